@@ -1,0 +1,32 @@
+-- reentrant/release: make this owner hold the lock `holds` times, fewer than now. Safe to send twice.
+--
+-- KEYS[1]  lock     hash     owner -> hold count; its TTL is the lease
+-- ARGV[1]  owner    string   "<client>:<task>"
+-- ARGV[2]  holds    integer  the count that this call leads to; 0 frees the lock
+-- ARGV[3]  channel  string   where waiters listen
+-- Returns  1        free now; waiters were told
+--          0        still held, at most `holds` times; the TTL is as it was
+--          nil      this owner does not hold it
+local lock, owner, holds, channel = KEYS[1], ARGV[1], tonumber(ARGV[2]), ARGV[3]
+
+if not holds or holds < 0 then
+    return redis.error_reply('ERR nestlock: holds must be an integer of at least 0')
+end
+
+local held = redis.call('hget', lock, owner)
+if not held then return nil end
+
+if holds > 0 then
+    if tonumber(held) > holds then redis.call('hset', lock, owner, ARGV[2]) end
+    return 0
+end
+
+-- told first: where PUBLISH is refused, nothing is written. Nobody runs before this script ends
+redis.call('publish', channel, '0')
+-- DEL and HDEL work when the server is out of memory; other fields are not ours to delete
+if redis.call('hlen', lock) == 1 then
+    redis.call('del', lock)
+else
+    redis.call('hdel', lock, owner)
+end
+return 1

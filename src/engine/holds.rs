@@ -1,0 +1,552 @@
+//! Who of this client holds what, how often, until when.
+//!
+//! One [`Hold`] for each (lock, owner). Its *turn* puts everything that this owner sends about this lock in single
+//! file; its *state* says what we want the server to record (`count`) and what it is known to record (`server`).
+//! Whoever changes the count makes the server agree: [`Hold::agree`] is the one verb of releases, cancellations and
+//! lost replies alike.
+
+use std::{
+    fmt,
+    hash::{Hash, Hasher},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use dashmap::DashMap;
+use tokio::sync::Notify;
+
+use super::{Core, Kind};
+use crate::{
+    error::{Error, LossReason, Result, StoreError},
+    options::validity,
+    owner::OwnerId,
+    store::{Released, Renewed},
+};
+
+/// All holds of one client.
+#[derive(Debug, Default)]
+pub(crate) struct Holds {
+    by_lock_and_owner: DashMap<HoldKey, Arc<Hold>>,
+    /// Counts the names that may still be used by a late execution: see [`OwnerId::in_era`].
+    era: AtomicU64,
+}
+
+#[derive(Clone, Debug)]
+struct HoldKey {
+    family: &'static str,
+    lock: Arc<str>,
+    /// Compared without its suffix.
+    owner: OwnerId,
+}
+
+impl PartialEq for HoldKey {
+    fn eq(&self, other: &Self) -> bool {
+        self.owner.base() == other.owner.base() && self.lock == other.lock && self.family == other.family
+    }
+}
+
+impl Eq for HoldKey {}
+
+impl Hash for HoldKey {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.owner.base().hash(state);
+        self.lock.hash(state);
+    }
+}
+
+/// What one owner has of one lock.
+pub(crate) struct Hold {
+    key: HoldKey,
+    kind: Arc<dyn Kind>,
+    /// Held around each request about this hold, and never while waiting for the lock.
+    pub(crate) turn: tokio::sync::Mutex<()>,
+    state: Mutex<State>,
+    /// Told when a generation ends.
+    ended: Notify,
+    /// The janitor has it on its list.
+    pub(crate) listed: AtomicBool,
+}
+
+#[derive(Debug)]
+struct State {
+    /// The owner as the server knows it.
+    owner: OwnerId,
+    /// The era that the name was made in.
+    era: Option<u64>,
+    /// The number of holds taken and not given back: what we want the server to record.
+    count: u32,
+    /// How many of them the watchdog renews.
+    watched: u32,
+    server: ServerSide,
+    /// Ends (and counts up) when the count returns to zero. A guard belongs to one generation.
+    generation: u64,
+    last_end: Option<(u64, End)>,
+    /// Until when the hold may be relied on; only confirmed answers move it.
+    deadline: Instant,
+    renew_at: Instant,
+}
+
+/// What the server records for this owner, as far as we know.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum ServerSide {
+    Holds(u32),
+    /// A request is under way or its answer was lost; the first such went out in this epoch of the link.
+    InDoubt {
+        epoch: u64,
+    },
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum End {
+    Released,
+    Lost(LossReason),
+}
+
+/// What an acquire should send.
+pub(crate) struct Plan {
+    pub(crate) owner: OwnerId,
+    pub(crate) holds: u32,
+}
+
+/// The hold that a guard stands for.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Ticket {
+    pub(crate) generation: u64,
+    pub(crate) watched: bool,
+}
+
+/// What came of [`Hold::agree`].
+pub(crate) enum Agreement {
+    /// The server records what we want. `held`: it had recorded this owner, or may have.
+    Reached { held: bool },
+    /// Not executed.
+    Refused(StoreError),
+    /// No answer.
+    Silent(StoreError),
+}
+
+/// A hold under a name that is not used any more, which a late execution may still create.
+#[derive(Debug, Clone)]
+pub(crate) struct Ghost {
+    pub(crate) kind: Arc<dyn Kind>,
+    pub(crate) owner: OwnerId,
+    pub(crate) epoch: u64,
+}
+
+impl Holds {
+    /// The hold of `owner` on this lock, made if there is none.
+    pub(crate) fn get_or_insert(&self, kind: &Arc<dyn Kind>, owner: &OwnerId) -> Arc<Hold> {
+        let key = HoldKey { family: kind.family(), lock: Arc::clone(kind.name()), owner: owner.clone() };
+        let hold = self.by_lock_and_owner.entry(key.clone()).or_insert_with(|| {
+            let now = Instant::now();
+            Arc::new(Hold {
+                key,
+                kind: Arc::clone(kind),
+                turn: tokio::sync::Mutex::new(()),
+                state: Mutex::new(State {
+                    owner: owner.clone(),
+                    era: None,
+                    count: 0,
+                    watched: 0,
+                    server: ServerSide::Holds(0),
+                    generation: 0,
+                    last_end: None,
+                    deadline: now,
+                    renew_at: now,
+                }),
+                ended: Notify::new(),
+                listed: AtomicBool::new(false),
+            })
+        });
+        Arc::clone(&hold)
+    }
+
+    /// The hold of `owner` on this lock, if this client knows of one.
+    pub(crate) fn get(&self, kind: &Arc<dyn Kind>, owner: &OwnerId) -> Option<Arc<Hold>> {
+        let key = HoldKey { family: kind.family(), lock: Arc::clone(kind.name()), owner: owner.clone() };
+        self.by_lock_and_owner.get(&key).map(|hold| Arc::clone(&hold))
+    }
+
+    /// Everything this client knows of one lock.
+    pub(crate) fn of_lock(&self, kind: &Arc<dyn Kind>) -> Vec<Arc<Hold>> {
+        let mut found = Vec::new();
+        self.for_each(|hold| {
+            if hold.key.lock == *kind.name() && hold.key.family == kind.family() {
+                found.push(Arc::clone(hold));
+            }
+        });
+        found
+    }
+
+    /// Looks at every hold. `look` must not come back to this map.
+    pub(crate) fn for_each(&self, mut look: impl FnMut(&Arc<Hold>)) {
+        self.by_lock_and_owner.iter().for_each(|entry| look(entry.value()));
+    }
+
+    /// Forgets a hold of which nothing is left. Call with a handle that is not used again.
+    pub(crate) fn reap(&self, hold: &Arc<Hold>) {
+        // two handles, the map's and the caller's: nobody else can get at it while the map's shard is locked
+        self.by_lock_and_owner.remove_if(&hold.key, |_, kept| {
+            Arc::ptr_eq(kept, hold) && Arc::strong_count(kept) == 2 && hold.leftover() == Leftover::Nothing
+        });
+    }
+
+    /// Forgets every hold of which nothing is left and that nobody uses: the net below [`Holds::reap`], which cannot
+    /// forget a hold while another user looks at it.
+    pub(crate) fn sweep(&self) {
+        self.by_lock_and_owner.retain(|_, hold| Arc::strong_count(hold) > 1 || hold.leftover() != Leftover::Nothing);
+    }
+
+    /// How many holds are known, also those being released.
+    pub(crate) fn len(&self) -> usize {
+        self.by_lock_and_owner.len()
+    }
+
+    fn era(&self) -> u64 {
+        self.era.load(Ordering::Acquire)
+    }
+}
+
+impl fmt::Debug for Hold {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Hold").field("lock", &self.key.lock).field("state", &*self.state()).finish_non_exhaustive()
+    }
+}
+
+impl Hold {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn kind(&self) -> &Arc<dyn Kind> {
+        &self.kind
+    }
+
+    pub(crate) fn lock_name(&self) -> &Arc<str> {
+        &self.key.lock
+    }
+
+    /// The owner as the server knows it.
+    pub(crate) fn owner(&self) -> OwnerId {
+        self.state().owner.clone()
+    }
+
+    /// What a user of this hold leaves behind.
+    pub(crate) fn leftover(&self) -> Leftover {
+        let state = self.state();
+        match state.server {
+            ServerSide::Holds(0) if state.count == 0 => Leftover::Nothing,
+            ServerSide::Holds(known) if state.count == known => Leftover::Held,
+            _ => Leftover::Doubt,
+        }
+    }
+
+    pub(crate) fn count(&self) -> u32 {
+        self.state().count
+    }
+
+    pub(crate) fn lost_error(&self, reason: LossReason) -> Error {
+        Error::Lost { lock: self.key.lock.to_string(), owner: self.owner().to_string(), reason }
+    }
+
+    pub(crate) fn not_held_error(&self) -> Error {
+        Error::NotHeld { lock: self.key.lock.to_string(), owner: self.owner().to_string() }
+    }
+
+    // --- acquiring: in turn ---
+
+    /// What the next acquire should send. A re-entry into a hold whose lease is over is refused.
+    pub(crate) fn plan(&self, holds: &Holds, max_holds: u32) -> Result<Plan> {
+        if self.state().count > 0 && self.remaining_now().is_zero() {
+            self.lose(LossReason::LeaseExpired);
+            return Err(self.lost_error(LossReason::LeaseExpired));
+        }
+        let mut state = self.state();
+        if state.count >= max_holds {
+            return Err(Error::TooManyHolds {
+                lock: self.key.lock.to_string(),
+                owner: state.owner.to_string(),
+                holds: state.count,
+            });
+        }
+        let era = holds.era();
+        if state.count == 0 && state.era != Some(era) {
+            state.owner = self.key.owner.in_era(era);
+            state.era = Some(era);
+        }
+        Ok(Plan { owner: state.owner.clone(), holds: state.count + 1 })
+    }
+
+    /// From here on a request is under way: if nobody hears its answer, the server's side is unknown.
+    pub(crate) fn sending(&self, epoch: u64) {
+        let mut state = self.state();
+        if let ServerSide::Holds(_) = state.server {
+            state.server = ServerSide::InDoubt { epoch };
+        }
+    }
+
+    /// The server did not execute the request: nothing is in doubt.
+    pub(crate) fn not_sent(&self, plan: &Plan) {
+        self.state().server = ServerSide::Holds(plan.holds - 1);
+    }
+
+    /// The server said that this owner holds nothing.
+    pub(crate) fn server_holds_nothing(&self) {
+        self.state().server = ServerSide::Holds(0);
+    }
+
+    /// The acquire was confirmed. `None`: so late that the lease is over already.
+    pub(crate) fn enter(
+        &self,
+        plan: &Plan,
+        sent: Instant,
+        lease: Duration,
+        watchdog: Option<Duration>,
+    ) -> Option<Ticket> {
+        let mut state = self.state();
+        state.server = ServerSide::Holds(plan.holds);
+        let deadline = sent + validity(lease);
+        if deadline <= Instant::now() {
+            return None;
+        }
+        state.deadline = if state.count == 0 { deadline } else { state.deadline.max(deadline) };
+        state.count += 1;
+        if let Some(watchdog) = watchdog {
+            state.watched += 1;
+            state.renew_at = sent + watchdog / 3;
+        }
+        Some(Ticket { generation: state.generation, watched: watchdog.is_some() })
+    }
+
+    // --- holding ---
+
+    /// How much longer this ticket's hold may be relied on; `Err`: no longer.
+    pub(crate) fn remaining(&self, ticket: Ticket) -> Result<Duration> {
+        let end = {
+            let state = self.state();
+            if state.generation == ticket.generation {
+                match state.deadline.checked_duration_since(Instant::now()) {
+                    Some(remaining) if !remaining.is_zero() => return Ok(remaining),
+                    _ => End::Lost(LossReason::LeaseExpired),
+                }
+            } else {
+                match state.last_end {
+                    Some((generation, end)) if generation == ticket.generation => end,
+                    _ => End::Released,
+                }
+            }
+        };
+        Err(match end {
+            End::Lost(reason) => self.lost_error(reason),
+            End::Released => self.not_held_error(),
+        })
+    }
+
+    fn remaining_now(&self) -> Duration {
+        self.state().deadline.saturating_duration_since(Instant::now())
+    }
+
+    /// Resolves when a generation of this hold ended after the call.
+    pub(crate) fn ended(&self) -> tokio::sync::futures::Notified<'_> {
+        self.ended.notified()
+    }
+
+    /// When the watchdog must look at this hold again, and whether it is to be renewed now.
+    pub(crate) fn due(&self, now: Instant, slack: Duration) -> Due {
+        let state = self.state();
+        if state.count == 0 {
+            Due::Never
+        } else if state.deadline <= now {
+            Due::Expired
+        } else if state.watched == 0 {
+            Due::At(state.deadline)
+        } else if state.renew_at <= now + slack {
+            Due::Renew { owner: state.owner.clone(), generation: state.generation }
+        } else {
+            Due::At(state.renew_at.min(state.deadline))
+        }
+    }
+
+    /// Takes in what a renewal sent at `sent` was answered; a later end of the generation wins.
+    pub(crate) fn renewed(&self, generation: u64, answer: Renewed, sent: Instant, lease: Duration, next: Instant) {
+        let reason = {
+            let mut state = self.state();
+            if state.generation != generation || state.count == 0 {
+                return;
+            }
+            state.renew_at = next;
+            match answer {
+                Renewed::Yes => {
+                    state.deadline = state.deadline.max(sent + validity(lease));
+                    return;
+                }
+                Renewed::Unknown => return,
+                Renewed::Gone => LossReason::RecordMissing,
+                Renewed::Taken => LossReason::TakenOver,
+            }
+        };
+        self.lose_generation(generation, reason);
+    }
+
+    /// The generation that a renewal or extension speaks of.
+    pub(crate) fn generation(&self) -> Option<u64> {
+        let state = self.state();
+        (state.count > 0).then_some(state.generation)
+    }
+
+    // --- ending ---
+
+    /// Gives one hold back, in our books; the server is told by [`Hold::agree`].
+    pub(crate) fn leave(&self, ticket: Ticket) -> Result<()> {
+        self.remaining(ticket)?;
+        self.leave_one(|state| state.watched -= u32::from(ticket.watched && state.watched > 0))
+    }
+
+    /// Gives one hold back that has no guard.
+    pub(crate) fn leave_any(&self) -> Result<()> {
+        self.leave_one(|_| ())
+    }
+
+    fn leave_one(&self, unwatch: impl FnOnce(&mut State)) -> Result<()> {
+        let ended = {
+            let mut state = self.state();
+            if state.count == 0 {
+                drop(state);
+                return Err(self.not_held_error());
+            }
+            unwatch(&mut state);
+            state.count -= 1;
+            state.watched = state.watched.min(state.count);
+            if state.count == 0 {
+                state.last_end = Some((state.generation, End::Released));
+                state.generation += 1;
+            }
+            state.count == 0
+        };
+        if ended {
+            self.ended.notify_waiters();
+        }
+        Ok(())
+    }
+
+    /// The lock is not ours any more.
+    pub(crate) fn lose(&self, reason: LossReason) {
+        if let Some(generation) = self.generation() {
+            self.lose_generation(generation, reason);
+        }
+    }
+
+    /// The lock is not ours any more, if `generation` still is the current one.
+    pub(crate) fn lose_generation(&self, generation: u64, reason: LossReason) {
+        {
+            let mut state = self.state();
+            if state.generation != generation || state.count == 0 {
+                return;
+            }
+            tracing::warn!(lock = %self.key.lock, owner = %state.owner, holds = state.count, %reason, "lock lost");
+            if matches!(reason, LossReason::RecordMissing | LossReason::TakenOver)
+                && matches!(state.server, ServerSide::Holds(_))
+            {
+                state.server = ServerSide::Holds(0);
+            }
+            state.last_end = Some((generation, End::Lost(reason)));
+            state.generation += 1;
+            state.count = 0;
+            state.watched = 0;
+        }
+        self.ended.notify_waiters();
+    }
+
+    // --- settling: in turn ---
+
+    /// Until when the record may live, as far as we know.
+    pub(crate) fn deadline(&self) -> Instant {
+        self.state().deadline
+    }
+
+    /// Leaves the record to its lease.
+    pub(crate) fn write_off(&self) {
+        let mut state = self.state();
+        state.server = ServerSide::Holds(state.count);
+    }
+
+    /// Makes the server record our count, if it does not. Sent twice it changes nothing; dropped midway, the doubt
+    /// stays and the next in line repeats it.
+    pub(crate) async fn agree(&self, core: &Core) -> Agreement {
+        let link = core.store.link(&self.key.lock);
+        let (owner, wanted, before) = {
+            let mut state = self.state();
+            let before = state.server;
+            if before == ServerSide::Holds(state.count) {
+                return Agreement::Reached { held: true };
+            }
+            if let ServerSide::Holds(_) = before {
+                state.server = ServerSide::InDoubt { epoch: link.epoch() };
+            }
+            (state.owner.clone(), state.count, before)
+        };
+        let released = match core.store.release(self.kind.release(&owner, wanted)).await {
+            Ok(released) => released,
+            Err(error) if error.may_have_executed() => return Agreement::Silent(error),
+            Err(error) => {
+                self.state().server = before;
+                return Agreement::Refused(error);
+            }
+        };
+        match before {
+            // an answer over another connection does not prove that earlier requests are over
+            ServerSide::InDoubt { epoch } if wanted == 0 && link.epoch() != epoch => self.abandon_name(core, epoch),
+            _ if released == Released::NotHeld => self.state().server = ServerSide::Holds(0),
+            _ => self.state().server = ServerSide::Holds(wanted),
+        }
+        if wanted > 0 && released == Released::NotHeld {
+            self.lose(LossReason::RecordMissing);
+        }
+        let was_in_doubt = matches!(before, ServerSide::InDoubt { .. });
+        Agreement::Reached { held: released != Released::NotHeld || wanted == 0 && was_in_doubt }
+    }
+
+    /// Leaves the owner's name to late executions of what is in doubt, and goes on under another one. Does nothing
+    /// while the lock is held: late copies of nested requests change nothing.
+    pub(crate) fn abandon_name_in_doubt(&self, core: &Core) {
+        let epoch = {
+            let state = self.state();
+            match state.server {
+                ServerSide::InDoubt { epoch } if state.count == 0 => epoch,
+                _ => return,
+            }
+        };
+        self.abandon_name(core, epoch);
+    }
+
+    fn abandon_name(&self, core: &Core, epoch: u64) {
+        let owner = {
+            let mut state = self.state();
+            core.holds.era.fetch_add(1, Ordering::AcqRel);
+            state.server = ServerSide::Holds(0);
+            state.owner.clone()
+        };
+        core.janitor.lay(Ghost { kind: Arc::clone(&self.kind), owner, epoch });
+    }
+}
+
+/// What is left of a hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Leftover {
+    /// The server does not record what we want, or may not.
+    Doubt,
+    /// It is held, and the server knows.
+    Held,
+    Nothing,
+}
+
+/// What the watchdog should do with a hold.
+pub(crate) enum Due {
+    Never,
+    At(Instant),
+    Renew { owner: OwnerId, generation: u64 },
+    Expired,
+}

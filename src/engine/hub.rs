@@ -1,0 +1,337 @@
+//! Waking waiters: one subscriber connection, one gate for each channel that somebody waits on.
+//!
+//! A message is a hint: who is woken tries again. So a lost message costs time, never correctness, and a gate's
+//! waiters poll together once in a while: one of them, not all.
+
+use std::{
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use dashmap::{DashMap, Entry};
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore, broadcast, mpsc},
+    time::{Sleep, sleep, sleep_until},
+};
+
+use crate::{
+    error::StoreErrorKind,
+    store::{ChannelMessage, Link},
+};
+
+/// How long a channel stays subscribed after its last waiter left, so that a hot lock does not flap.
+const GRACE: Duration = Duration::from_millis(100);
+/// Channels in one SUBSCRIBE.
+const BATCH: usize = 500;
+/// The pause before a failed SUBSCRIBE is repeated.
+const RETRY: Duration = Duration::from_millis(200);
+
+/// The gates, and the line to the task that subscribes.
+#[derive(Debug)]
+pub(crate) struct Hub {
+    gates: DashMap<Arc<str>, Arc<Gate>>,
+    requests: mpsc::UnboundedSender<Request>,
+    closed: AtomicBool,
+}
+
+#[derive(Debug)]
+pub(crate) enum Request {
+    Subscribe(Arc<Gate>),
+    /// The last waiter left.
+    Left(Arc<Gate>),
+}
+
+/// Where the waiters of one channel sleep.
+#[derive(Debug)]
+pub(crate) struct Gate {
+    channel: Arc<str>,
+    permits: Arc<Semaphore>,
+    waiters: AtomicUsize,
+    /// It was subscribed to once; from then on, a subscription means that messages may have been missed.
+    was_live: AtomicBool,
+    /// The next time that one waiter tries without having been told to.
+    next_poll: Mutex<Instant>,
+}
+
+impl Gate {
+    fn wake_one(&self) {
+        if self.permits.available_permits() < self.waiters.load(Ordering::Acquire) {
+            self.permits.add_permits(1);
+        }
+    }
+
+    fn wake_all(&self) {
+        let missing = self.waiters.load(Ordering::Acquire).saturating_sub(self.permits.available_permits());
+        self.permits.add_permits(missing);
+    }
+
+    /// The subscription has arrived. The first time, one waiter tries again: it gets the lock, and its release is
+    /// heard; or somebody has the lock, whose release will be. Later, all do.
+    fn live(&self) {
+        if self.was_live.swap(true, Ordering::AcqRel) { self.wake_all() } else { self.wake_one() }
+    }
+
+    fn next_poll(&self) -> MutexGuard<'_, Instant> {
+        self.next_poll.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// One waiter at a gate; leaves it when dropped.
+#[derive(Debug)]
+pub(crate) struct Waiter<'a> {
+    hub: &'a Hub,
+    gate: Arc<Gate>,
+}
+
+impl Drop for Waiter<'_> {
+    fn drop(&mut self) {
+        if self.gate.waiters.fetch_sub(1, Ordering::AcqRel) == 1 {
+            let _ = self.hub.requests.send(Request::Left(Arc::clone(&self.gate)));
+        }
+    }
+}
+
+/// Why a waiter tries again.
+#[derive(Debug)]
+pub(crate) enum Woken {
+    /// A message came. The permit goes to the next waiter unless the try is made.
+    Told(OwnedSemaphorePermit),
+    /// It is this waiter's turn to look.
+    Poll,
+    /// The time is over.
+    TimedOut,
+    /// The client was shut down.
+    Closed,
+}
+
+impl Hub {
+    pub(crate) fn new() -> (Self, mpsc::UnboundedReceiver<Request>) {
+        let (requests, queue) = mpsc::unbounded_channel();
+        (Self { gates: DashMap::new(), requests, closed: AtomicBool::new(false) }, queue)
+    }
+
+    /// Waits at a channel from now on; the first one subscribes.
+    pub(crate) fn join(&self, channel: &Arc<str>) -> Waiter<'_> {
+        let gate = match self.gates.entry(Arc::clone(channel)) {
+            Entry::Occupied(gate) => {
+                let gate = gate.get();
+                if gate.waiters.fetch_add(1, Ordering::AcqRel) == 0 {
+                    // permits that nobody was there to take are old news
+                    gate.permits.forget_permits(usize::MAX >> 4);
+                }
+                Arc::clone(gate)
+            }
+            Entry::Vacant(place) => {
+                let gate = Arc::new(Gate {
+                    channel: Arc::clone(channel),
+                    permits: Arc::new(Semaphore::new(0)),
+                    waiters: AtomicUsize::new(1),
+                    was_live: AtomicBool::new(false),
+                    next_poll: Mutex::new(Instant::now()),
+                });
+                place.insert(Arc::clone(&gate));
+                let _ = self.requests.send(Request::Subscribe(Arc::clone(&gate)));
+                gate
+            }
+        };
+        if self.closed.load(Ordering::Acquire) {
+            gate.permits.close();
+        }
+        Waiter { hub: self, gate }
+    }
+
+    /// As [`Hub::join`], if somebody waits there already. Whoever listens before trying needs to try but once.
+    pub(crate) fn join_existing(&self, channel: &Arc<str>) -> Option<Waiter<'_>> {
+        if self.gates.is_empty() || !self.gates.contains_key(channel) {
+            return None;
+        }
+        Some(self.join(channel))
+    }
+
+    fn get(&self, channel: &str) -> Option<Arc<Gate>> {
+        self.gates.get(channel).map(|gate| Arc::clone(&gate))
+    }
+
+    fn all(&self) -> Vec<Arc<Gate>> {
+        self.gates.iter().map(|gate| Arc::clone(&gate)).collect()
+    }
+
+    fn wake_all(&self) {
+        for gate in self.all() {
+            gate.wake_all();
+        }
+    }
+
+    /// How many channels are subscribed to, or about to be.
+    pub(crate) fn channels(&self) -> usize {
+        self.gates.len()
+    }
+
+    /// Turns all waiters away, now and later.
+    pub(crate) fn close(&self) {
+        self.closed.store(true, Ordering::Release);
+        for gate in self.all() {
+            gate.permits.close();
+        }
+    }
+}
+
+impl Waiter<'_> {
+    /// Sleeps until told, until it is time to look (`ttl` over, at most `poll_cap`), or until `limit`.
+    pub(crate) async fn wait(
+        &self,
+        ttl: Option<Duration>,
+        poll_cap: Duration,
+        limit: Option<Instant>,
+        alarm: impl Fn(Instant) -> Sleep,
+    ) -> Woken {
+        let gate = &self.gate;
+        let now = Instant::now();
+        // one millisecond more: the server rounds the TTL down
+        let poll = now + ttl.map_or(poll_cap, |ttl| poll_cap.min(ttl + Duration::from_millis(1)));
+        {
+            let mut next = gate.next_poll();
+            *next = if *next <= now { poll } else { poll.min(*next) };
+        }
+        let told = Arc::clone(&gate.permits).acquire_owned();
+        tokio::pin!(told);
+        loop {
+            let next = *gate.next_poll();
+            let until = limit.map_or(next, |limit| limit.min(next));
+            tokio::select! {
+                biased;
+                permit = &mut told => return permit.map_or(Woken::Closed, Woken::Told),
+                () = alarm(until) => {}
+            }
+            let now = Instant::now();
+            if limit.is_some_and(|limit| limit <= now) {
+                return Woken::TimedOut;
+            }
+            let mut next = gate.next_poll();
+            if *next <= now {
+                *next = now + poll_cap;
+                return Woken::Poll;
+            }
+        }
+    }
+}
+
+/// Hands messages to their gates. Does nothing else, so that it never lags.
+pub(crate) async fn read(hub: &Hub, link: &Link) {
+    use broadcast::error::RecvError;
+    let mut messages = link.messages();
+    loop {
+        match messages.recv().await {
+            Ok(message) => deliver(hub, &message),
+            Err(RecvError::Lagged(missed)) => {
+                tracing::warn!(missed, "pub/sub messages were missed; waking all waiters");
+                hub.wake_all();
+            }
+            Err(RecvError::Closed) => return,
+        }
+    }
+}
+
+fn deliver(hub: &Hub, message: &ChannelMessage) {
+    let Some(gate) = hub.get(&message.channel) else { return };
+    match message.value.as_bytes() {
+        Some(b"0") => gate.wake_one(),
+        Some(b"1") => gate.wake_all(),
+        _ => tracing::debug!(channel = &*message.channel, "ignoring a message that is neither 0 nor 1"),
+    }
+}
+
+/// Subscribes for new gates, unsubscribes for those that were left, and again for all after a reconnect.
+pub(crate) async fn subscribe(hub: &Hub, link: &Link, mut queue: mpsc::UnboundedReceiver<Request>) {
+    let mut reconnects = link.reconnects();
+    let mut wanted: Vec<Arc<Gate>> = Vec::new();
+    let mut left: Vec<(Instant, Arc<Gate>)> = Vec::new();
+    loop {
+        let (retry, mut connected) = (!wanted.is_empty(), false);
+        let grace = left.first().map(|(since, _)| *since + GRACE);
+        tokio::select! {
+            request = queue.recv() => match request {
+                Some(request) => sort_in(request, &mut wanted, &mut left),
+                None => return,
+            },
+            event = reconnects.recv() => {
+                if matches!(event, Err(broadcast::error::RecvError::Closed)) {
+                    return;
+                }
+                (wanted, connected) = (hub.all(), true);
+            }
+            () = sleep(RETRY), if retry => {}
+            () = sleep_until(grace.unwrap_or_else(Instant::now).into()), if grace.is_some() => {}
+        }
+        while let Ok(request) = queue.try_recv() {
+            sort_in(request, &mut wanted, &mut left);
+        }
+        connected |= link.is_up();
+        let unused = remove_left(hub, &mut left);
+        if connected {
+            for batch in std::mem::take(&mut wanted).chunks(BATCH) {
+                wanted.extend(subscribe_batch(link, batch).await);
+            }
+            for batch in unused.chunks(BATCH) {
+                if let Err(error) = link.unsubscribe(batch.to_vec()).await {
+                    tracing::debug!(%error, "cannot unsubscribe");
+                }
+            }
+        }
+    }
+}
+
+fn sort_in(request: Request, wanted: &mut Vec<Arc<Gate>>, left: &mut Vec<(Instant, Arc<Gate>)>) {
+    match request {
+        Request::Subscribe(gate) => wanted.push(gate),
+        Request::Left(gate) => left.push((Instant::now(), gate)),
+    }
+}
+
+/// Subscribes, and wakes waiters, since messages may have been missed before. Returns what must be repeated.
+async fn subscribe_batch(link: &Link, batch: &[Arc<Gate>]) -> Vec<Arc<Gate>> {
+    let channels = batch.iter().map(|gate| gate.channel.to_string()).collect();
+    let outcome = match link.subscribe(channels).await {
+        // SUBSCRIBE is answered before it is sent; the barrier proves that it arrived
+        Ok(()) => link.barrier().await,
+        Err(error) => Err(error),
+    };
+    let Err(error) = outcome else {
+        batch.iter().for_each(|gate| gate.live());
+        return Vec::new();
+    };
+    if !link.is_up() {
+        return batch.to_vec();
+    }
+    // the refusal answered something else, and later answers may be shifted too: start over with a new connection
+    link.reset().await;
+    if error.kind() != StoreErrorKind::NoPermission {
+        return batch.to_vec();
+    }
+    if let [gate] = batch {
+        tracing::warn!(channel = %gate.channel, %error, "may not subscribe; waiters poll instead");
+        return Vec::new();
+    }
+    let (first, second) = batch.split_at(batch.len() / 2);
+    let mut again = Box::pin(subscribe_batch(link, first)).await;
+    again.extend(Box::pin(subscribe_batch(link, second)).await);
+    again
+}
+
+/// Removes the gates that nobody came back to; returns their channels. A connection that is down needs no
+/// UNSUBSCRIBE: the next one starts without.
+fn remove_left(hub: &Hub, left: &mut Vec<(Instant, Arc<Gate>)>) -> Vec<String> {
+    let over = left.iter().take_while(|(since, _)| since.elapsed() >= GRACE).count();
+    let mut channels = Vec::new();
+    for (_, gate) in left.drain(..over) {
+        let unused =
+            |_: &Arc<str>, kept: &mut Arc<Gate>| Arc::ptr_eq(kept, &gate) && kept.waiters.load(Ordering::Acquire) == 0;
+        if hub.gates.remove_if_mut(&gate.channel, unused).is_some() {
+            channels.push(gate.channel.to_string());
+        }
+    }
+    channels
+}

@@ -1,0 +1,368 @@
+//! What happens between calls: the client's own thread with its connections, hub, watchdog and janitor.
+
+pub(crate) mod acquire;
+pub(crate) mod holds;
+mod hub;
+mod janitor;
+mod kind;
+mod watchdog;
+
+use std::{
+    fmt,
+    future::Future,
+    ops::Deref,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use tokio::{
+    runtime::{Builder, Handle},
+    sync::oneshot,
+    time::Sleep,
+};
+use uuid::Uuid;
+
+use self::{
+    holds::{Agreement, Hold, Holds, Leftover, Ticket},
+    hub::Hub,
+};
+pub(crate) use self::{janitor::Janitor, kind::Kind};
+use crate::{
+    error::{Error, LossReason, Result, StoreError, StoreErrorKind},
+    options::{Config, checked_lease},
+    owner::{ClientId, OwnerId},
+    store::{Endpoint, Forced, Inspected, Renewed, Store},
+};
+
+/// Everything that one client shares between its handles, its guards and its own thread.
+pub(crate) struct Core {
+    pub(crate) client: ClientId,
+    pub(crate) config: Config,
+    pub(crate) store: Store,
+    pub(crate) holds: Holds,
+    hub: Hub,
+    pub(crate) janitor: Janitor,
+    runtime: Handle,
+    closed: AtomicBool,
+}
+
+impl fmt::Debug for Core {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Core")
+            .field("client", &self.client.as_str())
+            .field("store", &self.store)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Keeps the client's thread alive: held by clients, locks and guards. The last one ends it.
+#[derive(Debug)]
+pub(crate) struct Anchor {
+    core: Arc<Core>,
+    end: Option<oneshot::Sender<()>>,
+}
+
+impl Deref for Anchor {
+    type Target = Core;
+
+    fn deref(&self) -> &Core {
+        &self.core
+    }
+}
+
+impl Drop for Anchor {
+    fn drop(&mut self) {
+        let (core, end) = (Arc::clone(&self.core), self.end.take());
+        // dropped guards may still be on the janitor's list
+        self.core.runtime.spawn(async move {
+            let _ = tokio::time::timeout(core.settling_time(), core.janitor.idle()).await;
+            core.closed.store(true, Ordering::Release);
+            core.store.close().await;
+            drop(end);
+        });
+    }
+}
+
+/// Starts the client's thread and connects.
+pub(crate) async fn connect(endpoint: Endpoint, config: Config, driver: Option<Handle>) -> Result<Arc<Anchor>> {
+    let config = config.validate()?;
+    let no_thread = |error: std::io::Error| Error::InvalidConfig { reason: format!("cannot start a thread: {error}") };
+    let runtime = Builder::new_current_thread().enable_all().build().map_err(no_thread)?;
+    let handle = runtime.handle().clone();
+    let (end, ended) = oneshot::channel::<()>();
+    thread::Builder::new()
+        .name("nestlock".into())
+        .spawn(move || {
+            let _ = runtime.block_on(ended);
+            runtime.shutdown_background();
+        })
+        .map_err(no_thread)?;
+    let started = handle.spawn(start(endpoint, config, handle.clone(), driver));
+    let core = started.await.unwrap_or(Err(Error::Closed))?;
+    Ok(Arc::new(Anchor { core, end: Some(end) }))
+}
+
+async fn start(endpoint: Endpoint, config: Config, runtime: Handle, driver: Option<Handle>) -> Result<Arc<Core>> {
+    let driver = driver.unwrap_or_else(|| runtime.clone());
+    let store = Store::connect(&endpoint, &config, &runtime, driver).await?;
+    let (hub, subscriptions) = Hub::new();
+    let (janitor, list) = Janitor::new();
+    let core = Arc::new(Core {
+        client: ClientId::random(),
+        config,
+        store,
+        holds: Holds::default(),
+        hub,
+        janitor,
+        runtime: runtime.clone(),
+        closed: AtomicBool::new(false),
+    });
+    tokio::spawn(janitor::run(Arc::clone(&core), list));
+    keep_running("watchdog", &core, watchdog::run);
+    keep_running("message reader", &core, |core| async move {
+        hub::read(&core.hub, core.store.subscriptions()).await;
+    });
+    let subscriber = Arc::clone(&core);
+    tokio::spawn(async move { hub::subscribe(&subscriber.hub, subscriber.store.subscriptions(), subscriptions).await });
+    Ok(core)
+}
+
+/// Starts a task again should it ever panic: one bad hold must not cost the others their renewal.
+fn keep_running<F>(name: &'static str, core: &Arc<Core>, task: fn(Arc<Core>) -> F)
+where
+    F: Future<Output = ()> + Send + 'static,
+{
+    let core = Arc::clone(core);
+    tokio::spawn(async move {
+        while let Err(error) = tokio::spawn(task(Arc::clone(&core))).await {
+            if error.is_cancelled() {
+                return;
+            }
+            tracing::error!(name, %error, "a task of the lock client panicked; starting it again");
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    });
+}
+
+impl Core {
+    fn check_open(&self) -> Result<()> {
+        if self.closed.load(Ordering::Acquire) { Err(Error::Closed) } else { Ok(()) }
+    }
+
+    /// A timer of the client's own runtime: the caller's may have none, or a paused clock.
+    pub(crate) fn sleep_until(&self, at: Instant) -> Sleep {
+        let _context = self.runtime.enter();
+        tokio::time::sleep_until(at.into())
+    }
+
+    /// Who acquires: the one door at which identity is resolved.
+    fn resolve(&self, owner: Option<OwnerId>) -> Result<OwnerId> {
+        match owner {
+            None => Ok(OwnerId::current(&self.client)),
+            Some(owner) if owner.is_of(&self.client) => Ok(owner),
+            Some(owner) => Err(Error::InvalidOwner {
+                owner: owner.to_string(),
+                reason: "it belongs to another client, which alone knows its hold count; \
+                         here it can be released or extended, not acquired as",
+            }),
+        }
+    }
+
+    /// A failure of the store, told as one of this lock.
+    pub(crate) fn store_error(&self, lock: &str, source: StoreError) -> Error {
+        let lock = lock.to_owned();
+        match source.kind() {
+            StoreErrorKind::WrongType => Error::WrongType { lock },
+            _ if source.may_have_executed() => Error::Unconfirmed { lock, source },
+            _ => Error::Store { lock, source },
+        }
+    }
+
+    fn silence(&self, lock: &str) -> Error {
+        self.store_error(lock, StoreError::new(StoreErrorKind::Timeout, true, "no answer before the wait was over"))
+    }
+
+    /// How long a settlement may take while the server answers.
+    fn settling_time(&self) -> Duration {
+        2 * self.config.command_timeout() + Duration::from_millis(100)
+    }
+
+    /// Looks after a hold that its user is done with. Call with a handle that is not used again.
+    pub(crate) fn tidy(&self, hold: &Arc<Hold>) {
+        match hold.leftover() {
+            Leftover::Held => {}
+            Leftover::Doubt => self.janitor.settle(hold),
+            Leftover::Nothing => self.holds.reap(hold),
+        }
+    }
+
+    /// Gives up one hold, and waits until the server knows. Dropped midway, the janitor goes on.
+    pub(crate) async fn release(&self, hold: Arc<Hold>, ticket: Option<Ticket>) -> Result<()> {
+        let under_way = UnderWay { core: self, hold };
+        let hold = &under_way.hold;
+        // before the first await: from here on it is neither renewed nor relied on
+        match ticket {
+            Some(ticket) => hold.leave(ticket),
+            None => hold.leave_any(),
+        }?;
+        let budget = Instant::now() + self.config.command_timeout();
+        let mut pause = Duration::from_millis(5);
+        loop {
+            let turn = hold.turn.lock().await;
+            let error = match hold.agree(self).await {
+                Agreement::Reached { held: true } => return Ok(()),
+                Agreement::Reached { held: false } => return Err(hold.lost_error(LossReason::RecordMissing)),
+                Agreement::Refused(error) | Agreement::Silent(error) => error,
+            };
+            drop(turn);
+            if !error.is_transient() || Instant::now() + pause > budget {
+                return Err(self.store_error(hold.lock_name(), error));
+            }
+            self.sleep_until(Instant::now() + pause).await;
+            tokio::select! {
+                () = self.store.link(hold.lock_name()).wait_up() => {}
+                () = self.sleep_until(budget) => {}
+            }
+            pause *= 2;
+        }
+    }
+
+    /// Gives up one hold without waiting.
+    pub(crate) fn release_later(&self, hold: &Arc<Hold>, ticket: Ticket) {
+        let _ = hold.leave(ticket); // lost already: nothing to give up
+        self.tidy(hold);
+    }
+
+    /// Gives up one hold of an owner, without a guard.
+    pub(crate) async fn release_owner(&self, kind: &Arc<dyn Kind>, owner: &OwnerId) -> Result<()> {
+        self.check_open()?;
+        if let Some(hold) = self.holds.get(kind, owner) {
+            return self.release(hold, None).await;
+        }
+        let not_held = || Error::NotHeld { lock: kind.name().to_string(), owner: owner.to_string() };
+        if owner.is_of(&self.client) {
+            return Err(not_held());
+        }
+        // handed over by another client: the count is in the record only
+        let holds = self.hold_count(kind, owner).await?;
+        if holds == 0 {
+            return Err(not_held());
+        }
+        match self.store.release(kind.release(owner, holds - 1)).await {
+            Ok(crate::store::Released::NotHeld) => Err(not_held()),
+            Ok(_) => Ok(()),
+            Err(error) => Err(self.store_error(kind.name(), error)),
+        }
+    }
+
+    /// Lets a hold live for at least `lease` from now. `false`: the owner does not hold the lock.
+    pub(crate) async fn extend(&self, kind: &Arc<dyn Kind>, owner: &OwnerId, lease: Duration) -> Result<bool> {
+        self.check_open()?;
+        let lease = checked_lease(kind.name(), lease)?;
+        let known = self.holds.get(kind, owner).map(|hold| UnderWay { core: self, hold });
+        let current = known.as_ref().and_then(|known| Some((&known.hold, known.hold.generation()?)));
+        if current.is_none() && owner.is_of(&self.client) {
+            return Ok(false);
+        }
+        let name = current.map_or_else(|| owner.clone(), |(hold, _)| hold.owner());
+        let (sent, answer) = watchdog::extend(self, kind.renew(), kind.name(), &name, lease).await;
+        let answer = answer.map_err(|error| self.store_error(kind.name(), error))?;
+        if let Some((hold, generation)) = current {
+            hold.renewed(generation, answer, sent, lease, sent + self.config.watchdog_timeout / 3);
+        }
+        match answer {
+            Renewed::Yes => Ok(true),
+            Renewed::Gone | Renewed::Taken => Ok(false),
+            Renewed::Unknown => Err(self.silence(kind.name())),
+        }
+    }
+
+    /// Frees a lock, whoever holds it. `false`: nobody did.
+    pub(crate) async fn force_unlock(&self, kind: &Arc<dyn Kind>) -> Result<bool> {
+        self.check_open()?;
+        // who holds it now; a hold that begins meanwhile is not ours to end
+        let ours: Vec<_> = self.holds.of_lock(kind).into_iter().map(|hold| UnderWay { core: self, hold }).collect();
+        let generations: Vec<_> = ours.iter().map(|ours| ours.hold.generation()).collect();
+        match self.store.force_release(kind.force_release()).await {
+            Ok(Forced::Freed) => {
+                for (ours, generation) in ours.iter().zip(generations) {
+                    if let Some(generation) = generation {
+                        ours.hold.lose_generation(generation, LossReason::RecordMissing);
+                    }
+                }
+                Ok(true)
+            }
+            Ok(Forced::WasFree) => Ok(false),
+            Ok(Forced::WrongKind) => Err(Error::WrongLockKind { lock: kind.name().to_string() }),
+            Err(error) => Err(self.store_error(kind.name(), error)),
+        }
+    }
+
+    /// Asks the server who holds a lock.
+    pub(crate) async fn inspect(&self, kind: &Arc<dyn Kind>) -> Result<Inspected> {
+        self.check_open()?;
+        match self.store.inspect(kind.inspect()).await {
+            Ok(Inspected::WrongKind) => Err(Error::WrongLockKind { lock: kind.name().to_string() }),
+            Ok(inspected) => Ok(inspected),
+            Err(error) => Err(self.store_error(kind.name(), error)),
+        }
+    }
+
+    /// Asks the server how often an owner holds a lock.
+    pub(crate) async fn hold_count(&self, kind: &Arc<dyn Kind>, owner: &OwnerId) -> Result<u32> {
+        Ok(match self.inspect(kind).await? {
+            Inspected::Held { owner: holder, holds, .. } if holder.base() == owner.base() => holds,
+            _ => 0,
+        })
+    }
+
+    /// Waits until nothing is left to settle.
+    pub(crate) async fn idle(&self) {
+        self.janitor.idle().await;
+    }
+
+    /// Turns waiters away, releases what is held, and ends the connections.
+    pub(crate) async fn shutdown(&self) -> Result<()> {
+        self.closed.store(true, Ordering::Release);
+        self.hub.close();
+        let mut held = Vec::new();
+        self.holds.for_each(|hold| held.push(Arc::clone(hold)));
+        for hold in held {
+            hold.lose(LossReason::ShutDown);
+            self.tidy(&hold);
+        }
+        let settled = tokio::select! {
+            () = self.janitor.idle() => true,
+            () = self.sleep_until(Instant::now() + self.settling_time()) => false,
+        };
+        let locks = self.janitor.pending();
+        self.store.close().await;
+        if settled { Ok(()) } else { Err(Error::Unsettled { locks }) }
+    }
+
+    /// For tests: holds known, channels subscribed to, settlements pending.
+    pub(crate) fn residue(&self) -> (usize, usize, usize) {
+        (self.holds.len(), self.hub.channels(), self.janitor.pending())
+    }
+}
+
+/// A call about a hold. When it ends, or is dropped midway, what it leaves behind is looked after.
+struct UnderWay<'a> {
+    core: &'a Core,
+    hold: Arc<Hold>,
+}
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        self.core.tidy(&self.hold);
+    }
+}
+
+/// A number from 0 to 1, for jitter.
+fn random_fraction() -> f64 {
+    f64::from(u32::from_le_bytes(*Uuid::new_v4().as_bytes().first_chunk().unwrap_or(&[0; 4]))) / f64::from(u32::MAX)
+}

@@ -1,0 +1,129 @@
+//! Renews leaseless holds every third of their TTL, in batches, and notices holds whose lease is over.
+//!
+//! The hot path does nothing for the watchdog: a hold taken after a pass is not due before the next one, since it is
+//! due a third of the TTL after it was taken.
+
+use std::{
+    collections::HashMap,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use tokio::time::sleep;
+
+use super::{
+    Core,
+    holds::{Due, Hold},
+};
+use crate::{
+    error::{LossReason, StoreError},
+    options::millis,
+    owner::OwnerId,
+    store::{Arg, Call, Renewed, Script},
+};
+
+/// Locks in one script call: the server is blocked for a millisecond or so (`shared/design/fred.md` section 6).
+const BATCH: usize = 500;
+
+struct Renewal {
+    hold: Arc<Hold>,
+    owner: OwnerId,
+    generation: u64,
+}
+
+/// Runs until the client ends.
+pub(crate) async fn run(core: Arc<Core>) {
+    let period = core.config.watchdog_timeout / 3;
+    // what is due within this time goes along now: fewer, fuller batches
+    let slack = period / 10;
+    loop {
+        let next = pass(&core, slack).await.unwrap_or(Instant::now() + period).min(Instant::now() + period);
+        sleep(next.saturating_duration_since(Instant::now()).max(slack)).await;
+    }
+}
+
+/// Renews what is due; returns when the next hold will be.
+async fn pass(core: &Arc<Core>, slack: Duration) -> Option<Instant> {
+    let now = Instant::now();
+    let (mut next, mut expired) = (None::<Instant>, Vec::new());
+    let mut renewals: HashMap<&'static str, (&'static Script, Vec<Renewal>)> = HashMap::new();
+    core.holds.for_each(|hold| match hold.due(now, slack) {
+        Due::Never => {}
+        Due::At(at) => next = Some(next.map_or(at, |next| next.min(at))),
+        Due::Expired => expired.push(Arc::clone(hold)),
+        Due::Renew { owner, generation } => {
+            let script = hold.kind().renew();
+            let renewal = Renewal { hold: Arc::clone(hold), owner, generation };
+            renewals.entry(script.name).or_insert_with(|| (script, Vec::new())).1.push(renewal);
+        }
+    });
+    for hold in expired {
+        hold.lose(LossReason::LeaseExpired);
+        core.tidy(&hold);
+    }
+    for (script, batch) in renewals.into_values() {
+        for chunk in batch.chunks(BATCH) {
+            let soonest = renew(core, script, chunk).await;
+            next = Some(next.map_or(soonest, |next| next.min(soonest)));
+        }
+    }
+    core.holds.sweep();
+    next
+}
+
+/// Renews one batch; returns when it is due again. A refusal that concerns one lock must not cost the others their
+/// renewal, so a refused batch is halved.
+async fn renew(core: &Arc<Core>, script: &'static Script, batch: &[Renewal]) -> Instant {
+    let lease = core.config.watchdog_timeout;
+    let (sent, answers) = send(core, script, batch).await;
+    let again = sent + lease / 3;
+    let retry = Instant::now() + lease / 30;
+    match answers {
+        Ok(answers) => {
+            let mut soonest = again;
+            for (renewal, answer) in batch.iter().zip(answers) {
+                let next = if answer == Renewed::Unknown { retry } else { again };
+                soonest = soonest.min(next);
+                renewal.hold.renewed(renewal.generation, answer, sent, lease, next);
+                if answer != Renewed::Yes {
+                    core.tidy(&renewal.hold);
+                }
+            }
+            soonest
+        }
+        Err(error) if batch.len() > 1 && !error.is_transient() => {
+            let (left, right) = batch.split_at(batch.len() / 2);
+            let left = Box::pin(renew(core, script, left)).await;
+            left.min(Box::pin(renew(core, script, right)).await)
+        }
+        Err(error) => {
+            tracing::warn!(locks = batch.len(), %error, "renewal failed; trying again until the lease ends");
+            for renewal in batch {
+                renewal.hold.renewed(renewal.generation, Renewed::Unknown, sent, lease, retry);
+            }
+            retry
+        }
+    }
+}
+
+async fn send(core: &Core, script: &'static Script, batch: &[Renewal]) -> (Instant, Result<Vec<Renewed>, StoreError>) {
+    let keys = batch.iter().map(|renewal| Arc::clone(renewal.hold.lock_name())).collect();
+    let mut args: Vec<Arg> = Vec::with_capacity(batch.len() + 1);
+    args.push(millis(core.config.watchdog_timeout).into());
+    args.extend(batch.iter().map(|renewal| Arg::from(&renewal.owner)));
+    let sent = Instant::now();
+    (sent, core.store.renew(Call::new(script, keys, args)).await)
+}
+
+/// Lets a hold live for at least `lease` from now: the watchdog's script on one lock.
+pub(crate) async fn extend(
+    core: &Core,
+    script: &'static Script,
+    lock: &Arc<str>,
+    owner: &OwnerId,
+    lease: Duration,
+) -> (Instant, Result<Renewed, StoreError>) {
+    let call = Call::new(script, vec![Arc::clone(lock)], vec![millis(lease).into(), owner.into()]);
+    let sent = Instant::now();
+    (sent, core.store.renew(call).await.map(|answers| answers[0]))
+}

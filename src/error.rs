@@ -1,0 +1,251 @@
+//! Errors: data rather than text, a variant only where the caller acts differently.
+
+use std::{error, fmt, time::Duration};
+
+/// The result of most operations of this crate.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// What went wrong. A busy lock is not an error: that is `Ok(None)`.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The lock name can not be used. Nothing was sent.
+    #[error("invalid lock name {name:?}: {reason}")]
+    InvalidName {
+        /// The name as given, with the client's prefix.
+        name: String,
+        /// What is wrong with it, and what to do.
+        reason: String,
+    },
+    /// The owner can not be used for this call. Nothing was sent.
+    #[error("invalid owner {owner:?}: {reason}")]
+    InvalidOwner {
+        /// The owner as given.
+        owner: String,
+        /// What is wrong with it, and what to do.
+        reason: &'static str,
+    },
+    /// A lease is zero, too short or too long. Nothing was sent.
+    #[error("invalid lease of {lease:?} for lock {lock:?}: {reason}")]
+    InvalidLease {
+        /// The lock's name.
+        lock: String,
+        /// The lease as given.
+        lease: Duration,
+        /// What is wrong with it, and what to do.
+        reason: &'static str,
+    },
+    /// The client's configuration makes no sense. Nothing was sent.
+    #[error("invalid configuration: {reason}")]
+    InvalidConfig {
+        /// What is wrong, and what to do.
+        reason: String,
+    },
+    /// This owner does not hold the lock: released already, or never held. Nothing was changed.
+    #[error("lock {lock:?} is not held by {owner}")]
+    NotHeld {
+        /// The lock's name.
+        lock: String,
+        /// Who was said to hold it.
+        owner: String,
+    },
+    /// This owner held the lock and lost it. What it guarded may have been touched by others since.
+    #[error("lock {lock:?} was lost by {owner}: {reason}")]
+    Lost {
+        /// The lock's name.
+        lock: String,
+        /// Who held it.
+        owner: String,
+        /// How it was lost.
+        reason: LossReason,
+    },
+    /// The record at this name belongs to another kind of lock, or is a hash of yours. It was left as it is.
+    #[error("lock {lock:?}: the hash at this name is not a record of this lock kind; use another name")]
+    WrongLockKind {
+        /// The lock's name.
+        lock: String,
+    },
+    /// The key at this name is no lock at all (a string, a list, ...). It was left as it is.
+    #[error("lock {lock:?}: the key at this name is not a hash; use another name")]
+    WrongType {
+        /// The lock's name.
+        lock: String,
+    },
+    /// The owner re-entered the lock too often.
+    #[error("lock {lock:?} is already held {holds} times by {owner}; release some holds first")]
+    TooManyHolds {
+        /// The lock's name.
+        lock: String,
+        /// Who holds it.
+        owner: String,
+        /// How often.
+        holds: u32,
+    },
+    /// The request was sent, no answer came: it may or may not have been executed. The client is making the server
+    /// agree in the background; at the latest the lease ends what is left.
+    #[error("lock {lock:?}: no answer from the server, the outcome is unknown and being settled: {source}")]
+    Unconfirmed {
+        /// The lock's name.
+        lock: String,
+        /// What the connection said.
+        source: StoreError,
+    },
+    /// The server refused the request or could not be reached. It was not executed.
+    #[error("lock {lock:?}: {source}")]
+    Store {
+        /// The lock's name.
+        lock: String,
+        /// What the server or the connection said.
+        source: StoreError,
+    },
+    /// No connection could be made.
+    #[error("cannot connect to {address}: {source}")]
+    Connect {
+        /// Host and port, or the socket's path. Never the password.
+        address: String,
+        /// What the connection said.
+        source: StoreError,
+    },
+    /// [`LockClient::shutdown`](crate::LockClient::shutdown) was called.
+    #[error("the lock client was shut down")]
+    Closed,
+    /// The shutdown could not confirm every release; what is left ends with its lease.
+    #[error("the lock client was shut down, but the release of {locks} locks could not be confirmed")]
+    Unsettled {
+        /// How many releases were not confirmed.
+        locks: usize,
+    },
+}
+
+/// How a lock was lost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum LossReason {
+    /// The lease ended on this client's monotonic clock before a renewal was confirmed.
+    LeaseExpired,
+    /// The server has no record of the lock any more: expired, flushed, deleted, or freed by force.
+    RecordMissing,
+    /// The server's record names another owner.
+    TakenOver,
+    /// This client shut down.
+    ShutDown,
+}
+
+impl fmt::Display for LossReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::LeaseExpired => "the lease ended before it was renewed",
+            Self::RecordMissing => "the record is gone from the server",
+            Self::TakenOver => "another owner has it",
+            Self::ShutDown => "the lock client was shut down",
+        })
+    }
+}
+
+/// What the server or the connection to it said.
+#[derive(Debug)]
+pub struct StoreError {
+    kind: StoreErrorKind,
+    may_have_executed: bool,
+    source: Box<dyn error::Error + Send + Sync>,
+}
+
+impl StoreError {
+    pub(crate) fn new(
+        kind: StoreErrorKind,
+        may_have_executed: bool,
+        source: impl Into<Box<dyn error::Error + Send + Sync>>,
+    ) -> Self {
+        Self { kind, may_have_executed, source: source.into() }
+    }
+
+    /// What kind of failure it was.
+    #[must_use]
+    pub fn kind(&self) -> StoreErrorKind {
+        self.kind
+    }
+
+    /// Whether the server may have executed the request all the same.
+    #[must_use]
+    pub fn may_have_executed(&self) -> bool {
+        self.may_have_executed
+    }
+
+    /// Whether the same request may succeed a little later: the server said "not now", or could not be reached.
+    #[must_use]
+    pub fn is_transient(&self) -> bool {
+        use StoreErrorKind as K;
+        self.may_have_executed
+            || matches!(
+                self.kind,
+                K::Unavailable
+                    | K::Overloaded
+                    | K::Loading
+                    | K::Busy
+                    | K::ReadOnly
+                    | K::ClusterDown
+                    | K::TryAgain
+                    | K::MasterDown
+            )
+    }
+}
+
+impl fmt::Display for StoreError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}: {}", self.kind, self.source)
+    }
+}
+
+impl error::Error for StoreError {
+    fn source(&self) -> Option<&(dyn error::Error + 'static)> {
+        Some(&*self.source)
+    }
+}
+
+/// The kinds of [`StoreError`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum StoreErrorKind {
+    /// No connection at the moment.
+    Unavailable,
+    /// No answer within the command timeout.
+    Timeout,
+    /// The connection broke while the answer was awaited.
+    Disconnected,
+    /// Too many requests are queued in this client already.
+    Overloaded,
+    /// User name or password were refused.
+    Auth,
+    /// The ACL user may not do this (command, key or channel). Never retried.
+    NoPermission,
+    /// The server is a replica.
+    ReadOnly,
+    /// The server is loading its data.
+    Loading,
+    /// The server is running a long script.
+    Busy,
+    /// The replica has lost its master.
+    MasterDown,
+    /// The cluster does not serve this slot.
+    ClusterDown,
+    /// The slot is migrating.
+    TryAgain,
+    /// The slot lives on another node.
+    Moved,
+    /// The keys are in several slots.
+    CrossSlot,
+    /// The server is out of memory.
+    OutOfMemory,
+    /// The server can not persist and refuses writes.
+    Misconfigured,
+    /// Too few replicas are connected.
+    NoReplicas,
+    /// The key has another type.
+    WrongType,
+    /// The server does not know the script.
+    NoScript,
+    /// The answer makes no sense.
+    Protocol,
+    /// Anything else.
+    Other,
+}

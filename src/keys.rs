@@ -1,0 +1,104 @@
+//! Lock names and what is derived from them: the rules of Redisson, so that both meet at the same keys.
+
+use std::sync::Arc;
+
+use crate::error::Error;
+
+/// A lock name that was checked, with the client's prefix.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct LockName(Arc<str>);
+
+impl LockName {
+    /// Checks a name: not empty, not too long, not one of the keys that locks derive, and of one cluster slot with
+    /// everything that is derived from it.
+    pub(crate) fn new(prefix: &str, name: &str, max_len: usize) -> Result<Self, Error> {
+        let full = format!("{prefix}{name}");
+        let refuse = |reason: String| Err(Error::InvalidName { name: full.clone(), reason });
+        if name.is_empty() {
+            return refuse("it is empty; give it at least one character".into());
+        }
+        if full.len() > max_len {
+            return refuse(format!("{} bytes are more than the limit of {max_len}; use a shorter name", full.len()));
+        }
+        if full.starts_with("redisson_") || full.contains(":rwlock_timeout:") {
+            return refuse("locks keep their own keys under such names; use another one".into());
+        }
+        let derived = derive("redisson_lock__channel", &full);
+        if hash_tag(&full) != hash_tag(&derived) || full.find('}') < full.find('{') && full.contains('}') {
+            return refuse(
+                "its braces would put the lock and its channel into different cluster slots; \
+                 use no braces, or one pair around a part that is not empty"
+                    .into(),
+            );
+        }
+        Ok(Self(full.into()))
+    }
+
+    pub(crate) fn as_arc(&self) -> &Arc<str> {
+        &self.0
+    }
+
+    /// The pub/sub channel of a plain lock.
+    pub(crate) fn channel(&self) -> Arc<str> {
+        derive("redisson_lock__channel", &self.0).into()
+    }
+}
+
+/// `prefix:{name}`, or `prefix:name` where the name has braces already (Redisson tests for `{` only).
+fn derive(prefix: &str, name: &str) -> String {
+    if name.contains('{') { format!("{prefix}:{name}") } else { format!("{prefix}:{{{name}}}") }
+}
+
+/// The part of a key that decides its cluster slot: between the first `{` and the next `}`, unless that is empty.
+/// <https://redis.io/docs/latest/operate/oss_and_stack/reference/cluster-spec/#hash-tags>
+fn hash_tag(key: &str) -> &str {
+    key.split_once('{')
+        .and_then(|(_, rest)| rest.split_once('}'))
+        .map(|(tag, _)| tag)
+        .filter(|tag| !tag.is_empty())
+        .unwrap_or(key)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(name: &str) -> Result<LockName, Error> {
+        LockName::new("", name, 1024)
+    }
+
+    #[test]
+    fn channels_are_redissons() {
+        assert_eq!(&*check("orders:7").unwrap().channel(), "redisson_lock__channel:{orders:7}");
+        assert_eq!(&*check("{test}:abc:key").unwrap().channel(), "redisson_lock__channel:{test}:abc:key");
+    }
+
+    /// R54, R107: every derived key is in the slot of the record. H10: names that would split are refused.
+    #[test]
+    fn r54_h10_braces_never_split_the_slots() {
+        for good in ["a", "a:b", "{a}", "{a}b", "x{a}y", "{a}{b}", "{a}}", "ä\0\r\n"] {
+            let name = check(good).unwrap();
+            assert_eq!(hash_tag(good), hash_tag(&name.channel()), "{good:?}");
+        }
+        for bad in ["{", "}", "a{b", "a}b", "{}a", "}{", "}a{b}", "{}"] {
+            assert!(matches!(check(bad), Err(Error::InvalidName { .. })), "{bad:?}");
+        }
+    }
+
+    /// H11: a lock may not be named like the keys that locks derive.
+    #[test]
+    fn h11_reserved_names_are_refused() {
+        for bad in ["redisson_lock_queue:{x}", "redisson_lock__channel:{x}", "{x}:1:rwlock_timeout:1"] {
+            assert!(matches!(check(bad), Err(Error::InvalidName { .. })), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn f31_empty_and_over_long_names_are_refused() {
+        assert!(check("").is_err());
+        assert!(LockName::new("app:", "", 1024).is_err());
+        assert!(check(&"x".repeat(1024)).is_ok());
+        assert!(check(&"x".repeat(1025)).is_err());
+        assert!(LockName::new("app:", &"x".repeat(1021), 1024).is_err());
+    }
+}

@@ -1,0 +1,25 @@
+#![doc = include_str!("../README.md")]
+
+mod client;
+mod engine;
+mod error;
+mod guard;
+mod keys;
+mod lock;
+mod options;
+mod owner;
+mod rlock;
+mod store;
+
+pub use fred;
+
+pub use crate::{
+    client::{ClientStats, LockClient, LockClientBuilder},
+    error::{Error, LossReason, Result, StoreError, StoreErrorKind},
+    guard::LockGuard,
+    lock::Lock,
+    options::AcquireOptions,
+    owner::OwnerId,
+    rlock::RLock,
+    store::Endpoint,
+};

@@ -1,0 +1,84 @@
+//! The reentrant lock: Redisson's `RLock`, record and messages byte for byte.
+
+use std::sync::Arc;
+
+use crate::{
+    engine::Kind,
+    keys::LockName,
+    owner::OwnerId,
+    store::{Call, Script, script},
+};
+
+script!(ACQUIRE = "reentrant/acquire", keys = 1, args = 3);
+script!(RELEASE = "reentrant/release", keys = 1, args = 3);
+script!(RENEW = "reentrant/renew", keys = 0 + per_lock, args = 1 + per_lock);
+script!(FORCE_RELEASE = "reentrant/force_release", keys = 1, args = 1);
+script!(INSPECT = "reentrant/inspect", keys = 1, args = 0);
+
+/// A hash `name`: owner -> hold count, with the lease as its TTL.
+#[derive(Debug)]
+pub(crate) struct Reentrant {
+    name: Arc<str>,
+    channel: Arc<str>,
+}
+
+impl Reentrant {
+    pub(crate) fn new(name: &LockName) -> Self {
+        Self { name: Arc::clone(name.as_arc()), channel: name.channel() }
+    }
+
+    fn key(&self) -> Vec<Arc<str>> {
+        vec![Arc::clone(&self.name)]
+    }
+}
+
+impl Kind for Reentrant {
+    fn name(&self) -> &Arc<str> {
+        &self.name
+    }
+
+    fn family(&self) -> &'static str {
+        "reentrant"
+    }
+
+    fn channel(&self) -> &Arc<str> {
+        &self.channel
+    }
+
+    fn acquire(&self, owner: &OwnerId, lease_ms: u64, holds: u32) -> Call {
+        Call::new(&ACQUIRE, self.key(), vec![owner.into(), lease_ms.into(), holds.into()])
+    }
+
+    fn release(&self, owner: &OwnerId, holds: u32) -> Call {
+        Call::new(&RELEASE, self.key(), vec![owner.into(), holds.into(), (&self.channel).into()])
+    }
+
+    fn renew(&self) -> &'static Script {
+        &RENEW
+    }
+
+    fn force_release(&self) -> Call {
+        Call::new(&FORCE_RELEASE, self.key(), vec![(&self.channel).into()])
+    }
+
+    fn inspect(&self) -> Call {
+        Call::new(&INSPECT, self.key(), vec![])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::owner::ClientId;
+
+    #[test]
+    fn a_kind_is_a_description() {
+        let lock = Reentrant::new(&LockName::new("", "orders:7", 1024).unwrap());
+        let owner = OwnerId::named(&ClientId::random(), "me").unwrap();
+        for call in [lock.acquire(&owner, 30_000, 1), lock.release(&owner, 0), lock.force_release(), lock.inspect()] {
+            assert_eq!(call.keys.len(), 1, "{}", call.script.name);
+            assert_eq!(&*call.keys[0], "orders:7");
+        }
+        assert_eq!(&**lock.channel(), "redisson_lock__channel:{orders:7}");
+    }
+}

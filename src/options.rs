@@ -1,0 +1,213 @@
+//! What can be asked for: the client's configuration, and the options of one acquire.
+
+use std::time::{Duration, Instant};
+
+use crate::{
+    error::{Error, Result},
+    owner::OwnerId,
+};
+
+/// The shortest lease: anything less would be over before the answer is back.
+const MIN_LEASE: Duration = Duration::from_millis(10);
+/// The longest lease, ten years: far below what makes the server refuse.
+const MAX_LEASE: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
+/// The shortest watchdog timeout: renewal at a third of it must survive a scheduler's hiccup.
+const MIN_WATCHDOG: Duration = Duration::from_millis(200);
+
+/// How long an acquire waits for a busy lock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) enum Wait {
+    #[default]
+    No,
+    For(Duration),
+    Forever,
+}
+
+impl Wait {
+    /// When the waiting ends; `None`: never.
+    pub(crate) fn until(self, now: Instant) -> Option<Instant> {
+        match self {
+            Self::No => Some(now),
+            Self::For(wait) => now.checked_add(wait),
+            Self::Forever => None,
+        }
+    }
+}
+
+/// How to acquire: how long to wait, for how long to hold, and as whom.
+///
+/// ```
+/// use std::time::Duration;
+/// use nestlock::AcquireOptions;
+///
+/// let options = AcquireOptions::new().wait(Duration::from_secs(5)).lease(Duration::from_secs(30));
+/// # let _ = options;
+/// ```
+#[derive(Debug, Clone, Default)]
+#[must_use]
+pub struct AcquireOptions {
+    pub(crate) wait: Wait,
+    pub(crate) lease: Option<Duration>,
+    pub(crate) owner: Option<OwnerId>,
+}
+
+impl AcquireOptions {
+    /// Do not wait, hold until released (the watchdog renews), as the calling task.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Waits for a busy lock at most this long. Zero tries once. More than the clock can count waits without limit.
+    pub fn wait(mut self, wait: Duration) -> Self {
+        self.wait = if wait.is_zero() { Wait::No } else { Wait::For(wait) };
+        self
+    }
+
+    /// Waits for a busy lock without limit.
+    pub fn wait_forever(mut self) -> Self {
+        self.wait = Wait::Forever;
+        self
+    }
+
+    /// Holds the lock at most this long, and without the watchdog (Redisson's rule). From 10 ms to 10 years; parts of
+    /// a millisecond are rounded up.
+    ///
+    /// A shorter lease never cuts a longer one that the owner has already.
+    pub fn lease(mut self, lease: Duration) -> Self {
+        self.lease = Some(lease);
+        self
+    }
+
+    /// Acquires as this owner instead of the calling task; see [`LockClient::owner`](crate::LockClient::owner).
+    pub fn owner(mut self, owner: OwnerId) -> Self {
+        self.owner = Some(owner);
+        self
+    }
+}
+
+/// Checks a lease, and rounds it up to whole milliseconds.
+pub(crate) fn checked_lease(lock: &str, lease: Duration) -> Result<Duration> {
+    let refuse = |reason| Err(Error::InvalidLease { lock: lock.to_owned(), lease, reason });
+    if lease < MIN_LEASE {
+        return refuse("it must be at least 10 ms");
+    }
+    if lease > MAX_LEASE {
+        return refuse("it must be at most 10 years; leave it out to hold the lock until it is released");
+    }
+    Ok(Duration::from_millis(millis(lease)))
+}
+
+/// Whole milliseconds, rounded up.
+pub(crate) fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
+}
+
+/// How long a hold may be relied on after the request was sent: the lease less a drift allowance of 1 % + 2 ms, as
+/// the RedLock text asks. <https://redis.io/docs/latest/develop/use/patterns/distributed-locks/>
+pub(crate) fn validity(lease: Duration) -> Duration {
+    lease.saturating_sub(lease / 100 + Duration::from_millis(2))
+}
+
+/// The client's configuration; the builder's methods say what each field means.
+#[derive(Debug, Clone)]
+pub(crate) struct Config {
+    pub(crate) watchdog_timeout: Duration,
+    pub(crate) poll_cap: Duration,
+    pub(crate) command_timeout: Option<Duration>,
+    pub(crate) connect_timeout: Duration,
+    pub(crate) outage_patience: Duration,
+    pub(crate) name_prefix: String,
+    pub(crate) max_name_len: usize,
+    pub(crate) max_holds: u32,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            watchdog_timeout: Duration::from_secs(30),
+            poll_cap: Duration::from_secs(1),
+            command_timeout: None,
+            connect_timeout: Duration::from_secs(5),
+            outage_patience: Duration::from_secs(10),
+            name_prefix: String::new(),
+            max_name_len: 1024,
+            max_holds: u32::MAX,
+        }
+    }
+}
+
+impl Config {
+    pub(crate) fn validate(mut self) -> Result<Self> {
+        let refuse = |reason: String| Err(Error::InvalidConfig { reason });
+        if self.watchdog_timeout < MIN_WATCHDOG || self.watchdog_timeout > MAX_LEASE {
+            return refuse(format!("watchdog_timeout is {:?}; use 200 ms to 10 years", self.watchdog_timeout));
+        }
+        self.watchdog_timeout = Duration::from_millis(millis(self.watchdog_timeout));
+        let third = self.watchdog_timeout / 3;
+        match self.command_timeout {
+            Some(timeout) if timeout < Duration::from_millis(1) || timeout > third => {
+                return refuse(format!(
+                    "command_timeout is {timeout:?}; use 1 ms to a third of the watchdog timeout ({third:?}), \
+                     so that a renewal can fail and be repeated in time"
+                ));
+            }
+            _ => {}
+        }
+        if self.poll_cap < Duration::from_millis(1) {
+            return refuse(format!("poll_cap is {:?}; use at least 1 ms", self.poll_cap));
+        }
+        if self.connect_timeout < Duration::from_millis(1) {
+            return refuse(format!("connect_timeout is {:?}; use at least 1 ms", self.connect_timeout));
+        }
+        if self.max_name_len == 0 || self.max_holds == 0 {
+            return refuse("max_name_len and max_holds must be at least 1".into());
+        }
+        Ok(self)
+    }
+
+    /// How long one request may take; by default 3 s, or a third of the watchdog timeout if that is less.
+    pub(crate) fn command_timeout(&self) -> Duration {
+        self.command_timeout.unwrap_or(Duration::from_secs(3).min(self.watchdog_timeout / 3))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// H1, H2, L2, P1: no lease that the server would refuse or turn into a deletion passes.
+    #[test]
+    fn h1_h2_leases_are_rounded_up_or_refused() {
+        for bad in [0, 1, 999_999, 9_999_999] {
+            assert!(checked_lease("l", Duration::from_nanos(bad)).is_err(), "{bad} ns");
+        }
+        assert_eq!(checked_lease("l", Duration::from_micros(10_001)).unwrap(), Duration::from_millis(11));
+        assert!(checked_lease("l", MAX_LEASE).is_ok());
+        assert!(checked_lease("l", MAX_LEASE + Duration::from_nanos(1)).is_err());
+        assert!(checked_lease("l", Duration::MAX).is_err());
+    }
+
+    #[test]
+    fn a_wait_beyond_the_clock_is_without_limit() {
+        let now = Instant::now();
+        assert_eq!(Wait::For(Duration::MAX).until(now), None);
+        assert_eq!(AcquireOptions::new().wait(Duration::ZERO).wait, Wait::No);
+    }
+
+    /// R26, R36, L5: extremes of the configuration are refused or work.
+    #[test]
+    fn r26_r36_configuration_extremes_are_refused() {
+        let config = |change: fn(&mut Config)| {
+            let mut config = Config::default();
+            change(&mut config);
+            config.validate()
+        };
+        assert!(config(|_| {}).is_ok());
+        assert!(config(|c| c.watchdog_timeout = Duration::from_millis(199)).is_err());
+        assert!(config(|c| c.watchdog_timeout = Duration::MAX).is_err());
+        assert!(config(|c| c.command_timeout = Some(Duration::ZERO)).is_err());
+        assert!(config(|c| c.command_timeout = Some(Duration::from_secs(11))).is_err());
+        assert!(config(|c| c.poll_cap = Duration::ZERO).is_err());
+        assert!(config(|c| c.max_holds = 0).is_err());
+    }
+}

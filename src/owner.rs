@@ -1,0 +1,223 @@
+//! Who holds a lock: the client, and within it the task.
+//!
+//! An owner prints as `<client uuid>:<task>`, which is the field of the lock record. The task part is
+//!
+//! | where the call is made                            | task part            |
+//! |---------------------------------------------------|----------------------|
+//! | inside `tokio::spawn`                             | the task id: `42`    |
+//! | in a `block_on` body (`#[tokio::main]`, `#[test]`)| the thread: `b1`     |
+//! | inside [`OwnerId::scope`]                         | a fresh number: `s7` |
+//! | [`LockClient::owner`](crate::LockClient::owner)   | your name: `x/job-9` |
+//!
+//! The four can not collide. After a request whose outcome is unknown a suffix is added (`42.1`), so that a late
+//! execution of the old request meets a name that nobody uses any more.
+//!
+//! **Branches of one `join!`, `select!` or `FuturesUnordered` are one task**, hence one owner: they re-enter each
+//! other's lock. Use `tokio::spawn` or [`OwnerId::scope`] where branches must exclude each other.
+
+use std::{
+    cell::Cell,
+    fmt,
+    str::FromStr,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use uuid::Uuid;
+
+use crate::error::Error;
+
+/// The longest name that [`LockClient::owner`](crate::LockClient::owner) takes, in bytes.
+const MAX_NAME: usize = 128;
+
+tokio::task_local! {
+    static SCOPE: u64;
+}
+
+/// The number behind `b` and `s`: counted per process, never used twice.
+fn fresh_number() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
+fn thread_number() -> u64 {
+    thread_local!(static NUMBER: Cell<u64> = const { Cell::new(0) });
+    NUMBER.with(|number| {
+        if number.get() == 0 {
+            number.set(fresh_number());
+        }
+        number.get()
+    })
+}
+
+/// The identity of one client: a random UUID, made anew for each connection of a [`LockClient`](crate::LockClient).
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub(crate) struct ClientId(Arc<str>);
+
+impl ClientId {
+    pub(crate) fn random() -> Self {
+        Self(Uuid::new_v4().to_string().into())
+    }
+
+    pub(crate) fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+/// Who holds a lock, as it stands in the lock record: `<client uuid>:<task>`.
+#[derive(Clone)]
+pub struct OwnerId {
+    text: Arc<str>,
+    /// Where the suffix begins that is added after an unknown outcome; the length of `text` without one.
+    base: usize,
+}
+
+impl OwnerId {
+    fn new(client: &ClientId, task: fmt::Arguments<'_>) -> Self {
+        let mut text = String::with_capacity(client.as_str().len() + 12);
+        text.push_str(client.as_str());
+        text.push(':');
+        let _ = fmt::Write::write_fmt(&mut text, task);
+        Self { base: text.len(), text: text.into() }
+    }
+
+    /// Who is calling: scope, else task, else thread.
+    pub(crate) fn current(client: &ClientId) -> Self {
+        if let Ok(scope) = SCOPE.try_with(|scope| *scope) {
+            return Self::new(client, format_args!("s{scope}"));
+        }
+        match tokio::task::try_id() {
+            Some(task) => Self::new(client, format_args!("{task}")),
+            None => Self::new(client, format_args!("b{}", thread_number())),
+        }
+    }
+
+    pub(crate) fn named(client: &ClientId, name: &str) -> Result<Self, Error> {
+        let refuse = |reason| Err(Error::InvalidOwner { owner: name.to_owned(), reason });
+        if name.is_empty() {
+            return refuse("it is empty; give it at least one character");
+        }
+        if name.len() > MAX_NAME {
+            return refuse("it is longer than 128 bytes; use a shorter one");
+        }
+        if !name.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'.') {
+            return refuse("use visible ASCII characters without '.'");
+        }
+        Ok(Self::new(client, format_args!("x/{name}")))
+    }
+
+    /// The same owner under a name that no earlier request has used. Era 0 is the plain name.
+    pub(crate) fn in_era(&self, era: u64) -> Self {
+        if era == 0 && self.base == self.text.len() {
+            return self.clone();
+        }
+        if era == 0 {
+            return Self { text: self.base().into(), base: self.base };
+        }
+        Self { text: format!("{}.{era}", self.base()).into(), base: self.base }
+    }
+
+    /// The name without the suffix that an unknown outcome adds.
+    pub(crate) fn base(&self) -> &str {
+        &self.text[..self.base]
+    }
+
+    pub(crate) fn is_of(&self, client: &ClientId) -> bool {
+        self.text.strip_prefix(client.as_str()).is_some_and(|rest| rest.starts_with(':'))
+    }
+
+    /// The owner as it stands in the lock record.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.text
+    }
+
+    /// Runs `future` as an owner of its own, different from the task that runs it and from every other scope.
+    ///
+    /// For one branch of a `join!` or `select!`: branches share the task, and would re-enter each other's lock.
+    ///
+    /// # Cancel safety
+    ///
+    /// As cancel safe as `future`.
+    pub async fn scope<F: Future>(future: F) -> F::Output {
+        SCOPE.scope(fresh_number(), future).await
+    }
+}
+
+/// Reads an owner that another process printed, to release or extend what it handed over.
+impl FromStr for OwnerId {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        let refuse = |reason| Err(Error::InvalidOwner { owner: text.to_owned(), reason });
+        let Some((client, task)) = text.split_once(':') else {
+            return refuse("an owner reads <client uuid>:<task>");
+        };
+        if client.len() != 36 || Uuid::try_parse(client).is_err() || task.is_empty() {
+            return refuse("an owner reads <client uuid>:<task>");
+        }
+        let base = text.len() - task.split_once('.').map_or(0, |(_, suffix)| suffix.len() + 1);
+        Ok(Self { text: text.into(), base })
+    }
+}
+
+impl PartialEq for OwnerId {
+    fn eq(&self, other: &Self) -> bool {
+        self.text == other.text
+    }
+}
+
+impl Eq for OwnerId {}
+
+impl std::hash::Hash for OwnerId {
+    fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
+        self.text.hash(state);
+    }
+}
+
+impl fmt::Display for OwnerId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl fmt::Debug for OwnerId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "OwnerId({})", self.text)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_era_changes_the_name_and_keeps_the_base() {
+        let owner = OwnerId::named(&ClientId::random(), "job-1").unwrap();
+        let later = owner.in_era(3);
+        assert_eq!(later.as_str(), format!("{owner}.3"));
+        assert_eq!(later.base(), owner.base());
+        assert_eq!(later.in_era(0), owner);
+    }
+
+    #[test]
+    fn a_printed_owner_reads_back() {
+        let owner = OwnerId::named(&ClientId::random(), "job-1").unwrap().in_era(7);
+        let read: OwnerId = owner.to_string().parse().unwrap();
+        assert_eq!(read, owner);
+        assert_eq!(read.base(), owner.base());
+        for bad in ["", "a", "a:b", "0a1b2c3d-0000-0000-0000-000000000000:", "0a1b2c3d-0000-0000-0000-000000000000"] {
+            assert!(bad.parse::<OwnerId>().is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn names_that_could_be_mistaken_are_refused() {
+        let client = ClientId::random();
+        for bad in ["", "a.1", "a b", "ä", &"x".repeat(129)] {
+            assert!(OwnerId::named(&client, bad).is_err(), "{bad:?}");
+        }
+    }
+}

@@ -1,0 +1,104 @@
+//! Scripts as values: what they are called, what they take, and the call that names their arguments.
+
+use std::sync::{Arc, LazyLock};
+
+/// A Lua script of `lua/`, embedded in the binary.
+#[derive(Debug)]
+pub(crate) struct Script {
+    /// `<kind>/<verb>`.
+    pub(crate) name: &'static str,
+    pub(crate) source: &'static str,
+    pub(crate) sha1: LazyLock<String>,
+    pub(crate) keys: Arity,
+    pub(crate) args: Arity,
+}
+
+/// How many keys or arguments a script takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Arity {
+    Exactly(usize),
+    /// This many, and one more for each lock.
+    PerLock(usize),
+}
+
+impl Arity {
+    fn admits(self, count: usize) -> bool {
+        match self {
+            Self::Exactly(wanted) => count == wanted,
+            Self::PerLock(fixed) => count > fixed,
+        }
+    }
+}
+
+/// Declares a `static` script: `script!(RELEASE = "reentrant/release", keys = 1, args = 3)`. A name without a file
+/// does not compile; `+ per_lock` stands for scripts over many locks.
+macro_rules! script {
+    (@arity $n:literal) => { $crate::store::Arity::Exactly($n) };
+    (@arity $n:literal + per_lock) => { $crate::store::Arity::PerLock($n) };
+    ($id:ident = $name:literal, keys = $keys:literal $(+ $per_key:ident)?, args = $args:literal $(+ $per_arg:ident)?) => {
+        static $id: $crate::store::Script = $crate::store::Script {
+            name: $name,
+            source: include_str!(concat!("../../lua/", $name, ".lua")),
+            sha1: std::sync::LazyLock::new(|| $crate::store::sha1(include_str!(concat!("../../lua/", $name, ".lua")))),
+            keys: $crate::store::script!(@arity $keys $(+ $per_key)?),
+            args: $crate::store::script!(@arity $args $(+ $per_arg)?),
+        };
+    };
+}
+pub(crate) use script;
+
+/// One argument of a script.
+#[derive(Debug, Clone)]
+pub(crate) enum Arg {
+    Text(Arc<str>),
+    Number(u64),
+}
+
+impl From<&Arc<str>> for Arg {
+    fn from(text: &Arc<str>) -> Self {
+        Self::Text(Arc::clone(text))
+    }
+}
+
+impl From<&crate::owner::OwnerId> for Arg {
+    fn from(owner: &crate::owner::OwnerId) -> Self {
+        Self::Text(owner.as_str().into())
+    }
+}
+
+impl From<u64> for Arg {
+    fn from(number: u64) -> Self {
+        Self::Number(number)
+    }
+}
+
+impl From<u32> for Arg {
+    fn from(number: u32) -> Self {
+        Self::Number(number.into())
+    }
+}
+
+/// What to send: a script with its keys and arguments. The first key decides the link.
+#[derive(Debug)]
+pub(crate) struct Call {
+    pub(crate) script: &'static Script,
+    pub(crate) keys: Vec<Arc<str>>,
+    pub(crate) args: Vec<Arg>,
+}
+
+impl Call {
+    pub(crate) fn new(script: &'static Script, keys: Vec<Arc<str>>, args: Vec<Arg>) -> Self {
+        debug_assert!(script.keys.admits(keys.len()), "{}: {} keys", script.name, keys.len());
+        debug_assert!(script.args.admits(args.len()), "{}: {} args", script.name, args.len());
+        Self { script, keys, args }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    /// S8: a digest of another kind, or of other bytes, would make every EVALSHA a NOSCRIPT.
+    #[test]
+    fn s8_the_digest_is_the_servers() {
+        assert_eq!(crate::store::sha1("return 1"), "e0e1f9fabfc9d4800c877a703b823ac0578ff8db");
+    }
+}

@@ -1,0 +1,27 @@
+//! What tests are made of: real servers, a proxy that misbehaves on order, child processes.
+
+pub mod child;
+pub mod proxy;
+pub mod server;
+pub mod wire;
+
+use std::{
+    future::Future,
+    time::{Duration, Instant},
+};
+
+pub use self::server::Server;
+
+/// Waits for a state, with a deadline far beyond what a loaded machine needs. Panics with `what` when it passes.
+pub async fn eventually<F: Future<Output = bool>>(what: &str, mut state: impl FnMut() -> F) {
+    within(Duration::from_secs(20), what, &mut state).await;
+}
+
+/// As [`eventually`], with a deadline of one's own.
+pub async fn within<F: Future<Output = bool>>(limit: Duration, what: &str, mut state: impl FnMut() -> F) {
+    let start = Instant::now();
+    while !state().await {
+        assert!(start.elapsed() < limit, "not within {limit:?}: {what}");
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+}
