@@ -1,1 +1,173 @@
-fn main() {}
+//! Handing a lock over: from `unlock` called in one client to `lock` returned in another that waits.
+//!
+//! Figures are PING round trips of the same run, or times where the bound is one. `cargo bench --bench contended`.
+#![allow(missing_docs, clippy::print_stdout, clippy::cast_precision_loss, clippy::cast_sign_loss)]
+
+mod support;
+
+use std::{
+    net::TcpListener,
+    process::{Child, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use fred::{
+    clients::Client,
+    interfaces::ClientLike,
+    types::{ClusterHash, CustomCommand, Value},
+};
+use nestlock::{LockClient, RLock};
+use support::{bare, median, quantile, report, server};
+
+/// Hands the lock over `rounds` times; seconds from the call of `unlock` to the return of `lock`.
+async fn hand_over(from: &LockClient, to: &LockClient, rounds: usize, settle: Duration) -> Vec<f64> {
+    let mut seconds = Vec::with_capacity(rounds);
+    for round in 0..rounds {
+        let name = format!("hand-over-{}", round % 8);
+        let guard = from.reentrant_lock(&name).expect("a name").lock().await.expect("the lock");
+        let theirs = to.reentrant_lock(&name).expect("a name");
+        let waiter = tokio::spawn(async move {
+            let guard = theirs.lock().await.expect("the lock");
+            let returned = Instant::now();
+            guard.unlock().await.expect("the unlock");
+            returned
+        });
+        // long enough for the waiter to have subscribed and looked again
+        tokio::time::sleep(settle).await;
+        let start = Instant::now();
+        guard.unlock().await.expect("the unlock");
+        let returned = waiter.await.expect("a task");
+        seconds.push(returned.duration_since(start).as_secs_f64());
+    }
+    seconds
+}
+
+/// PING round trips, each after the same pause that a hand-over has: an idle machine answers later.
+async fn pings(client: &Client, count: usize, pause: Duration) -> Vec<f64> {
+    let mut seconds = Vec::with_capacity(count);
+    for _ in 0..count {
+        tokio::time::sleep(pause).await;
+        let start = Instant::now();
+        let _: String = client.ping(None).await.expect("an answer");
+        seconds.push(start.elapsed().as_secs_f64());
+    }
+    seconds
+}
+
+async fn with_messages(url: &str) {
+    let bare = bare(url).await;
+    let (a, b) = (LockClient::connect(url).await.expect("a"), LockClient::connect(url).await.expect("b"));
+    let (mut trips, mut ping, mut busy_ping) = (Vec::new(), Vec::new(), Vec::new());
+    let pause = Duration::from_millis(4);
+    for _ in 0..20 {
+        busy_ping.extend(pings(&bare, 100, Duration::ZERO).await);
+        ping.extend(pings(&bare, 50, pause).await);
+        trips.extend(hand_over(&a, &b, 50, pause).await);
+    }
+    let (ping, busy_ping) = (median(&mut ping), median(&mut busy_ping));
+    let mut trips: Vec<f64> = trips.into_iter().map(|seconds| seconds / ping).collect();
+    println!("    PING {:.0} us, back to back {:.0} us", ping * 1e6, busy_ping * 1e6);
+    report("hand-over to a waiter of another client, in PING round trips, median", median(&mut trips), "<= 3");
+    report("hand-over to a waiter of another client, in PING round trips, p99", quantile(&mut trips, 0.99), "<= 10");
+}
+
+/// The waiter's user may not subscribe: not one message reaches it.
+async fn without_messages(url: &str) {
+    let bare = bare(url).await;
+    let command = CustomCommand::new_static("ACL", ClusterHash::FirstKey, false);
+    let rule = ["SETUSER", "deaf", "on", ">deaf", "~*", "+@all", "resetchannels", "&none"].map(Value::from);
+    let _: Value = bare.custom(command, rule.to_vec()).await.expect("a user");
+    let cap = Duration::from_millis(500);
+    let deaf = url.replace("redis://", "redis://deaf:deaf@");
+    let a = LockClient::connect(url).await.expect("a");
+    let b = LockClient::builder().poll_cap(cap).connect(deaf).await.expect("b");
+    // its own unlock may not publish either, so the waiter here only takes the lock; the lease ends it
+    let mut worst = 0_f64;
+    for round in 0..10 {
+        let name = format!("deaf-{round}");
+        let guard = a.reentrant_lock(&name).expect("a name").lock().await.expect("the lock");
+        let theirs = b.reentrant_lock(&name).expect("a name");
+        let waiter = tokio::spawn(async move {
+            let guard = theirs.lock().await.expect("the lock");
+            (Instant::now(), guard)
+        });
+        tokio::time::sleep(Duration::from_millis(50 + 37 * round)).await;
+        let start = Instant::now();
+        guard.unlock().await.expect("the unlock");
+        let (returned, guard) = waiter.await.expect("a task");
+        worst = worst.max((returned - start).as_secs_f64());
+        let _ = guard.forget();
+    }
+    report("hand-over without any pub/sub message, worst, in ms (poll cap 500 ms)", worst * 1e3, "<= 550");
+}
+
+async fn many_tasks(url: &str) {
+    let client = LockClient::connect(url).await.expect("a client");
+    let start = Instant::now();
+    let tasks: Vec<_> = (0..64)
+        .map(|_| {
+            let lock = client.reentrant_lock("hot").expect("a name");
+            tokio::spawn(async move {
+                for _ in 0..50 {
+                    lock.lock().await.expect("the lock").unlock().await.expect("the unlock");
+                }
+            })
+        })
+        .collect();
+    for task in tasks {
+        task.await.expect("a task");
+    }
+    report("holds/s, 64 tasks of one client on one lock", 3200.0 / start.elapsed().as_secs_f64(), "");
+}
+
+fn boot(port: u16) -> Child {
+    Command::new("redis-server")
+        .args(["--bind", "127.0.0.1", "--port", &port.to_string(), "--save", ""])
+        .stdout(Stdio::null())
+        .spawn()
+        .expect("redis-server on PATH")
+}
+
+fn wait_open(port: u16) {
+    while std::net::TcpStream::connect(("127.0.0.1", port)).is_err() {
+        std::thread::sleep(Duration::from_micros(200));
+    }
+}
+
+/// The server is killed, and starts again on the same port.
+async fn recovery() {
+    let port = TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("its number").port();
+    let mut child = boot(port);
+    wait_open(port);
+    let client = LockClient::connect(format!("redis://127.0.0.1:{port}")).await.expect("a client");
+    let mut worst = 0_f64;
+    for round in 0..10_u64 {
+        child.kill().expect("a child");
+        child.wait().expect("its end");
+        tokio::time::sleep(Duration::from_millis(300 + 150 * round)).await;
+        let lock = client.reentrant_lock("after").expect("a name");
+        let waiter = tokio::spawn(async move {
+            let guard = lock.lock().await.expect("the lock");
+            let returned = Instant::now();
+            guard.unlock().await.expect("the unlock");
+            returned
+        });
+        child = boot(port);
+        wait_open(port);
+        let open = Instant::now();
+        let returned = waiter.await.expect("a task");
+        worst = worst.max(returned.saturating_duration_since(open).as_secs_f64());
+    }
+    child.kill().expect("a child");
+    child.wait().expect("its end");
+    report("first acquire after a killed server's port opens again, worst of 10, in ms", worst * 1e3, "<= 250");
+}
+
+#[tokio::main]
+async fn main() {
+    let server = server().expect("a server");
+    with_messages(server.url()).await;
+    without_messages(server.url()).await;
+    many_tasks(server.url()).await;
+    recovery().await;
+}

@@ -1,6 +1,8 @@
 //! The loop: try, listen, try, wait. The only one.
 
 use std::{
+    future::Future,
+    pin::Pin,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -33,8 +35,12 @@ struct Acquire<'a> {
     kind: &'a Arc<dyn Kind>,
     owner: OwnerId,
     lease: Duration,
-    /// The watchdog's timeout, if it is to renew.
-    watchdog: Option<Duration>,
+    /// Whether the watchdog renews.
+    watched: bool,
+    waits: bool,
+    started: Instant,
+    /// When the wait is over; `None`: never.
+    limit: Option<Instant>,
 }
 
 enum Attempt {
@@ -48,62 +54,71 @@ enum Attempt {
 
 /// Acquires; `None`: busy until the wait was over.
 pub(crate) async fn acquire(anchor: &Anchor, kind: &Arc<dyn Kind>, options: AcquireOptions) -> Result<Option<Entered>> {
-    let core = &**anchor;
-    let (lease, watchdog) = match options.lease {
-        Some(lease) => (checked_lease(kind.name(), lease)?, None),
-        None => (core.config.watchdog_timeout, Some(core.config.watchdog_timeout)),
-    };
-    let owner = core.resolve(options.owner)?;
-    let started = Instant::now();
-    let this = Acquire { core, kind, owner, lease, watchdog };
+    Acquire::new(anchor, kind, options)?.run().await
+}
 
-    let limit = options.wait.until(started);
-    // listening before the first try spares the second
-    let mut waiter = if options.wait == Wait::No { None } else { core.hub.join_existing(kind.channel()) };
-    let mut told = None;
-    let (mut attempts, mut failing_since, mut pause) = (0_u32, None, PAUSE.0);
-    loop {
-        core.check_open()?;
-        attempts += 1;
-        let attempt = this.attempt_until(limit.filter(|_| options.wait != Wait::No)).await?;
-        match attempt {
-            Attempt::Entered(entered) => {
-                forget(&mut told);
-                if attempts > 1 {
-                    let waited_ms = millis(started.elapsed());
-                    tracing::debug!(lock = %kind.name(), owner = %this.owner, waited_ms, attempts, "acquired");
+impl<'a> Acquire<'a> {
+    fn new(core: &'a Core, kind: &'a Arc<dyn Kind>, options: AcquireOptions) -> Result<Self> {
+        let started = Instant::now();
+        Ok(Self {
+            core,
+            kind,
+            lease: match options.lease {
+                Some(lease) => checked_lease(kind.name(), lease)?,
+                None => core.config.watchdog_timeout,
+            },
+            watched: options.lease.is_none(),
+            waits: options.wait != Wait::No,
+            started,
+            limit: options.wait.until(started),
+            owner: core.resolve(options.owner)?,
+        })
+    }
+
+    async fn run(self) -> Result<Option<Entered>> {
+        let Self { core, kind, .. } = self;
+        // listening before the first try spares the second
+        let mut waiter = if self.waits { core.hub.join_existing(kind.channel()) } else { None };
+        let mut told = None;
+        let (mut attempts, mut failing_since, mut pause) = (0_u32, None, PAUSE.0);
+        loop {
+            core.check_open()?;
+            attempts += 1;
+            match self.attempt_in_time().await? {
+                Attempt::Entered(entered) => {
+                    forget(&mut told);
+                    if attempts > 1 {
+                        let waited_ms = millis(self.started.elapsed());
+                        tracing::debug!(lock = %kind.name(), owner = %self.owner, waited_ms, attempts, "acquired");
+                    }
+                    return Ok(Some(entered));
                 }
-                return Ok(Some(entered));
-            }
-            Attempt::Busy { ttl } => {
-                forget(&mut told);
-                (failing_since, pause) = (None, PAUSE.0);
-                if limit.is_some_and(|limit| limit <= Instant::now()) {
-                    return Ok(None);
+                Attempt::Busy { ttl } => {
+                    forget(&mut told);
+                    (failing_since, pause) = (None, PAUSE.0);
+                    if self.limit.is_some_and(|limit| limit <= Instant::now()) {
+                        return Ok(None);
+                    }
+                    let waiter = waiter.get_or_insert_with(|| core.hub.join(kind.channel()));
+                    let alarm = |at| core.sleep_until(at);
+                    match waiter.wait(ttl, core.config.poll_cap, self.limit, alarm).await {
+                        Woken::Told(permit) => told = Some(permit),
+                        Woken::Poll => {}
+                        Woken::TimedOut => return Ok(None),
+                        Woken::Closed => return Err(Error::Closed),
+                    }
                 }
-                let first = waiter.is_none();
-                let waiter = waiter.get_or_insert_with(|| core.hub.join(kind.channel()));
-                if first {
-                    tracing::debug!(lock = %kind.name(), owner = %this.owner, "busy; waiting");
+                Attempt::Failed(error) => {
+                    drop(told.take()); // the next waiter may have better luck
+                    let since = *failing_since.get_or_insert_with(Instant::now);
+                    let patience = self.limit.unwrap_or(since + core.config.outage_patience);
+                    if Instant::now() >= patience {
+                        return Err(error);
+                    }
+                    tracing::debug!(lock = %kind.name(), %error, "trying again");
+                    self.pause(pause, patience).await;
+                    pause = (pause * 2).min(PAUSE.1);
                 }
-                let alarm = |at| core.sleep_until(at);
-                match waiter.wait(ttl, core.config.poll_cap, limit, alarm).await {
-                    Woken::Told(permit) => told = Some(permit),
-                    Woken::Poll => {}
-                    Woken::TimedOut => return Ok(None),
-                    Woken::Closed => return Err(Error::Closed),
-                }
-            }
-            Attempt::Failed(error) => {
-                drop(told.take()); // the next waiter may have better luck
-                let since = *failing_since.get_or_insert_with(Instant::now);
-                let patience = limit.unwrap_or(since + core.config.outage_patience);
-                if Instant::now() >= patience {
-                    return Err(error);
-                }
-                tracing::debug!(lock = %kind.name(), %error, "trying again");
-                this.pause(pause, patience).await;
-                pause = (pause * 2).min(PAUSE.1);
             }
         }
     }
@@ -117,18 +132,24 @@ fn forget(told: &mut Option<OwnedSemaphorePermit>) {
 }
 
 impl Acquire<'_> {
-    /// One attempt, given up a little after the end of the wait. It then counts as cancelled.
-    async fn attempt_until(&self, limit: Option<Instant>) -> Result<Attempt> {
-        let limit = match limit {
+    /// One attempt, given up a little after the end of the wait: it then counts as cancelled.
+    ///
+    /// In a box, so that a waiter, which spends its time elsewhere, stays small.
+    fn attempt_in_time(&self) -> Pin<Box<dyn Future<Output = Result<Attempt>> + Send + '_>> {
+        match self.limit {
+            Some(limit) if self.waits && limit + GRACE < Instant::now() + self.core.config.command_timeout() => {
+                Box::pin(async move {
+                    tokio::select! {
+                        biased;
+                        attempt = self.attempt() => attempt,
+                        () = self.core.sleep_until(limit + GRACE) => {
+                            Ok(Attempt::Failed(self.core.silence(self.kind.name())))
+                        }
+                    }
+                })
+            }
             // the command timeout ends it earlier: no timer on the hot path
-            Some(limit) if limit + GRACE < Instant::now() + self.core.config.command_timeout() => limit + GRACE,
-            _ => return Box::pin(self.attempt()).await,
-        };
-        let attempt = Box::pin(self.attempt());
-        tokio::select! {
-            biased;
-            attempt = attempt => attempt,
-            () = self.core.sleep_until(limit) => Ok(Attempt::Failed(self.core.silence(self.kind.name()))),
+            _ => Box::pin(self.attempt()),
         }
     }
 
@@ -151,10 +172,12 @@ impl Acquire<'_> {
         hold.sending(link.epoch());
         let sent = Instant::now();
         match core.store.acquire(kind.acquire(&plan.owner, millis(self.lease), plan.holds)).await {
-            Ok(Acquired::Yes) => match hold.enter(&plan, sent, self.lease, self.watchdog) {
-                Some(ticket) => Ok(Attempt::Entered((Arc::clone(hold), ticket))),
-                None => Ok(Attempt::Failed(hold.lost_error(LossReason::LeaseExpired))),
-            },
+            Ok(Acquired::Yes) => {
+                match hold.enter(&plan, sent, self.lease, self.watched.then_some(core.config.watchdog_timeout)) {
+                    Some(ticket) => Ok(Attempt::Entered((Arc::clone(hold), ticket))),
+                    None => Ok(Attempt::Failed(hold.lost_error(LossReason::LeaseExpired))),
+                }
+            }
             Ok(Acquired::Busy { ttl }) => {
                 hold.server_holds_nothing();
                 Ok(Attempt::Busy { ttl })

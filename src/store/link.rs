@@ -51,8 +51,8 @@ pub(crate) struct Link {
     client: Client,
     /// The client's own runtime, where timers live: user runtimes may have none, or stop theirs.
     own: Handle,
-    /// The runtime that drives the socket.
-    driver: Handle,
+    /// The runtime that drives the socket, until it ends.
+    driver: Mutex<Handle>,
     up: watch::Sender<bool>,
     /// Connections made so far: answers of one epoch came in the order of their requests.
     epoch: AtomicU64,
@@ -83,7 +83,7 @@ impl Link {
         let link = Arc::new(Self {
             client,
             own,
-            driver,
+            driver: Mutex::new(driver),
             up: watch::Sender::new(true),
             epoch: AtomicU64::new(0),
             connects: Mutex::new(connects),
@@ -100,9 +100,10 @@ impl Link {
 
     async fn init(&self) -> Result<fred::types::ConnectHandle, FredError> {
         // fred spawns its router on the runtime that polls init()
+        let driver = lock(&self.driver).clone();
         let client = self.client.clone();
         let init = async move { client.init().await };
-        let router = InRuntime { runtime: &self.driver, future: Box::pin(init) }.await?;
+        let router = InRuntime { runtime: &driver, future: Box::pin(init) }.await?;
         *lock(&self.router) = Some(router.abort_handle());
         Ok(router)
     }
@@ -134,6 +135,8 @@ impl Link {
                     }
                     self.set_up(false);
                     tracing::warn!(?ended, "the connection task ended; starting it again");
+                    // perhaps with its runtime
+                    *lock(&self.driver) = self.own.clone();
                     router = loop {
                         match self.init().await {
                             Ok(router) => break router,
@@ -213,34 +216,23 @@ impl Link {
     ///
     /// Dropped midway, the request may still execute; it was queued by the first poll, so that whatever is sent
     /// after the drop comes second.
-    pub(crate) async fn eval(&self, call: Call) -> Result<Value, StoreError> {
-        if !self.is_up() {
-            return Err(StoreError::new(StoreErrorKind::Unavailable, false, "not connected"));
-        }
-        let answer = self.in_own_runtime(self.evalsha(call)).await;
-        if answer.is_ok() {
-            self.alive.store(true, Ordering::Release);
-        }
-        answer.map_err(classify)
-    }
-
-    async fn evalsha(&self, call: Call) -> Result<Value, FredError> {
-        let keys: Vec<&str> = call.keys.iter().map(|key| &**key).collect();
-        let args = |args: &[Arg]| -> Vec<Value> {
-            args.iter()
-                .map(|arg| match arg {
-                    Arg::Text(text) => Value::String((&**text).into()),
-                    Arg::Number(number) => Value::String(number.to_string().into()),
-                })
-                .collect()
-        };
-        let script = call.script;
-        match self.client.evalsha(script.sha1.as_str(), keys.clone(), args(&call.args)).await {
-            Err(error) if error.details().starts_with("NOSCRIPT") => {
-                self.client.eval(script.source, keys, args(&call.args)).await
+    pub(crate) fn eval(&self, call: Call) -> impl Future<Output = Result<Value, StoreError>> + Send + '_ {
+        // not an async fn: that would keep room for the whole future beside the box
+        self.in_own_runtime(async move {
+            if !self.is_up() {
+                return Err(StoreError::new(StoreErrorKind::Unavailable, false, "not connected"));
             }
-            answer => answer,
-        }
+            let answer = match self.client.evalsha(call.script.sha1.as_str(), keys(&call), args(&call)).await {
+                Err(error) if error.details().starts_with("NOSCRIPT") => {
+                    Box::pin(self.client.eval(call.script.source, keys(&call), args(&call))).await
+                }
+                answer => answer,
+            };
+            if answer.is_ok() {
+                self.alive.store(true, Ordering::Release);
+            }
+            answer.map_err(classify)
+        })
     }
 
     /// Waits until everything sent before was executed. The echo is compared: fred may mix up answers.
@@ -306,6 +298,18 @@ impl<F: Future> Future for InRuntime<'_, F> {
         let _context = self.runtime.enter();
         self.future.as_mut().poll(cx)
     }
+}
+
+fn keys(call: &Call) -> Vec<&str> {
+    call.keys.iter().map(|key| &**key).collect()
+}
+
+fn args(call: &Call) -> Vec<Value> {
+    let text = |arg: &Arg| match arg {
+        Arg::Text(text) => (&**text).into(),
+        Arg::Number(number) => number.to_string().into(),
+    };
+    call.args.iter().map(|arg| Value::String(text(arg))).collect()
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
