@@ -10,7 +10,7 @@ use std::{
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::{
-    Anchor, Core, Kind, UnderWay,
+    Core, Kind, UnderWay,
     holds::{Agreement, Hold, Ticket},
     hub::Woken,
 };
@@ -30,7 +30,7 @@ const PAUSE: (Duration, Duration) = (Duration::from_millis(10), Duration::from_m
 pub(crate) type Entered = (Arc<Hold>, Ticket);
 
 /// One acquire, with everything resolved.
-struct Acquire<'a> {
+pub(crate) struct Acquire<'a> {
     core: &'a Core,
     kind: &'a Arc<dyn Kind>,
     owner: OwnerId,
@@ -52,13 +52,8 @@ enum Attempt {
     Failed(Error),
 }
 
-/// Acquires; `None`: busy until the wait was over.
-pub(crate) async fn acquire(anchor: &Anchor, kind: &Arc<dyn Kind>, options: AcquireOptions) -> Result<Option<Entered>> {
-    Acquire::new(anchor, kind, options)?.run().await
-}
-
 impl<'a> Acquire<'a> {
-    fn new(core: &'a Core, kind: &'a Arc<dyn Kind>, options: AcquireOptions) -> Result<Self> {
+    pub(crate) fn new(core: &'a Core, kind: &'a Arc<dyn Kind>, options: AcquireOptions) -> Result<Self> {
         let started = Instant::now();
         Ok(Self {
             core,
@@ -75,49 +70,58 @@ impl<'a> Acquire<'a> {
         })
     }
 
-    async fn run(self) -> Result<Option<Entered>> {
-        let Self { core, kind, .. } = self;
+    /// Acquires; `None`: busy until the wait was over.
+    pub(crate) async fn run(&self) -> Result<Option<Entered>> {
         // listening before the first try spares the second
-        let mut waiter = if self.waits { core.hub.join_existing(kind.channel()) } else { None };
+        let mut waiter = if self.waits { self.core.join_existing(self.kind.channel()) } else { None };
         let mut told = None;
         let (mut attempts, mut failing_since, mut pause) = (0_u32, None, PAUSE.0);
         loop {
-            core.check_open()?;
+            self.core.check_open()?;
             attempts += 1;
-            match self.attempt_in_time().await? {
+            // nothing of an attempt lives on while its waiter sleeps
+            let failure = match self.attempt_in_time().await? {
                 Attempt::Entered(entered) => {
                     forget(&mut told);
                     if attempts > 1 {
                         let waited_ms = millis(self.started.elapsed());
-                        tracing::debug!(lock = %kind.name(), owner = %self.owner, waited_ms, attempts, "acquired");
+                        tracing::debug!(lock = %self.kind.name(), owner = %self.owner, waited_ms, attempts, "acquired");
                     }
                     return Ok(Some(entered));
                 }
                 Attempt::Busy { ttl } => {
                     forget(&mut told);
-                    (failing_since, pause) = (None, PAUSE.0);
                     if self.limit.is_some_and(|limit| limit <= Instant::now()) {
                         return Ok(None);
                     }
-                    let waiter = waiter.get_or_insert_with(|| core.hub.join(kind.channel()));
-                    let alarm = |at| core.sleep_until(at);
-                    match waiter.wait(ttl, core.config.poll_cap, self.limit, alarm).await {
+                    waiter.get_or_insert_with(|| self.core.join(self.kind.channel())).look_after(ttl);
+                    None
+                }
+                Attempt::Failed(error) => {
+                    drop(told.take()); // the next waiter may have better luck
+                    let since = *failing_since.get_or_insert_with(Instant::now);
+                    let patience = self.limit.unwrap_or(since + self.core.config.outage_patience);
+                    if Instant::now() >= patience {
+                        return Err(error);
+                    }
+                    tracing::debug!(lock = %self.kind.name(), %error, "trying again");
+                    Some(patience)
+                }
+            };
+            match (failure, &waiter) {
+                (Some(patience), _) => {
+                    self.pause(pause, patience).await;
+                    pause = (pause * 2).min(PAUSE.1);
+                }
+                (None, None) => {}
+                (None, Some(waiter)) => {
+                    (failing_since, pause) = (None, PAUSE.0);
+                    match waiter.wait(self.limit).await {
                         Woken::Told(permit) => told = Some(permit),
                         Woken::Poll => {}
                         Woken::TimedOut => return Ok(None),
                         Woken::Closed => return Err(Error::Closed),
                     }
-                }
-                Attempt::Failed(error) => {
-                    drop(told.take()); // the next waiter may have better luck
-                    let since = *failing_since.get_or_insert_with(Instant::now);
-                    let patience = self.limit.unwrap_or(since + core.config.outage_patience);
-                    if Instant::now() >= patience {
-                        return Err(error);
-                    }
-                    tracing::debug!(lock = %kind.name(), %error, "trying again");
-                    self.pause(pause, patience).await;
-                    pause = (pause * 2).min(PAUSE.1);
                 }
             }
         }
@@ -206,16 +210,20 @@ impl Acquire<'_> {
         if transient { Ok(Attempt::Failed(error)) } else { Err(error) }
     }
 
-    /// Waits until the server can be reached, and a little longer, with jitter; at most until `patience`.
-    async fn pause(&self, pause: Duration, patience: Instant) {
-        let left = patience.saturating_duration_since(Instant::now());
-        if !self.core.store.link(self.kind.name()).is_up() {
-            tokio::select! {
-                () = self.core.store.link(self.kind.name()).wait_up() => return,
-                () = self.core.sleep_until(patience) => return,
+    /// Waits until the server can be reached, and a little longer, with jitter; at most until `patience`. In a box, as
+    /// it is rare.
+    fn pause(&self, pause: Duration, patience: Instant) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
+        let link = self.core.store.link(self.kind.name());
+        Box::pin(async move {
+            if !link.is_up() {
+                tokio::select! {
+                    () = link.wait_up() => {}
+                    () = self.core.sleep_until(patience) => {}
+                }
+                return;
             }
-        }
-        let jitter = pause.mul_f64(0.5 + 0.5 * super::random_fraction());
-        self.core.sleep_until(Instant::now() + jitter.min(left)).await;
+            let jitter = pause.mul_f64(0.5 + 0.5 * super::random_fraction());
+            self.core.sleep_until(patience.min(Instant::now() + jitter)).await;
+        })
     }
 }

@@ -17,6 +17,7 @@ use tokio::{
     time::{Sleep, sleep, sleep_until},
 };
 
+use super::Core;
 use crate::{
     error::StoreErrorKind,
     store::{ChannelMessage, Link},
@@ -82,14 +83,14 @@ impl Gate {
 /// One waiter at a gate; leaves it when dropped.
 #[derive(Debug)]
 pub(crate) struct Waiter<'a> {
-    hub: &'a Hub,
+    core: &'a Core,
     gate: Arc<Gate>,
 }
 
 impl Drop for Waiter<'_> {
     fn drop(&mut self) {
         if self.gate.waiters.fetch_sub(1, Ordering::AcqRel) == 1 {
-            let _ = self.hub.requests.send(Request::Left(Arc::clone(&self.gate)));
+            let _ = self.core.hub.requests.send(Request::Left(Arc::clone(&self.gate)));
         }
     }
 }
@@ -113,8 +114,8 @@ impl Hub {
         (Self { gates: DashMap::new(), requests, closed: AtomicBool::new(false) }, queue)
     }
 
-    /// Waits at a channel from now on; the first one subscribes.
-    pub(crate) fn join(&self, channel: &Arc<str>) -> Waiter<'_> {
+    /// Counts one waiter more at a channel; the first one subscribes.
+    fn enter(&self, channel: &Arc<str>) -> Arc<Gate> {
         let gate = match self.gates.entry(Arc::clone(channel)) {
             Entry::Occupied(gate) => {
                 let gate = gate.get();
@@ -140,15 +141,7 @@ impl Hub {
         if self.closed.load(Ordering::Acquire) {
             gate.permits.close();
         }
-        Waiter { hub: self, gate }
-    }
-
-    /// As [`Hub::join`], if somebody waits there already. Whoever listens before trying needs to try but once.
-    pub(crate) fn join_existing(&self, channel: &Arc<str>) -> Option<Waiter<'_>> {
-        if self.gates.is_empty() || !self.gates.contains_key(channel) {
-            return None;
-        }
-        Some(self.join(channel))
+        gate
     }
 
     fn get(&self, channel: &str) -> Option<Arc<Gate>> {
@@ -179,43 +172,60 @@ impl Hub {
     }
 }
 
+impl Core {
+    /// Waits at a channel from now on.
+    pub(super) fn join(&self, channel: &Arc<str>) -> Waiter<'_> {
+        Waiter { core: self, gate: self.hub.enter(channel) }
+    }
+
+    /// As [`Core::join`], if somebody waits there already. Whoever listens before trying needs to try but once.
+    pub(super) fn join_existing(&self, channel: &Arc<str>) -> Option<Waiter<'_>> {
+        (!self.hub.gates.is_empty() && self.hub.gates.contains_key(channel)).then(|| self.join(channel))
+    }
+}
+
 impl Waiter<'_> {
-    /// Sleeps until told, until it is time to look (`ttl` over, at most `poll_cap`), or until `limit`.
-    pub(crate) async fn wait(
-        &self,
-        ttl: Option<Duration>,
-        poll_cap: Duration,
-        limit: Option<Instant>,
-        alarm: impl Fn(Instant) -> Sleep,
-    ) -> Woken {
-        let gate = &self.gate;
-        let now = Instant::now();
+    /// The lock is busy, for `ttl` at most: somebody must look by then, or when the poll cap is over.
+    pub(crate) fn look_after(&self, ttl: Option<Duration>) {
+        let (now, cap) = (Instant::now(), self.core.config.poll_cap);
         // one millisecond more: the server rounds the TTL down
-        let poll = now + ttl.map_or(poll_cap, |ttl| poll_cap.min(ttl + Duration::from_millis(1)));
-        {
-            let mut next = gate.next_poll();
-            *next = if *next <= now { poll } else { poll.min(*next) };
-        }
-        let told = Arc::clone(&gate.permits).acquire_owned();
+        let poll = now + ttl.map_or(cap, |ttl| cap.min(ttl + Duration::from_millis(1)));
+        let mut next = self.gate.next_poll();
+        *next = if *next <= now { poll } else { poll.min(*next) };
+    }
+
+    /// Sleeps until told, until it is this waiter's turn to look, or until `limit`.
+    pub(crate) async fn wait(&self, limit: Option<Instant>) -> Woken {
+        let told = Arc::clone(&self.gate.permits).acquire_owned();
         tokio::pin!(told);
         loop {
-            let next = *gate.next_poll();
-            let until = limit.map_or(next, |limit| limit.min(next));
             tokio::select! {
                 biased;
                 permit = &mut told => return permit.map_or(Woken::Closed, Woken::Told),
-                () = alarm(until) => {}
+                () = self.alarm(limit) => {}
             }
-            let now = Instant::now();
-            if limit.is_some_and(|limit| limit <= now) {
+            if limit.is_some_and(|limit| limit <= Instant::now()) {
                 return Woken::TimedOut;
             }
-            let mut next = gate.next_poll();
-            if *next <= now {
-                *next = now + poll_cap;
+            if self.is_my_turn_to_look() {
                 return Woken::Poll;
             }
         }
+    }
+
+    fn alarm(&self, limit: Option<Instant>) -> Sleep {
+        let next = *self.gate.next_poll();
+        self.core.sleep_until(limit.map_or(next, |limit| limit.min(next)))
+    }
+
+    fn is_my_turn_to_look(&self) -> bool {
+        let now = Instant::now();
+        let mut next = self.gate.next_poll();
+        let due = *next <= now;
+        if due {
+            *next = now + self.core.config.poll_cap;
+        }
+        due
     }
 }
 

@@ -8,7 +8,7 @@ use async_trait::async_trait;
 
 pub(crate) use self::reentrant::Reentrant;
 use crate::{
-    engine::{Anchor, Kind, acquire},
+    engine::{Anchor, Kind, acquire::Acquire},
     error::Result,
     guard::LockGuard,
     options::AcquireOptions,
@@ -38,7 +38,7 @@ impl RLock for Lock {
     }
 
     async fn acquire(&self, options: AcquireOptions) -> Result<Option<LockGuard>> {
-        let entered = acquire::acquire(&self.anchor, &self.kind, options).await?;
+        let entered = Acquire::new(&self.anchor, &self.kind, options)?.run().await?;
         Ok(entered.map(|entered| LockGuard::new(Arc::clone(&self.anchor), entered)))
     }
 
