@@ -45,7 +45,6 @@ impl LockClient {
     }
 
     /// A builder with the default configuration.
-    #[must_use]
     pub fn builder() -> LockClientBuilder {
         LockClientBuilder { config: Config::default(), driver: None }
     }

@@ -128,7 +128,7 @@ impl Acquire<'_> {
         tokio::select! {
             biased;
             attempt = attempt => attempt,
-            () = self.core.sleep_until(limit) => Ok(Attempt::Failed(self.core.silence(self.kind.name()))),
+            () = self.core.sleep_until(limit) => Ok(Attempt::Failed(super::silence(self.kind.name()))),
         }
     }
 
@@ -179,7 +179,7 @@ impl Acquire<'_> {
 
     fn failed(&self, error: StoreError) -> Result<Attempt> {
         let transient = error.is_transient();
-        let error = self.core.store_error(self.kind.name(), error);
+        let error = super::store_error(self.kind.name(), error);
         if transient { Ok(Attempt::Failed(error)) } else { Err(error) }
     }
 

@@ -122,7 +122,7 @@ impl Store {
         reply::renewed(&self.eval(call).await?, locks)
     }
 
-    /// Runs a force_release script.
+    /// Runs a `force_release` script.
     pub(crate) async fn force_release(&self, call: Call) -> Result<Forced, StoreError> {
         reply::forced(&self.eval(call).await?)
     }
