@@ -1,3 +1,9 @@
+// where docs.rs serves the files that the README links to: the first definition of a link wins
+#![doc = "[ARCHITECTURE.md]: https://docs.rs/crate/nestlock/latest/source/ARCHITECTURE.md"]
+#![doc = "[BENCHMARKS.md]: https://docs.rs/crate/nestlock/latest/source/BENCHMARKS.md"]
+#![doc = "[CHANGELOG.md]: https://docs.rs/crate/nestlock/latest/source/CHANGELOG.md"]
+#![doc = "[CONTRIBUTING.md]: https://docs.rs/crate/nestlock/latest/source/CONTRIBUTING.md"]
+#![doc = ""]
 #![doc = include_str!("../README.md")]
 
 mod client;
