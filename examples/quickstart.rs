@@ -1,6 +1,7 @@
 //! A nested critical section: two functions that each take the same lock, one calls the other.
 //!
-//! Run: `cargo run --example quickstart`  (uses NESTLOCK_URL, else a private redis-server from PATH)
+//! Run: `cargo run --example quickstart`  (uses `NESTLOCK_URL`, else a private redis-server from PATH)
+#![allow(clippy::print_stdout)]
 
 mod support;
 
@@ -14,7 +15,9 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     checkout(&client).await?;
 
     let stock = client.reentrant_lock("stock")?;
-    println!("after:    locked: {}", stock.is_locked().await?);
+    let locked = stock.is_locked().await?;
+    println!("after:    locked: {locked}");
+    assert!(!locked);
     client.shutdown().await?;
     Ok(())
 }
@@ -25,13 +28,17 @@ async fn checkout(client: &LockClient) -> nestlock::Result<()> {
     let guard = stock.lock().await?;
     println!("checkout: hold count {}", stock.hold_count(&guard.owner()).await?);
     reserve(client).await?;
-    println!("checkout: hold count {}", stock.hold_count(&guard.owner()).await?);
+    let holds = stock.hold_count(&guard.owner()).await?;
+    println!("checkout: hold count {holds}");
+    assert_eq!(holds, 1);
     guard.unlock().await
 }
 
 async fn reserve(client: &LockClient) -> nestlock::Result<()> {
     let stock = client.reentrant_lock("stock")?;
     let guard = stock.lock().await?;
-    println!("reserve:  hold count {}", stock.hold_count(&guard.owner()).await?);
+    let holds = stock.hold_count(&guard.owner()).await?;
+    println!("reserve:  hold count {holds}");
+    assert_eq!(holds, 2);
     guard.unlock().await
 }

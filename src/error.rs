@@ -159,6 +159,15 @@ impl StoreError {
         Self { kind, may_have_executed, source: source.into() }
     }
 
+    /// The same, of a connection over which nothing was asked yet.
+    pub(crate) fn before_any_request(mut self) -> Self {
+        self.may_have_executed = false;
+        if self.kind == StoreErrorKind::Disconnected {
+            self.kind = StoreErrorKind::Unavailable;
+        }
+        self
+    }
+
     /// What kind of failure it was.
     #[must_use]
     pub fn kind(&self) -> StoreErrorKind {

@@ -147,7 +147,7 @@ impl Acquire<'_> {
                         biased;
                         attempt = self.attempt() => attempt,
                         () = self.core.sleep_until(limit + GRACE) => {
-                            Ok(Attempt::Failed(self.core.silence(self.kind.name())))
+                            Ok(Attempt::Failed(super::silence(self.kind.name())))
                         }
                     }
                 })
@@ -206,7 +206,7 @@ impl Acquire<'_> {
 
     fn failed(&self, error: StoreError) -> Result<Attempt> {
         let transient = error.is_transient();
-        let error = self.core.store_error(self.kind.name(), error);
+        let error = super::store_error(self.kind.name(), error);
         if transient { Ok(Attempt::Failed(error)) } else { Err(error) }
     }
 

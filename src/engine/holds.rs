@@ -401,7 +401,11 @@ impl Hold {
 
     /// Gives one hold back, in our books; the server is told by [`Hold::agree`].
     pub(crate) fn leave(&self, ticket: Ticket) -> Result<()> {
-        self.remaining(ticket)?;
+        if let Err(error) = self.remaining(ticket) {
+            // told to this caller, and not again to the next acquire
+            self.lose_generation(ticket.generation, LossReason::LeaseExpired);
+            return Err(error);
+        }
         self.leave_one(|state| state.watched -= u32::from(ticket.watched && state.watched > 0))
     }
 

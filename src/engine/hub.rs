@@ -310,7 +310,9 @@ async fn subscribe_batch(link: &Link, batch: &[Arc<Gate>]) -> Vec<Arc<Gate>> {
         Err(error) => Err(error),
     };
     let Err(error) = outcome else {
-        batch.iter().for_each(|gate| gate.live());
+        for gate in batch {
+            gate.live();
+        }
         return Vec::new();
     };
     if !link.is_up() {

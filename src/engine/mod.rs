@@ -172,20 +172,6 @@ impl Core {
         }
     }
 
-    /// A failure of the store, told as one of this lock.
-    pub(crate) fn store_error(&self, lock: &str, source: StoreError) -> Error {
-        let lock = lock.to_owned();
-        match source.kind() {
-            StoreErrorKind::WrongType => Error::WrongType { lock },
-            _ if source.may_have_executed() => Error::Unconfirmed { lock, source },
-            _ => Error::Store { lock, source },
-        }
-    }
-
-    fn silence(&self, lock: &str) -> Error {
-        self.store_error(lock, StoreError::new(StoreErrorKind::Timeout, true, "no answer before the wait was over"))
-    }
-
     /// How long a settlement may take while the server answers.
     fn settling_time(&self) -> Duration {
         2 * self.config.command_timeout() + Duration::from_millis(100)
@@ -220,7 +206,7 @@ impl Core {
             };
             drop(turn);
             if !error.is_transient() || Instant::now() + pause > budget {
-                return Err(self.store_error(hold.lock_name(), error));
+                return Err(store_error(hold.lock_name(), error));
             }
             self.sleep_until(Instant::now() + pause).await;
             tokio::select! {
@@ -248,14 +234,14 @@ impl Core {
             return Err(not_held());
         }
         // handed over by another client: the count is in the record only
-        let holds = self.hold_count(kind, owner).await?;
-        if holds == 0 {
-            return Err(not_held());
-        }
+        let holds = match self.inspect(kind).await? {
+            Inspected::Held { owner: holder, holds, .. } if holder == *owner => holds,
+            _ => return Err(not_held()),
+        };
         match self.store.release(kind.release(owner, holds - 1)).await {
             Ok(crate::store::Released::NotHeld) => Err(not_held()),
             Ok(_) => Ok(()),
-            Err(error) => Err(self.store_error(kind.name(), error)),
+            Err(error) => Err(store_error(kind.name(), error)),
         }
     }
 
@@ -270,14 +256,14 @@ impl Core {
         }
         let name = current.map_or_else(|| owner.clone(), |(hold, _)| hold.owner());
         let (sent, answer) = watchdog::extend(self, kind.renew(), kind.name(), &name, lease).await;
-        let answer = answer.map_err(|error| self.store_error(kind.name(), error))?;
+        let answer = answer.map_err(|error| store_error(kind.name(), error))?;
         if let Some((hold, generation)) = current {
             hold.renewed(generation, answer, sent, lease, sent + self.config.watchdog_timeout / 3);
         }
         match answer {
             Renewed::Yes => Ok(true),
             Renewed::Gone | Renewed::Taken => Ok(false),
-            Renewed::Unknown => Err(self.silence(kind.name())),
+            Renewed::Unknown => Err(silence(kind.name())),
         }
     }
 
@@ -298,7 +284,7 @@ impl Core {
             }
             Ok(Forced::WasFree) => Ok(false),
             Ok(Forced::WrongKind) => Err(Error::WrongLockKind { lock: kind.name().to_string() }),
-            Err(error) => Err(self.store_error(kind.name(), error)),
+            Err(error) => Err(store_error(kind.name(), error)),
         }
     }
 
@@ -308,7 +294,7 @@ impl Core {
         match self.store.inspect(kind.inspect()).await {
             Ok(Inspected::WrongKind) => Err(Error::WrongLockKind { lock: kind.name().to_string() }),
             Ok(inspected) => Ok(inspected),
-            Err(error) => Err(self.store_error(kind.name(), error)),
+            Err(error) => Err(store_error(kind.name(), error)),
         }
     }
 
@@ -360,6 +346,20 @@ impl Drop for UnderWay<'_> {
     fn drop(&mut self) {
         self.core.tidy(&self.hold);
     }
+}
+
+/// A failure of the store, told as one of this lock.
+fn store_error(lock: &str, source: StoreError) -> Error {
+    let lock = lock.to_owned();
+    match source.kind() {
+        StoreErrorKind::WrongType => Error::WrongType { lock },
+        _ if source.may_have_executed() => Error::Unconfirmed { lock, source },
+        _ => Error::Store { lock, source },
+    }
+}
+
+fn silence(lock: &str) -> Error {
+    store_error(lock, StoreError::new(StoreErrorKind::Timeout, true, "no answer before the wait was over"))
 }
 
 /// A number from 0 to 1, for jitter.

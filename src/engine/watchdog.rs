@@ -22,7 +22,7 @@ use crate::{
     store::{Arg, Call, Renewed, Script},
 };
 
-/// Locks in one script call: the server is blocked for a millisecond or so (`shared/design/fred.md` section 6).
+/// Locks in one script call: the server is blocked for a millisecond or so.
 const BATCH: usize = 500;
 
 struct Renewal {

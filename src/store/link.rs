@@ -316,7 +316,7 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A client that sends each command once at most, with bounds on everything (`shared/design/fred.md` section 9).
+/// A client that sends each command once at most, with bounds on everything.
 fn build(server: &FredConfig, config: &Config) -> Result<Client, StoreError> {
     let mut server = server.clone();
     server.version = RespVersion::RESP3; // pushes and answers on one connection
@@ -396,7 +396,7 @@ fn verdict(kind: &FredKind, details: &str) -> (StoreErrorKind, bool) {
     }
     match kind {
         FredKind::Timeout => (StoreErrorKind::Timeout, true),
-        FredKind::IO => (StoreErrorKind::Disconnected, true),
+        FredKind::IO | FredKind::Canceled => (StoreErrorKind::Disconnected, true),
         FredKind::Backpressure => (StoreErrorKind::Overloaded, false),
         FredKind::Auth => (StoreErrorKind::Auth, false),
         FredKind::Protocol | FredKind::Parse => (StoreErrorKind::Protocol, true),
@@ -408,7 +408,6 @@ fn verdict(kind: &FredKind, details: &str) -> (StoreErrorKind, bool) {
         {
             (StoreErrorKind::Unavailable, false)
         }
-        FredKind::Canceled => (StoreErrorKind::Disconnected, true),
         _ => (StoreErrorKind::Other, true),
     }
 }

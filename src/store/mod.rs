@@ -70,7 +70,10 @@ pub(crate) struct Store {
 impl Store {
     /// Connects. Must run on the client's own runtime.
     pub(crate) async fn connect(endpoint: &Endpoint, config: &Config, own: &Handle, driver: Handle) -> Result<Self> {
-        let unreachable = |source: StoreError| Error::Connect { address: link::address(&endpoint.0), source };
+        let unreachable = |source: StoreError| Error::Connect {
+            address: link::address(&endpoint.0),
+            source: source.before_any_request(),
+        };
         let both = async {
             let scripts = Link::connect(&endpoint.0, config, own.clone(), driver).await?;
             let subscriptions = Link::connect(&endpoint.0, config, own.clone(), own.clone()).await?;
@@ -122,7 +125,7 @@ impl Store {
         reply::renewed(&self.eval(call).await?, locks)
     }
 
-    /// Runs a force_release script.
+    /// Runs a `force_release` script.
     pub(crate) async fn force_release(&self, call: Call) -> Result<Forced, StoreError> {
         reply::forced(&self.eval(call).await?)
     }

@@ -39,7 +39,7 @@ pub(crate) enum Renewed {
     Unknown,
 }
 
-/// What a force_release script answered.
+/// What a `force_release` script answered.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Forced {
     Freed,

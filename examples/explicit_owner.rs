@@ -1,0 +1,72 @@
+//! Who holds a lock, when the calling task is not the answer: named owners, hand-over, and branches of a `join!`.
+//!
+//! Run: `cargo run --example explicit_owner`  (uses `NESTLOCK_URL`, else a private redis-server from PATH)
+#![allow(clippy::print_stdout)]
+
+mod support;
+
+use std::{
+    sync::atomic::{AtomicU32, Ordering},
+    time::Duration,
+};
+
+use nestlock::{AcquireOptions, Lock, LockClient, OwnerId, RLock, Result};
+use tokio::time::sleep;
+
+#[tokio::main]
+async fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
+    let server = support::server()?;
+    let (client, other) = (LockClient::connect(server.url()).await?, LockClient::connect(server.url()).await?);
+
+    // a named owner: every task that uses it shares its holds
+    let lock = client.reentrant_lock("job")?;
+    let options = AcquireOptions::new().owner(client.owner("job-7")?);
+    let first = lock.acquire(options.clone()).await?.ok_or("busy")?;
+    let second = tokio::spawn({
+        let (lock, options) = (lock.clone(), options.clone());
+        async move { lock.acquire(options).await }
+    });
+    let second = second.await??.ok_or("busy")?;
+    let holds = lock.hold_count(&first.owner()).await?;
+    println!("job-7 holds the lock {holds} times, from two tasks");
+    assert_eq!(holds, 2);
+    second.unlock().await?;
+    first.unlock().await?;
+
+    // hand-over: keep the hold, send its owner as text, release it elsewhere. The lease is the net
+    let guard = lock.acquire(options.lease(Duration::from_secs(60))).await?.ok_or("busy")?;
+    let ticket = guard.forget().to_string();
+    let there = other.reentrant_lock("job")?;
+    assert!(there.try_lock().await?.is_none());
+    there.release(&ticket.parse()?).await?;
+    println!("released by another client: locked: {}", there.is_locked().await?);
+    assert!(!there.is_locked().await?);
+
+    // branches of a join! are one task, hence one owner: both get in. A scope makes a branch an owner of its own
+    let lock = client.reentrant_lock("branches")?;
+    let (inside, most) = (AtomicU32::new(0), AtomicU32::new(0));
+    let (a, b) = tokio::join!(branch(&lock, &inside, &most), branch(&lock, &inside, &most));
+    a?;
+    b?;
+    let together = most.swap(0, Ordering::SeqCst);
+    let (a, b) =
+        tokio::join!(OwnerId::scope(branch(&lock, &inside, &most)), OwnerId::scope(branch(&lock, &inside, &most)),);
+    a?;
+    b?;
+    let scoped = most.load(Ordering::SeqCst);
+    println!("branches inside at once: {together} without a scope, {scoped} with one");
+    assert_eq!((together, scoped), (2, 1));
+
+    client.shutdown().await?;
+    other.shutdown().await?;
+    Ok(())
+}
+
+/// Takes the lock, and counts how many branches are inside with it.
+async fn branch(lock: &Lock, inside: &AtomicU32, most: &AtomicU32) -> Result<()> {
+    let guard = lock.lock().await?;
+    most.fetch_max(inside.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+    sleep(Duration::from_millis(50)).await;
+    inside.fetch_sub(1, Ordering::SeqCst);
+    guard.unlock().await
+}

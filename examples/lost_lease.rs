@@ -1,0 +1,56 @@
+//! The lease ends before the work is done: how the holder learns of it, and stops.
+//!
+//! Run: `cargo run --example lost_lease`  (uses `NESTLOCK_URL`, else a private redis-server from PATH)
+#![allow(clippy::print_stdout)]
+
+mod support;
+
+use std::time::{Duration, Instant};
+
+use nestlock::{AcquireOptions, Error, LockClient, LossReason, RLock};
+use tokio::time::sleep;
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let server = support::server()?;
+    // the watchdog renews at a third of its timeout
+    let client = LockClient::builder().watchdog_timeout(Duration::from_secs(1)).connect(server.url()).await?;
+    let lock = client.reentrant_lock("import")?;
+    // a lease of one's own: the watchdog does not renew it
+    let short = AcquireOptions::new().lease(Duration::from_millis(300));
+
+    // the signal, for a select! loop
+    let guard = lock.acquire(short.clone()).await?.ok_or("busy")?;
+    let start = Instant::now();
+    let mut steps = 0;
+    let loss = loop {
+        tokio::select! {
+            loss = guard.lost() => break loss,
+            () = sleep(Duration::from_millis(20)) => steps += 1,
+        }
+    };
+    println!("stopped after {steps} steps, {:?}: {loss}", start.elapsed());
+    assert!(start.elapsed() < Duration::from_secs(5) && guard.is_lost());
+
+    // a release that comes too late says so
+    let late = guard.unlock().await;
+    assert!(matches!(late, Err(Error::Lost { reason: LossReason::LeaseExpired, .. })), "{late:?}");
+
+    // the same in one call: the work is dropped when the lock is lost
+    let lock = client.reentrant_lock("export")?;
+    let guard = lock.acquire(short).await?.ok_or("busy")?;
+    let outcome = guard.run_until_lost(sleep(Duration::from_secs(60))).await;
+    println!("run_until_lost: {outcome:?}");
+    assert!(matches!(outcome, Err(Error::Lost { .. })));
+    drop(guard);
+
+    // without a lease of one's own the watchdog renews, however long the work takes
+    let lock = client.reentrant_lock("backup")?;
+    let guard = lock.lock().await?;
+    let done = guard.run_until_lost(sleep(Duration::from_millis(2500))).await;
+    println!("renewed: {done:?}");
+    done?;
+    guard.unlock().await?;
+    client.shutdown().await?;
+    Ok(())
+}
