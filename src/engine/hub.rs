@@ -58,13 +58,15 @@ pub(crate) struct Gate {
 
 impl Gate {
     fn wake_one(&self) {
-        if self.permits.available_permits() < self.waiters.load(Ordering::Acquire) {
+        // one also where nobody waits: somebody may have tried already, and be about to wait
+        if self.permits.available_permits() < self.waiters.load(Ordering::Acquire).max(1) {
             self.permits.add_permits(1);
         }
     }
 
     fn wake_all(&self) {
-        let missing = self.waiters.load(Ordering::Acquire).saturating_sub(self.permits.available_permits());
+        let wanted = self.waiters.load(Ordering::Acquire).max(1);
+        let missing = wanted.saturating_sub(self.permits.available_permits());
         self.permits.add_permits(missing);
     }
 
@@ -113,16 +115,13 @@ impl Hub {
         (Self { gates: DashMap::new(), requests, closed: AtomicBool::new(false) }, queue)
     }
 
-    /// Waits at a channel from now on; the first one subscribes.
+    /// Waits at a channel from now on; the first one subscribes. For who has tried before: a permit that nobody was
+    /// there to take may be news to it.
     pub(crate) fn join(&self, channel: &Arc<str>) -> Waiter<'_> {
         let gate = match self.gates.entry(Arc::clone(channel)) {
             Entry::Occupied(gate) => {
-                let gate = gate.get();
-                if gate.waiters.fetch_add(1, Ordering::AcqRel) == 0 {
-                    // permits that nobody was there to take are old news
-                    gate.permits.forget_permits(usize::MAX >> 4);
-                }
-                Arc::clone(gate)
+                gate.get().waiters.fetch_add(1, Ordering::AcqRel);
+                Arc::clone(gate.get())
             }
             Entry::Vacant(place) => {
                 let gate = Arc::new(Gate {
@@ -145,10 +144,17 @@ impl Hub {
 
     /// As [`Hub::join`], if somebody waits there already. Whoever listens before trying needs to try but once.
     pub(crate) fn join_existing(&self, channel: &Arc<str>) -> Option<Waiter<'_>> {
-        if self.gates.is_empty() || !self.gates.contains_key(channel) {
+        if self.gates.is_empty() {
             return None;
         }
-        Some(self.join(channel))
+        let gate = self.get(channel)?;
+        let nobody_waits = gate.waiters.load(Ordering::Acquire) == 0;
+        let waiter = self.join(channel);
+        if nobody_waits {
+            // permits that nobody was there to take are older than the try to come
+            gate.permits.forget_permits(usize::MAX >> 4);
+        }
+        Some(waiter)
     }
 
     fn get(&self, channel: &str) -> Option<Arc<Gate>> {
@@ -271,6 +277,8 @@ pub(crate) async fn subscribe(hub: &Hub, link: &Link, mut queue: mpsc::Unbounded
         }
         connected |= link.is_up();
         let unused = remove_left(hub, &mut left);
+        // a repetition must not subscribe for a gate that is gone: nobody would unsubscribe
+        wanted.retain(|gate| hub.get(&gate.channel).is_some_and(|kept| Arc::ptr_eq(&kept, gate)));
         if connected {
             for batch in std::mem::take(&mut wanted).chunks(BATCH) {
                 wanted.extend(subscribe_batch(link, batch).await);
