@@ -128,8 +128,9 @@ async fn r85_a_release_between_the_try_and_joining_an_old_subscription_is_not_mi
         tries(&server, before, 1).await;
         // another task subscribes meanwhile, and gives up; the subscription outlives it a little
         let brief = client.reentrant_lock(&name).unwrap();
-        let brief = tokio::spawn(async move { brief.try_lock_for(Duration::from_millis(20)).await.unwrap().is_none() });
-        assert!(brief.await.unwrap());
+        let brief = tokio::spawn(async move { brief.try_lock_for(Duration::from_millis(30)).await });
+        // on a slow machine the time may be over before the answer is there
+        assert!(!matches!(brief.await.unwrap(), Ok(Some(_))));
         other.release();
         // the message has been read by whoever reads it
         client.reentrant_lock("warm").unwrap().lock().await.unwrap().unlock().await.unwrap();
