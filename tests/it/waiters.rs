@@ -350,7 +350,7 @@ async fn a_waiter_dropped_with_a_wake_up_in_hand_passes_it_on() {
         let other = ByHand::hold(&server, &name, NEVER);
         let before = server.script_count();
         let lock = client.reentrant_lock(&name).unwrap();
-        {
+        let behind = {
             let mut first = pin!(lock.lock());
             // the first in the queue: waits, is woken, and is not polled any more
             let parked = tokio::time::timeout(ms(30), first.as_mut()).await;
@@ -360,9 +360,8 @@ async fn a_waiter_dropped_with_a_wake_up_in_hand_passes_it_on() {
             other.release();
             // whether or not its wake-up has arrived by now
             tokio::time::sleep(ms(round % 4)).await;
-            drop(behind);
-        }
-        let next = client.reentrant_lock(&name).unwrap();
-        tokio::time::timeout(PROMPT, next.lock()).await.expect("a wake-up").unwrap().unlock().await.unwrap();
+            behind
+        };
+        all_end("the one behind", PROMPT, behind).await;
     }
 }
