@@ -260,8 +260,7 @@ impl Hold {
 
     /// What the next acquire should send. A re-entry into a hold whose lease is over is refused.
     pub(crate) fn plan(&self, holds: &Holds, max_holds: u32) -> Result<Plan> {
-        if self.state().count > 0 && self.remaining_now().is_zero() {
-            self.lose(LossReason::LeaseExpired);
+        if self.lose_if_over() {
             return Err(self.lost_error(LossReason::LeaseExpired));
         }
         let mut state = self.state();
@@ -306,6 +305,7 @@ impl Hold {
         lease: Duration,
         watchdog: Option<Duration>,
     ) -> Option<Ticket> {
+        self.lose_if_over();
         let mut state = self.state();
         state.server = ServerSide::Holds(plan.holds);
         let deadline = sent + validity(lease);
@@ -345,10 +345,6 @@ impl Hold {
         })
     }
 
-    fn remaining_now(&self) -> Duration {
-        self.state().deadline.saturating_duration_since(Instant::now())
-    }
-
     /// Resolves when a generation of this hold ended after the call.
     pub(crate) fn ended(&self) -> tokio::sync::futures::Notified<'_> {
         self.ended.notified()
@@ -370,8 +366,10 @@ impl Hold {
         }
     }
 
-    /// Takes in what a renewal sent at `sent` was answered; a later end of the generation wins.
+    /// Takes in what a renewal sent at `sent` was answered; a later end of the generation wins. So does a lease that
+    /// ended before the answer came: whoever looked has been told that the lock is lost.
     pub(crate) fn renewed(&self, generation: u64, answer: Renewed, sent: Instant, lease: Duration, next: Instant) {
+        self.lose_if_over();
         let reason = {
             let mut state = self.state();
             if state.generation != generation || state.count == 0 {
@@ -402,7 +400,7 @@ impl Hold {
     /// Gives one hold back, in our books; the server is told by [`Hold::agree`].
     pub(crate) fn leave(&self, ticket: Ticket) -> Result<()> {
         if let Err(error) = self.remaining(ticket) {
-            // told to this caller, and not again to the next acquire
+            // told to this caller, and not again to the next acquire; and nothing may bring this hold back
             self.lose_generation(ticket.generation, LossReason::LeaseExpired);
             return Err(error);
         }
@@ -441,6 +439,18 @@ impl Hold {
         if let Some(generation) = self.generation() {
             self.lose_generation(generation, reason);
         }
+    }
+
+    /// Ends a generation whose lease is over; whether it did.
+    fn lose_if_over(&self) -> bool {
+        let over = {
+            let state = self.state();
+            (state.count > 0 && state.deadline <= Instant::now()).then_some(state.generation)
+        };
+        if let Some(generation) = over {
+            self.lose_generation(generation, LossReason::LeaseExpired);
+        }
+        over.is_some()
     }
 
     /// The lock is not ours any more, if `generation` still is the current one.

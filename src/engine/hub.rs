@@ -59,13 +59,15 @@ pub(crate) struct Gate {
 
 impl Gate {
     fn wake_one(&self) {
-        if self.permits.available_permits() < self.waiters.load(Ordering::Acquire) {
+        // one also where nobody waits: somebody may have tried already, and be about to wait
+        if self.permits.available_permits() < self.waiters.load(Ordering::Acquire).max(1) {
             self.permits.add_permits(1);
         }
     }
 
     fn wake_all(&self) {
-        let missing = self.waiters.load(Ordering::Acquire).saturating_sub(self.permits.available_permits());
+        let wanted = self.waiters.load(Ordering::Acquire).max(1);
+        let missing = wanted.saturating_sub(self.permits.available_permits());
         self.permits.add_permits(missing);
     }
 
@@ -114,16 +116,13 @@ impl Hub {
         (Self { gates: DashMap::new(), requests, closed: AtomicBool::new(false) }, queue)
     }
 
-    /// Counts one waiter more at a channel; the first one subscribes.
+    /// Counts one waiter more at a channel; the first one subscribes. A permit that nobody was there to take stays: who
+    /// comes now may have tried before the message came.
     fn enter(&self, channel: &Arc<str>) -> Arc<Gate> {
         let gate = match self.gates.entry(Arc::clone(channel)) {
             Entry::Occupied(gate) => {
-                let gate = gate.get();
-                if gate.waiters.fetch_add(1, Ordering::AcqRel) == 0 {
-                    // permits that nobody was there to take are old news
-                    gate.permits.forget_permits(usize::MAX >> 4);
-                }
-                Arc::clone(gate)
+                gate.get().waiters.fetch_add(1, Ordering::AcqRel);
+                Arc::clone(gate.get())
             }
             Entry::Vacant(place) => {
                 let gate = Arc::new(Gate {
@@ -281,6 +280,8 @@ pub(crate) async fn subscribe(hub: &Hub, link: &Link, mut queue: mpsc::Unbounded
         }
         connected |= link.is_up();
         let unused = remove_left(hub, &mut left);
+        // a repetition must not subscribe for a gate that is gone: nobody would unsubscribe
+        wanted.retain(|gate| hub.get(&gate.channel).is_some_and(|kept| Arc::ptr_eq(&kept, gate)));
         if connected {
             for batch in std::mem::take(&mut wanted).chunks(BATCH) {
                 wanted.extend(subscribe_batch(link, batch).await);

@@ -259,6 +259,9 @@ impl Core {
         let answer = answer.map_err(|error| store_error(kind.name(), error))?;
         if let Some((hold, generation)) = current {
             hold.renewed(generation, answer, sent, lease, sent + self.config.watchdog_timeout / 3);
+            if hold.generation() != Some(generation) {
+                return Ok(false); // it ended before the answer came
+            }
         }
         match answer {
             Renewed::Yes => Ok(true),

@@ -85,9 +85,8 @@ async fn renew(core: &Arc<Core>, script: &'static Script, batch: &[Renewal]) -> 
                 let next = if answer == Renewed::Unknown { retry } else { again };
                 soonest = soonest.min(next);
                 renewal.hold.renewed(renewal.generation, answer, sent, lease, next);
-                if answer != Renewed::Yes {
-                    core.tidy(&renewal.hold);
-                }
+                // lost, or released meanwhile
+                core.tidy(&renewal.hold);
             }
             soonest
         }

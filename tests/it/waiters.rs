@@ -1,1 +1,367 @@
-//! stub
+//! Many waiters: what they cost, and that each of them gets its turn or its answer in time.
+
+use std::{
+    pin::pin,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use nestlock::{AcquireOptions, Error, LockClient, RLock};
+use rand::{Rng, seq::SliceRandom};
+use tokio::task::JoinHandle;
+
+use crate::support::{
+    Server,
+    child::{ByHand, Worker, channel},
+    eventually,
+};
+
+/// So far beyond each test's patience that a missed wake-up shows.
+const NEVER: Duration = Duration::from_secs(60);
+/// A wake-up came if it took less than this.
+const PROMPT: Duration = Duration::from_secs(15);
+
+fn ms(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+async fn patient_client(server: &Server) -> LockClient {
+    let client = server.client_with(|builder| builder.poll_cap(NEVER)).await;
+    client.reentrant_lock("warm").unwrap().lock().await.unwrap().unlock().await.unwrap();
+    client
+}
+
+fn waiters(client: &LockClient, lock: &str, count: usize) -> Vec<JoinHandle<()>> {
+    (0..count)
+        .map(|_| {
+            let lock = client.reentrant_lock(lock).unwrap();
+            tokio::spawn(async move { lock.lock().await.unwrap().unlock().await.unwrap() })
+        })
+        .collect()
+}
+
+async fn all_end(what: &str, limit: Duration, tasks: Vec<JoinHandle<()>>) {
+    let all = async {
+        for task in tasks {
+            task.await.expect("a task that does not fail");
+        }
+    };
+    tokio::time::timeout(limit, all).await.unwrap_or_else(|_| panic!("not within {limit:?}: {what}"));
+}
+
+async fn tries(server: &Server, before: u64, count: u64) {
+    eventually(&format!("{count} tries"), || async { server.script_count() >= before + count }).await;
+}
+
+/// Parks waiters of some clients at one lock, frees it, and counts the scripts that each hold cost in all.
+async fn scripts_per_hold(clients: usize, each: usize) -> f64 {
+    let server = Server::start();
+    let mut many = Vec::new();
+    for _ in 0..clients {
+        many.push(patient_client(&server).await);
+    }
+    let other = ByHand::hold(&server, "l", 10 * NEVER);
+    let before = server.script_count();
+    let tasks: Vec<_> = many.iter().flat_map(|client| waiters(client, "l", each)).collect();
+    tries(&server, before, (clients * each) as u64).await;
+    let start = Instant::now();
+    other.release();
+    all_end("all waiters", 2 * PROMPT, tasks).await;
+    let scripts = (server.script_count() - before) as f64 / (clients * each) as f64;
+    println!("{clients} x {each} waiters: {scripts:.3} scripts per hold, drained in {:?}", start.elapsed());
+    assert!(!server.exists("l"));
+    scripts
+}
+
+#[tokio::test]
+async fn a_thousand_waiters_of_one_client_cost_three_scripts_each() {
+    let scripts = scripts_per_hold(1, 1000).await;
+    assert!(scripts <= 3.1, "{scripts}");
+}
+
+#[tokio::test]
+async fn a_thousand_waiters_of_four_clients_cost_one_try_more_for_each_client() {
+    // each release wakes one waiter of each client
+    let scripts = scripts_per_hold(4, 250).await;
+    assert!(scripts <= 3.0 + 4.0, "{scripts}");
+}
+
+#[tokio::test]
+async fn r87_waiters_that_are_cancelled_at_random_take_no_wake_up_with_them() {
+    let server = Server::start();
+    let client = patient_client(&server).await;
+    for round in 0..5 {
+        let name = format!("l{round}");
+        let other = ByHand::hold(&server, &name, NEVER);
+        let before = server.script_count();
+        let mut tasks = waiters(&client, &name, 200);
+        tries(&server, before, 200).await;
+        tasks.shuffle(&mut rand::rng());
+        let cancelled = tasks.split_off(100);
+        other.release();
+        for task in &cancelled {
+            task.abort();
+            tokio::time::sleep(Duration::from_micros(rand::rng().random_range(0..200))).await;
+        }
+        all_end("those who were not cancelled", PROMPT, tasks).await;
+        let mut in_time = 0;
+        for task in cancelled {
+            // some had their turn before
+            in_time += usize::from(task.await.is_err_and(|error| error.is_cancelled()));
+        }
+        assert!(in_time > 0, "nobody was cancelled while waiting");
+        client.idle().await;
+        assert!(!server.exists(&name));
+    }
+    eventually("nothing left", || async {
+        let stats = client.stats();
+        (stats.holds, stats.channels, stats.settling) == (0, 0, 0)
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn r87_cancelled_waiters_leave_no_permits_behind() {
+    let server = Server::start();
+    let client = patient_client(&server).await;
+    let other = ByHand::hold(&server, "l", 10 * NEVER);
+    let before = server.script_count();
+    let staying = waiters(&client, "l", 5);
+    let leaving = waiters(&client, "l", 50);
+    tries(&server, before, 56).await;
+    // everybody is woken while most are leaving
+    server.call(&["PUBLISH", &channel("l"), "1"]);
+    leaving.iter().for_each(JoinHandle::abort);
+    for task in leaving {
+        assert!(task.await.unwrap_err().is_cancelled());
+    }
+    // all permits were used up: each message wakes exactly one from here on
+    let mut expected = before;
+    eventually("quiet", || {
+        let now = server.script_count();
+        let quiet = now == std::mem::replace(&mut expected, now);
+        async move {
+            tokio::time::sleep(ms(100)).await;
+            quiet
+        }
+    })
+    .await;
+    for _ in 0..5 {
+        server.call(&["PUBLISH", &channel("l"), "0"]);
+        expected += 1;
+        tries(&server, 0, expected).await;
+    }
+    assert_eq!(server.script_count(), expected);
+    other.release();
+    all_end("those who stayed", PROMPT, staying).await;
+}
+
+#[tokio::test]
+async fn r90_a_shutdown_turns_waiters_away_with_a_typed_error() {
+    let server = Server::start();
+    let client = patient_client(&server).await;
+    let _other = ByHand::hold(&server, "l", NEVER);
+    let before = server.script_count();
+    let tasks: Vec<_> = (0..50)
+        .map(|_| {
+            let lock = client.reentrant_lock("l").unwrap();
+            tokio::spawn(async move { lock.lock().await.map(drop) })
+        })
+        .collect();
+    tries(&server, before, 51).await;
+    client.shutdown().await.unwrap();
+    for task in tasks {
+        let outcome = tokio::time::timeout(PROMPT, task).await.expect("turned away").unwrap();
+        assert!(matches!(outcome, Err(Error::Closed)), "{outcome:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn r76_fifty_tasks_of_two_clients_never_stall() {
+    let server = Server::start();
+    let clients = [patient_client(&server).await, patient_client(&server).await];
+    let start = Instant::now();
+    let (last, worst, holds) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+    let tasks: Vec<_> = (0..50)
+        .map(|n| {
+            let client = clients[n % 2].clone();
+            let (last, worst, holds) = (Arc::clone(&last), Arc::clone(&worst), Arc::clone(&holds));
+            tokio::spawn(async move {
+                while start.elapsed() < Duration::from_secs(4) {
+                    let pause = ms(rand::rng().random_range(0..3));
+                    let guard = client.reentrant_lock("l").unwrap().lock().await.unwrap();
+                    let now = start.elapsed().as_millis() as u64;
+                    worst.fetch_max(now - last.swap(now, Ordering::AcqRel), Ordering::AcqRel);
+                    holds.fetch_add(1, Ordering::AcqRel);
+                    guard.unlock().await.unwrap();
+                    tokio::time::sleep(pause).await;
+                }
+            })
+        })
+        .collect();
+    all_end("50 tasks", 2 * PROMPT, tasks).await;
+    println!("{} holds, the longest gap {} ms", holds.load(Ordering::Acquire), worst.load(Ordering::Acquire));
+    assert!(worst.load(Ordering::Acquire) < 2000);
+    assert!(holds.load(Ordering::Acquire) > 100);
+}
+
+#[tokio::test]
+async fn r78_l7_parked_waiters_cost_no_processor_and_one_script_per_poll_cap() {
+    let server = Server::start();
+    let _knows_the_scripts = patient_client(&server).await;
+    let mut worker = Worker::start(&server, Duration::from_secs(30), Duration::from_secs(1));
+    let _other = ByHand::hold(&server, "l", NEVER);
+    let before = server.script_count();
+    worker.ask("wait l 200");
+    assert_eq!(worker.answer(), "waiting");
+    tries(&server, before, 201).await;
+    let (scripts, cpu, start) = (server.script_count(), worker.cpu(), Instant::now());
+    eventually("three seconds", || async { start.elapsed() > Duration::from_secs(3) }).await;
+    let (scripts, cpu, took) = (server.script_count() - scripts, worker.cpu() - cpu, start.elapsed());
+    println!("200 waiters parked for {took:?}: {scripts} scripts, {cpu:?} of processor time");
+    assert!(scripts <= took.as_secs() + 3, "{scripts}");
+    assert!(cpu < ms(600), "{cpu:?}");
+}
+
+#[tokio::test]
+async fn r59_a_wait_ends_at_its_bound() {
+    let server = Server::start();
+    let client = patient_client(&server).await;
+    let _other = ByHand::hold(&server, "l", NEVER);
+    for wait in [0, 50, 300, 1000, 1500].map(ms) {
+        let start = Instant::now();
+        let outcome = client.reentrant_lock("l").unwrap().try_lock_for(wait).await;
+        let took = start.elapsed();
+        assert!(matches!(outcome, Ok(None)), "{wait:?}: {outcome:?}");
+        assert!(took >= wait && took < wait + Duration::from_secs(2), "{wait:?}: {took:?}");
+    }
+}
+
+#[tokio::test]
+async fn r104_a_wait_ends_at_its_bound_while_the_server_is_away() {
+    let server = Server::start();
+    let client = patient_client(&server).await;
+    let wait = ms(700);
+    for hang in [true, false] {
+        if hang {
+            server.stop()
+        } else {
+            server.kill()
+        }
+        let start = Instant::now();
+        let outcome = client.reentrant_lock("l").unwrap().try_lock_for(wait).await;
+        let took = start.elapsed();
+        assert!(outcome.is_err(), "{outcome:?}");
+        assert!(took >= wait && took < wait + Duration::from_secs(2), "hang {hang}: {took:?}");
+        if hang {
+            server.cont();
+        }
+    }
+}
+
+#[tokio::test]
+async fn r104_a_waiter_whose_server_goes_away_leaves_at_its_bound() {
+    let server = Server::start();
+    let client = patient_client(&server).await;
+    let _other = ByHand::hold(&server, "l", NEVER);
+    let before = server.script_count();
+    let lock = client.reentrant_lock("l").unwrap();
+    let start = Instant::now();
+    let waiter = tokio::spawn(async move { lock.try_lock_for(ms(1500)).await });
+    tries(&server, before, 2).await;
+    server.stop();
+    let outcome = waiter.await.unwrap();
+    let took = start.elapsed();
+    assert!(!matches!(outcome, Ok(Some(_))));
+    assert!(took >= ms(1500) && took < ms(4000), "{took:?}");
+}
+
+#[tokio::test]
+async fn waiters_of_a_dead_holder_get_the_lock_when_its_ttl_is_over() {
+    let server = Server::start();
+    let client = patient_client(&server).await;
+    let ttl = ms(1200);
+    let start = Instant::now();
+    let _other = ByHand::hold(&server, "l", ttl);
+    let before = server.script_count();
+    let tasks = waiters(&client, "l", 20);
+    let lock = client.reentrant_lock("l").unwrap();
+    let first = lock.lock().await.unwrap();
+    let took = start.elapsed();
+    assert!(took >= ttl && took < ttl + Duration::from_secs(3), "{took:?}");
+    first.unlock().await.unwrap();
+    all_end("20 waiters", PROMPT, tasks).await;
+    assert!(server.script_count() - before < 21 * 4);
+}
+
+#[tokio::test]
+async fn r58_waiters_get_the_lock_one_by_one_where_nobody_ever_unlocks() {
+    let server = Server::start();
+    let client = server.client().await;
+    let start = Instant::now();
+    let tasks: Vec<_> = (0..5)
+        .map(|_| {
+            let lock = client.reentrant_lock("l").unwrap();
+            tokio::spawn(async move {
+                let options = AcquireOptions::new().wait_forever().lease(ms(400));
+                let guard = lock.acquire(options).await.unwrap().unwrap();
+                guard.lost().await;
+            })
+        })
+        .collect();
+    // each lease, and one poll cap where nobody is told
+    all_end("5 waiters", 5 * (ms(400) + Duration::from_secs(1)) + PROMPT, tasks).await;
+    assert!(start.elapsed() > 4 * ms(390));
+}
+
+#[tokio::test]
+async fn a_waiter_whose_time_is_over_when_it_is_woken_passes_the_wake_up_on() {
+    let server = Server::start();
+    let client = patient_client(&server).await;
+    for round in 0..20 {
+        let name = format!("l{round}");
+        let other = ByHand::hold(&server, &name, NEVER);
+        let before = server.script_count();
+        let brief: Vec<_> = (0..30)
+            .map(|n| {
+                let lock = client.reentrant_lock(&name).unwrap();
+                tokio::spawn(async move { drop(lock.try_lock_for(ms(60) + n * ms(1)).await) })
+            })
+            .collect();
+        let long = waiters(&client, &name, 1);
+        tries(&server, before, 31).await;
+        let moment = ms(rand::rng().random_range(0..60));
+        tokio::time::sleep(moment).await;
+        other.release();
+        all_end(&format!("the patient one, round {round}"), PROMPT, long).await;
+        all_end("the brief ones", PROMPT, brief).await;
+    }
+}
+
+#[tokio::test]
+async fn a_waiter_dropped_with_a_wake_up_in_hand_passes_it_on() {
+    let server = Server::start();
+    let client = patient_client(&server).await;
+    for round in 0..20 {
+        let name = format!("l{round}");
+        let other = ByHand::hold(&server, &name, NEVER);
+        let before = server.script_count();
+        let lock = client.reentrant_lock(&name).unwrap();
+        let behind = {
+            let mut first = pin!(lock.lock());
+            // the first in the queue: waits, is woken, and is not polled any more
+            let parked = tokio::time::timeout(ms(30), first.as_mut()).await;
+            assert!(parked.is_err());
+            let behind = waiters(&client, &name, 1);
+            tries(&server, before, 2).await;
+            other.release();
+            // whether or not its wake-up has arrived by now
+            tokio::time::sleep(ms(round % 4)).await;
+            behind
+        };
+        all_end("the one behind", PROMPT, behind).await;
+    }
+}

@@ -1,9 +1,322 @@
 //! Child processes of tests, and signals to them.
+//!
+//! A worker is this test binary, started again with [`PEER`] set and with one test selected, which then becomes the
+//! worker instead of a test: `crash::a_worker_process_does_as_it_is_told`. It reads one request per line and answers
+//! with lines that begin with [`MARK`], so that libtest's own output is not taken for an answer.
 
-use std::process::Command;
+use std::{
+    collections::HashMap,
+    io::{BufRead, BufReader, Write},
+    process::{Child as Process, ChildStdin, Command, Stdio},
+    sync::{
+        Arc, Mutex,
+        mpsc::{self, Receiver},
+    },
+    time::{Duration, Instant},
+};
+
+use nestlock::{AcquireOptions, LockClient, LockGuard, RLock};
+use rand::Rng;
+
+use super::Server;
+
+/// Set in worker processes.
+const PEER: &str = "NESTLOCK_TEST_WORKER";
+/// What every answer begins with.
+const MARK: &str = "@worker ";
+/// How long an answer may take before the test fails.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Sends a signal to a process that the test started.
 pub fn signal(pid: u32, signal: i32) {
     let status = Command::new("kill").arg(format!("-{signal}")).arg(pid.to_string()).status().expect("kill(1)");
     assert!(status.success(), "kill -{signal} {pid}");
+}
+
+/// Nanoseconds on the clock that all processes of one machine share: CLOCK_MONOTONIC, as `Instant` prints it.
+pub fn monotonic_ns() -> u64 {
+    let printed = format!("{:?}", Instant::now());
+    let mut numbers = printed.split(|c: char| !c.is_ascii_digit()).filter(|part| !part.is_empty());
+    let mut next = || numbers.next().expect("seconds and nanoseconds").parse::<u64>().expect("a number");
+    next() * 1_000_000_000 + next()
+}
+
+/// A worker process; killed when dropped.
+#[derive(Debug)]
+pub struct Worker {
+    process: Process,
+    requests: ChildStdin,
+    answers: Receiver<String>,
+}
+
+impl Worker {
+    /// Starts a worker that is connected to `server`.
+    pub fn start(server: &Server, watchdog: Duration, poll_cap: Duration) -> Self {
+        let mut worker = Self::spawn();
+        worker.ask(&format!("connect {} {} {}", server.url(), watchdog.as_millis(), poll_cap.as_millis()));
+        assert_eq!(worker.answer(), "connected");
+        worker
+    }
+
+    fn spawn() -> Self {
+        let mut process = Command::new(std::env::current_exe().expect("this binary"))
+            .args(["--exact", "crash::a_worker_process_does_as_it_is_told", "--nocapture", "--test-threads=1"])
+            .env(PEER, "1")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("this binary, again");
+        let requests = process.stdin.take().expect("its stdin");
+        let output = BufReader::new(process.stdout.take().expect("its stdout"));
+        let (sender, answers) = mpsc::channel();
+        std::thread::spawn(move || {
+            for line in output.lines().map_while(Result::ok) {
+                // libtest may have begun the line
+                if let Some((_, answer)) = line.split_once(MARK) {
+                    if sender.send(answer.to_owned()).is_err() {
+                        return;
+                    }
+                }
+            }
+        });
+        Self { process, requests, answers }
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.process.id()
+    }
+
+    /// Sends a request; see [`serve`] for what there is.
+    pub fn ask(&mut self, request: &str) {
+        writeln!(self.requests, "{request}").expect("a worker that listens");
+    }
+
+    /// The next answer.
+    pub fn answer(&self) -> String {
+        self.answers.recv_timeout(PATIENCE).expect("an answer of the worker")
+    }
+
+    /// The next answer that begins with `wanted`; its last word.
+    pub fn answer_to(&self, wanted: &str) -> String {
+        loop {
+            let answer = self.answer();
+            if answer.starts_with(wanted) {
+                return answer.rsplit(' ').next().unwrap_or_default().to_owned();
+            }
+        }
+    }
+
+    /// SIGKILL, and waits for the end.
+    pub fn kill(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+
+    /// Waits until the process ends by itself.
+    pub fn wait(&mut self) {
+        let start = Instant::now();
+        while self.process.try_wait().expect("a child").is_none() {
+            assert!(start.elapsed() < PATIENCE, "the worker does not end");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    /// SIGSTOP.
+    pub fn stop(&self) {
+        signal(self.pid(), libc::SIGSTOP);
+    }
+
+    /// SIGCONT.
+    pub fn cont(&self) {
+        signal(self.pid(), libc::SIGCONT);
+    }
+
+    /// The processor time used so far.
+    pub fn cpu(&self) -> Duration {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid())).expect("a running worker");
+        // after the name, which may hold anything: state is the first field, utime and stime the 12th and 13th
+        let fields: Vec<&str> = stat.rsplit_once(") ").expect("a name").1.split(' ').collect();
+        let ticks: u64 = fields[11..13].iter().map(|ticks| ticks.parse::<u64>().expect("ticks")).sum();
+        Duration::from_millis(ticks * 10)
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// Whether this process is a worker: then the test calls [`serve`] and nothing else.
+pub fn is_worker() -> bool {
+    std::env::var_os(PEER).is_some()
+}
+
+fn say(what: impl std::fmt::Display) {
+    println!("{MARK}{what}");
+}
+
+/// The life of a worker process: one request per line, until its stdin ends.
+///
+/// ```text
+/// connect URL WATCHDOG_MS POLL_CAP_MS     connected
+/// lock NAME [LEASE_MS]                    locked NAME <ns>; later, if it happens: lost NAME <ns>
+/// wait NAME TASKS                         waiting: many tasks lock, each gets it and unlocks
+/// unlock NAME                             unlocked NAME <ok or the error>
+/// hammer FILE TASKS LOCKS                 hammering: for ever, writing what it held into the file
+/// panic NAME                              panics in a task that holds NAME: panicked
+/// exit                                    ends without unlocking
+/// ```
+pub fn serve() {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    let mut client: Option<LockClient> = None;
+    let held: Arc<Mutex<HashMap<String, Arc<LockGuard>>>> = Arc::default();
+    for line in std::io::stdin().lines().map_while(Result::ok) {
+        let words: Vec<&str> = line.split(' ').collect();
+        let get = || client.clone().expect("connect first");
+        let number = |n: usize| words[n].parse::<u64>().expect("a number");
+        match words[0] {
+            "connect" => {
+                let connecting = LockClient::builder()
+                    .watchdog_timeout(Duration::from_millis(number(2)))
+                    .poll_cap(Duration::from_millis(number(3)))
+                    .connect(words[1]);
+                client = Some(runtime.block_on(connecting).expect("a connection"));
+                say("connected");
+            }
+            "lock" => {
+                let (lock, name) = (get().reentrant_lock(words[1]).unwrap(), words[1].to_owned());
+                let mut options = AcquireOptions::new().wait_forever();
+                if words.len() > 2 {
+                    options = options.lease(Duration::from_millis(number(2)));
+                }
+                let held = Arc::clone(&held);
+                runtime.spawn(async move {
+                    let guard = Arc::new(lock.acquire(options).await.unwrap().unwrap());
+                    held.lock().unwrap().insert(name.clone(), Arc::clone(&guard));
+                    say(format_args!("locked {name} {}", monotonic_ns()));
+                    let weak = Arc::downgrade(&guard);
+                    drop(guard);
+                    // polls rather than borrows the guard, so that `unlock` can take it
+                    while let Some(guard) = weak.upgrade() {
+                        if tokio::time::timeout(Duration::from_millis(5), guard.lost()).await.is_ok() {
+                            say(format_args!("lost {name} {}", monotonic_ns()));
+                            return;
+                        }
+                        drop(guard);
+                        tokio::task::yield_now().await;
+                    }
+                });
+            }
+            "wait" => {
+                for _ in 0..number(2) {
+                    let lock = get().reentrant_lock(words[1]).unwrap();
+                    runtime.spawn(async move { lock.lock().await.unwrap().unlock().await.unwrap() });
+                }
+                say("waiting");
+            }
+            "unlock" => {
+                let mut guard = held.lock().unwrap().remove(words[1]).expect("held");
+                let guard = loop {
+                    match Arc::try_unwrap(guard) {
+                        Ok(guard) => break guard,
+                        Err(shared) => guard = shared,
+                    }
+                    std::thread::yield_now();
+                };
+                match runtime.block_on(guard.unlock()) {
+                    Ok(()) => say(format_args!("unlocked {} ok", words[1])),
+                    Err(nestlock::Error::Lost { .. }) => say(format_args!("unlocked {} Lost", words[1])),
+                    Err(error) => say(format_args!("unlocked {} {error}", words[1])),
+                }
+            }
+            "hammer" => {
+                let file = std::fs::OpenOptions::new().append(true).create(true).open(words[1]).expect("a file");
+                let file = Arc::new(file);
+                for _ in 0..number(2) {
+                    runtime.spawn(hammer(get(), Arc::clone(&file), number(3)));
+                }
+                say("hammering");
+            }
+            "panic" => {
+                let lock = get().reentrant_lock(words[1]).unwrap();
+                let task = runtime.spawn(async move {
+                    let _guard = lock.lock().await.unwrap();
+                    panic!("as told");
+                });
+                assert!(runtime.block_on(task).unwrap_err().is_panic());
+                say("panicked");
+            }
+            "exit" => std::process::exit(3),
+            other => panic!("unknown request {other}"),
+        }
+    }
+    // the test that started this process has let go of it: no verdict of libtest's, no clean-up
+    std::process::exit(0);
+}
+
+/// Locks, holds and unlocks for ever. Two lines for each hold, so that a kill in the middle leaves the first:
+/// `+ ID LOCK START LEASE_END` and `- ID END`, where END is when the hold was last known to be valid.
+async fn hammer(client: LockClient, file: Arc<std::fs::File>, locks: u64) {
+    let pid = std::process::id();
+    let write = |line: String| (&*file).write_all(line.as_bytes()).expect("history is written");
+    loop {
+        let name = rand::rng().random_range(0..locks);
+        let hold_for = Duration::from_micros(rand::rng().random_range(0..1500));
+        let guard = match client.reentrant_lock(format!("hammer:{name}")).unwrap().lock().await {
+            Ok(guard) => guard,
+            Err(error) => panic!("{error}"),
+        };
+        let start = monotonic_ns();
+        let remaining = guard.remaining();
+        if remaining.is_zero() {
+            continue; // came too late to be of use
+        }
+        let id = format!("{pid}:{start}:{name}");
+        write(format!("+ {id} {name} {start} {}\n", start + remaining.as_nanos() as u64));
+        let over = Instant::now() + hold_for;
+        let mut end = start;
+        loop {
+            let now = monotonic_ns();
+            if guard.is_lost() {
+                break;
+            }
+            end = now;
+            if Instant::now() >= over {
+                break;
+            }
+            tokio::time::sleep(Duration::from_micros(200)).await;
+        }
+        write(format!("- {id} {end}\n"));
+        let _ = guard.unlock().await;
+    }
+}
+
+/// A hold written by hand, as another program would: no client renews it.
+#[derive(Debug)]
+pub struct ByHand<'a> {
+    server: &'a Server,
+    lock: String,
+}
+
+impl<'a> ByHand<'a> {
+    /// Takes the lock for `ttl`, whoever has it.
+    pub fn hold(server: &'a Server, lock: &str, ttl: Duration) -> Self {
+        server.call(&["DEL", lock]);
+        server.call(&["HSET", lock, "00000000-0000-4000-8000-000000000000:1", "1"]);
+        server.call(&["PEXPIRE", lock, &ttl.as_millis().to_string()]);
+        Self { server, lock: lock.into() }
+    }
+
+    /// Frees the lock and announces it, as Redisson does.
+    pub fn release(&self) {
+        self.server.call(&["DEL", &self.lock]);
+        self.server.call(&["PUBLISH", &channel(&self.lock), "0"]);
+    }
+}
+
+/// Where the release of a lock is announced.
+pub fn channel(lock: &str) -> String {
+    format!("redisson_lock__channel:{{{lock}}}")
 }
