@@ -89,6 +89,10 @@ pub(crate) struct Waiter<'a> {
 impl Drop for Waiter<'_> {
     fn drop(&mut self) {
         if self.gate.waiters.fetch_sub(1, Ordering::AcqRel) == 1 {
+            if self.hub.closed.load(Ordering::Acquire) {
+                // nobody unsubscribes any more
+                self.hub.gates.remove_if(&self.gate.channel, |_, kept| Arc::ptr_eq(kept, &self.gate));
+            }
             let _ = self.hub.requests.send(Request::Left(Arc::clone(&self.gate)));
         }
     }
@@ -176,6 +180,7 @@ impl Hub {
         for gate in self.all() {
             gate.permits.close();
         }
+        self.gates.clear();
     }
 }
 
