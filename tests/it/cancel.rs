@@ -61,6 +61,8 @@ impl Stage {
     async fn free_and_forgotten(&self, what: &str, k: u32) {
         tokio::time::timeout(SOON, self.a.idle()).await.unwrap_or_else(|_| panic!("{what}, {k} polls: not settled"));
         self.b.idle().await;
+        // on the same connection: whatever was sent before has been executed
+        assert!(!self.la.is_locked().await.unwrap(), "{what}, {k} polls: still held");
         assert_eq!(self.server.dump(), [], "{what}, {k} polls: a key is left");
         let guard = self.lb.try_lock().await.unwrap();
         guard.unwrap_or_else(|| panic!("{what}, {k} polls: not free")).unlock().await.unwrap();
@@ -155,10 +157,14 @@ async fn f32_a_re_entry_dropped_at_any_poll_leaves_the_outer_hold() {
     for k in 1..30 {
         drop(poll_times(stage.la.lock(), k).await);
         stage.a.idle().await;
+        // on the same connection: whatever was sent before has been executed
+        assert!(stage.la.is_locked().await.unwrap());
         assert_eq!(stage.server.record("l"), [(owner.to_string(), 1)], "{k} polls of lock");
         let inner = stage.la.lock().await.unwrap();
         drop(poll_times(inner.unlock(), k).await);
         stage.a.idle().await;
+        // on the same connection: whatever was sent before has been executed
+        assert!(stage.la.is_locked().await.unwrap());
         assert_eq!(stage.server.record("l"), [(owner.to_string(), 1)], "{k} polls of unlock");
         assert!(!outer.is_lost());
     }

@@ -142,8 +142,11 @@ pub async fn clients_and_tasks_exclude_each_other(kind: Kind) {
                         0 => lock.lock().await.unwrap(),
                         1 => lock.try_lock_for(Duration::from_secs(60)).await.unwrap().expect("within a minute"),
                         _ => loop {
-                            if let Some(guard) = lock.try_lock_for(ms(3)).await.unwrap() {
-                                break guard;
+                            match lock.try_lock_for(ms(3)).await {
+                                Ok(Some(guard)) => break guard,
+                                // on a busy machine the answer may come later than so short a wait allows
+                                Ok(None) | Err(Error::Unconfirmed { .. }) => {}
+                                Err(error) => panic!("{error}"),
                             }
                         },
                     };
@@ -193,7 +196,7 @@ pub async fn a_wait_ends_in_time_with_none(kind: Kind) {
     let (a, b) = (server.client().await, server.client().await);
     let guard = kind.lock(&a, "l").lock().await.unwrap();
     let lock = kind.lock(&b, "l");
-    for wait in [1, 30, 300] {
+    for wait in [200, 600] {
         let start = Instant::now();
         assert!(lock.try_lock_for(ms(wait)).await.unwrap().is_none());
         let waited = start.elapsed();
