@@ -174,8 +174,18 @@ impl Acquire<'_> {
         let plan = hold.plan(&core.holds, core.config.max_holds)?;
         let link = core.store.link(kind.name());
         hold.sending(link.epoch());
+        // looked at after the hold is in doubt: a shutdown that this look misses will wait for this turn
+        if let Err(closed) = core.check_open() {
+            hold.not_sent(&plan);
+            return Err(closed);
+        }
         let sent = Instant::now();
         match core.store.acquire(kind.acquire(&plan.owner, millis(self.lease), plan.holds)).await {
+            // the shutdown has ended all holds already, and waits until this one is undone
+            Ok(Acquired::Yes) if core.check_open().is_err() => {
+                hold.server_holds(&plan);
+                Err(Error::Closed)
+            }
             Ok(Acquired::Yes) => {
                 match hold.enter(&plan, sent, self.lease, self.watched.then_some(core.config.watchdog_timeout)) {
                     Some(ticket) => Ok(Attempt::Entered((Arc::clone(hold), ticket))),

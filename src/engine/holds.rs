@@ -292,6 +292,11 @@ impl Hold {
         self.state().server = ServerSide::Holds(plan.holds - 1);
     }
 
+    /// The server did what was planned, and nobody wants it any more.
+    pub(crate) fn server_holds(&self, plan: &Plan) {
+        self.state().server = ServerSide::Holds(plan.holds);
+    }
+
     /// The server said that this owner holds nothing.
     pub(crate) fn server_holds_nothing(&self) {
         self.state().server = ServerSide::Holds(0);
@@ -367,15 +372,23 @@ impl Hold {
     }
 
     /// Takes in what a renewal sent at `sent` was answered; a later end of the generation wins. So does a lease that
-    /// ended before the answer came: whoever looked has been told that the lock is lost.
-    pub(crate) fn renewed(&self, generation: u64, answer: Renewed, sent: Instant, lease: Duration, next: Instant) {
+    /// ended before the answer came: whoever looked has been told that the lock is lost. `next`: when the watchdog is
+    /// to renew it again; an extension leaves that as it is, since it may reach less far than the lease.
+    pub(crate) fn renewed(
+        &self,
+        generation: u64,
+        answer: Renewed,
+        sent: Instant,
+        lease: Duration,
+        next: Option<Instant>,
+    ) {
         self.lose_if_over();
         let reason = {
             let mut state = self.state();
             if state.generation != generation || state.count == 0 {
                 return;
             }
-            state.renew_at = next;
+            state.renew_at = next.unwrap_or(state.renew_at);
             match answer {
                 Renewed::Yes => {
                     state.deadline = state.deadline.max(sent + validity(lease));
@@ -397,41 +410,50 @@ impl Hold {
 
     // --- ending ---
 
-    /// Gives one hold back, in our books; the server is told by [`Hold::agree`].
-    pub(crate) fn leave(&self, ticket: Ticket) -> Result<()> {
-        if let Err(error) = self.remaining(ticket) {
-            // told to this caller, and not again to the next acquire; and nothing may bring this hold back
-            self.lose_generation(ticket.generation, LossReason::LeaseExpired);
-            return Err(error);
-        }
-        self.leave_one(|state| state.watched -= u32::from(ticket.watched && state.watched > 0))
-    }
-
-    /// Gives one hold back that has no guard.
-    pub(crate) fn leave_any(&self) -> Result<()> {
-        self.leave_one(|_| ())
-    }
-
-    fn leave_one(&self, unwatch: impl FnOnce(&mut State)) -> Result<()> {
-        let ended = {
+    /// Gives one hold back, in our books; the server is told by [`Hold::agree`]. Without a ticket: one that has no
+    /// guard. Returns the generation that it belonged to.
+    pub(crate) fn leave(&self, ticket: Option<Ticket>) -> Result<u64> {
+        let (generation, ended) = {
             let mut state = self.state();
-            if state.count == 0 {
+            let over = match ticket {
+                Some(ticket) => state.generation != ticket.generation || state.deadline <= Instant::now(),
+                None => state.count == 0,
+            };
+            if over {
                 drop(state);
-                return Err(self.not_held_error());
+                return Err(self.over(ticket));
             }
-            unwatch(&mut state);
+            state.watched -= u32::from(ticket.is_some_and(|ticket| ticket.watched) && state.watched > 0);
             state.count -= 1;
             state.watched = state.watched.min(state.count);
+            let generation = state.generation;
             if state.count == 0 {
-                state.last_end = Some((state.generation, End::Released));
+                state.last_end = Some((generation, End::Released));
                 state.generation += 1;
             }
-            state.count == 0
+            (generation, state.count == 0)
         };
         if ended {
             self.ended.notify_waiters();
         }
-        Ok(())
+        Ok(generation)
+    }
+
+    /// Why a hold can not be given back. A lease that its guard found over is over for all: whoever gave up the guard
+    /// must not meet its hold again.
+    fn over(&self, ticket: Option<Ticket>) -> Error {
+        let Some(ticket) = ticket else { return self.not_held_error() };
+        self.lose_generation(ticket.generation, LossReason::LeaseExpired);
+        self.remaining(ticket).err().unwrap_or_else(|| self.not_held_error())
+    }
+
+    /// What a generation that was left turned out to be: a release may find that there was nothing to release.
+    pub(crate) fn check_released(&self, generation: u64) -> Result<()> {
+        let end = self.state().last_end;
+        match end {
+            Some((ended, End::Lost(reason))) if ended == generation => Err(self.lost_error(reason)),
+            _ => Ok(()),
+        }
     }
 
     /// The lock is not ours any more.
@@ -441,8 +463,8 @@ impl Hold {
         }
     }
 
-    /// Ends a generation whose lease is over; whether it did.
-    fn lose_if_over(&self) -> bool {
+    /// Ends a generation whose lease is over; whether it was.
+    pub(crate) fn lose_if_over(&self) -> bool {
         let over = {
             let state = self.state();
             (state.count > 0 && state.deadline <= Instant::now()).then_some(state.generation)
@@ -513,7 +535,15 @@ impl Hold {
         match before {
             // an answer over another connection does not prove that earlier requests are over
             ServerSide::InDoubt { epoch } if wanted == 0 && link.epoch() != epoch => self.abandon_name(core, epoch),
-            _ if released == Released::NotHeld => self.state().server = ServerSide::Holds(0),
+            _ if released == Released::NotHeld => {
+                let mut state = self.state();
+                state.server = ServerSide::Holds(0);
+                // whoever awaits the release hears of it, also when somebody else settled it first
+                if let (0, ServerSide::Holds(_), Some((_, end @ End::Released))) = (wanted, before, &mut state.last_end)
+                {
+                    *end = End::Lost(LossReason::RecordMissing);
+                }
+            }
             _ => self.state().server = ServerSide::Holds(wanted),
         }
         if wanted > 0 && released == Released::NotHeld {
@@ -563,4 +593,50 @@ pub(crate) enum Due {
     At(Instant),
     Renew { owner: OwnerId, generation: u64 },
     Expired,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{keys::LockName, lock::Reentrant, owner::ClientId};
+
+    fn entered(holds: &Holds, hold: &Hold) -> Ticket {
+        let plan = hold.plan(holds, u32::MAX).unwrap();
+        hold.enter(&plan, Instant::now(), Duration::from_secs(30), None).unwrap()
+    }
+
+    /// A guard that is given up while its hold is lost and taken anew must not take the new hold along.
+    #[test]
+    fn a_stale_ticket_never_gives_back_a_later_hold() {
+        let holds = Holds::default();
+        let kind: Arc<dyn Kind> = Arc::new(Reentrant::new(&LockName::new("", "l", 1024).unwrap()));
+        let owner = OwnerId::named(&ClientId::random(), "me").unwrap();
+        let hold = holds.get_or_insert(&kind, &owner);
+        let stale = entered(&holds, &hold);
+        hold.lose_generation(stale.generation, LossReason::RecordMissing);
+        let fresh = entered(&holds, &hold);
+        assert!(matches!(hold.leave(Some(stale)), Err(Error::Lost { .. })));
+        assert_eq!(hold.count(), 1);
+        hold.leave(Some(fresh)).unwrap();
+        assert_eq!(hold.count(), 0);
+    }
+
+    /// The watchdog looks, and ends what it saw expired a moment later.
+    #[test]
+    fn a_hold_that_was_taken_anew_does_not_expire() {
+        let holds = Holds::default();
+        let kind: Arc<dyn Kind> = Arc::new(Reentrant::new(&LockName::new("", "l", 1024).unwrap()));
+        let hold = holds.get_or_insert(&kind, &OwnerId::named(&ClientId::random(), "me").unwrap());
+        let over = Instant::now().checked_sub(Duration::from_millis(50)).unwrap();
+        let plan = hold.plan(&holds, u32::MAX).unwrap();
+        let stale = hold.enter(&plan, over, Duration::from_millis(60), None);
+        std::thread::sleep(Duration::from_millis(20));
+        assert!(matches!(hold.due(Instant::now(), Duration::ZERO), Due::Expired | Due::Never));
+        if let Some(stale) = stale {
+            assert!(hold.leave(Some(stale)).is_err());
+        }
+        let fresh = entered(&holds, &hold);
+        hold.lose_if_over();
+        assert!(hold.remaining(fresh).is_ok());
+    }
 }

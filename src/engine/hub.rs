@@ -92,6 +92,10 @@ pub(crate) struct Waiter<'a> {
 impl Drop for Waiter<'_> {
     fn drop(&mut self) {
         if self.gate.waiters.fetch_sub(1, Ordering::AcqRel) == 1 {
+            if self.core.hub.closed.load(Ordering::Acquire) {
+                // nobody unsubscribes any more
+                self.core.hub.gates.remove_if(&self.gate.channel, |_, kept| Arc::ptr_eq(kept, &self.gate));
+            }
             let _ = self.core.hub.requests.send(Request::Left(Arc::clone(&self.gate)));
         }
     }
@@ -168,6 +172,7 @@ impl Hub {
         for gate in self.all() {
             gate.permits.close();
         }
+        self.gates.clear();
     }
 }
 

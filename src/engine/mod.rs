@@ -191,16 +191,13 @@ impl Core {
         let under_way = UnderWay { core: self, hold };
         let hold = &under_way.hold;
         // before the first await: from here on it is neither renewed nor relied on
-        match ticket {
-            Some(ticket) => hold.leave(ticket),
-            None => hold.leave_any(),
-        }?;
+        let generation = hold.leave(ticket)?;
         let budget = Instant::now() + self.config.command_timeout();
         let mut pause = Duration::from_millis(5);
         loop {
             let turn = hold.turn.lock().await;
             let error = match hold.agree(self).await {
-                Agreement::Reached { held: true } => return Ok(()),
+                Agreement::Reached { held: true } => return hold.check_released(generation),
                 Agreement::Reached { held: false } => return Err(hold.lost_error(LossReason::RecordMissing)),
                 Agreement::Refused(error) | Agreement::Silent(error) => error,
             };
@@ -219,7 +216,7 @@ impl Core {
 
     /// Gives up one hold without waiting.
     pub(crate) fn release_later(&self, hold: &Arc<Hold>, ticket: Ticket) {
-        let _ = hold.leave(ticket); // lost already: nothing to give up
+        let _ = hold.leave(Some(ticket)); // lost already: nothing to give up
         self.tidy(hold);
     }
 
@@ -258,7 +255,7 @@ impl Core {
         let (sent, answer) = watchdog::extend(self, kind.renew(), kind.name(), &name, lease).await;
         let answer = answer.map_err(|error| store_error(kind.name(), error))?;
         if let Some((hold, generation)) = current {
-            hold.renewed(generation, answer, sent, lease, sent + self.config.watchdog_timeout / 3);
+            hold.renewed(generation, answer, sent, lease, None);
             if hold.generation() != Some(generation) {
                 return Ok(false); // it ended before the answer came
             }

@@ -16,7 +16,7 @@ use super::{
     holds::{Due, Hold},
 };
 use crate::{
-    error::{LossReason, StoreError},
+    error::StoreError,
     options::millis,
     owner::OwnerId,
     store::{Arg, Call, Renewed, Script},
@@ -58,7 +58,7 @@ async fn pass(core: &Arc<Core>, slack: Duration) -> Option<Instant> {
         }
     });
     for hold in expired {
-        hold.lose(LossReason::LeaseExpired);
+        hold.lose_if_over();
         core.tidy(&hold);
     }
     for (script, batch) in renewals.into_values() {
@@ -84,7 +84,7 @@ async fn renew(core: &Arc<Core>, script: &'static Script, batch: &[Renewal]) -> 
             for (renewal, answer) in batch.iter().zip(answers) {
                 let next = if answer == Renewed::Unknown { retry } else { again };
                 soonest = soonest.min(next);
-                renewal.hold.renewed(renewal.generation, answer, sent, lease, next);
+                renewal.hold.renewed(renewal.generation, answer, sent, lease, Some(next));
                 // lost, or released meanwhile
                 core.tidy(&renewal.hold);
             }
@@ -98,7 +98,7 @@ async fn renew(core: &Arc<Core>, script: &'static Script, batch: &[Renewal]) -> 
         Err(error) => {
             tracing::warn!(locks = batch.len(), %error, "renewal failed; trying again until the lease ends");
             for renewal in batch {
-                renewal.hold.renewed(renewal.generation, Renewed::Unknown, sent, lease, retry);
+                renewal.hold.renewed(renewal.generation, Renewed::Unknown, sent, lease, Some(retry));
             }
             retry
         }

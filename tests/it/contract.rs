@@ -1,1 +1,719 @@
-//! stub
+//! What every lock kind promises, written once. A kind takes it over with [`contract_suite`], and says what it does not
+//! promise: `contract_suite! { mod spin, door = |client, name| .., listens = false }`.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use futures::{FutureExt, future::BoxFuture};
+use nestlock::{AcquireOptions, Error, LockClient, LockGuard, LossReason, RLock};
+
+use crate::support::{Server, eventually};
+
+/// A lock kind, and what it promises.
+#[derive(Clone, Copy)]
+pub struct Kind {
+    pub door: fn(&LockClient, &str) -> Arc<dyn RLock>,
+    /// Its owner may take it again.
+    pub reentrant: bool,
+    /// Waiters listen on a channel.
+    pub listens: bool,
+    /// There is one record, a hash at the lock's name.
+    pub one_record: bool,
+}
+
+impl Kind {
+    pub fn new(door: fn(&LockClient, &str) -> Arc<dyn RLock>) -> Self {
+        Self { door, reentrant: true, listens: true, one_record: true }
+    }
+
+    fn lock(&self, client: &LockClient, name: &str) -> Arc<dyn RLock> {
+        (self.door)(client, name)
+    }
+
+    /// Until somebody of this client waits.
+    async fn waiting(&self, server: &Server, client: &LockClient) {
+        if self.listens {
+            eventually("a waiter listens", || async { client.stats().channels > 0 && !server.channels().is_empty() })
+                .await;
+        } else {
+            let before = server.script_count();
+            eventually("a waiter tries", || async { server.script_count() > before }).await;
+        }
+    }
+}
+
+macro_rules! contract_suite {
+    (mod $name:ident, door = $door:expr $(, $flag:ident = $value:expr)* $(,)?) => {
+        mod $name {
+            #[allow(unused_mut, reason = "a kind that promises everything changes nothing")]
+            fn kind() -> crate::contract::Kind {
+                let mut kind = crate::contract::Kind::new($door);
+                $(kind.$flag = $value;)*
+                kind
+            }
+            crate::contract::contract_suite! { @tests
+                clients_and_tasks_exclude_each_other
+                a_busy_try_answers_none_and_a_free_one_holds
+                a_wait_ends_in_time_with_none
+                a_zero_wait_tries_once_and_a_huge_wait_waits
+                re_entry_counts_and_frees_at_the_last_release
+                r43_r44_f38_a_foreign_or_second_release_is_refused_and_changes_nothing
+                force_unlock_frees_and_wakes_a_waiter
+                a_lease_ends_and_the_next_waiter_gets_the_lock
+                the_watchdog_renews_over_three_timeouts
+                an_explicit_lease_is_not_renewed
+                r51_a_lease_is_kept_over_re_entry_and_partial_release
+                r50_the_lease_of_an_earlier_acquire_is_not_used_again
+                a_dropped_guard_releases
+                a_cancelled_waiter_holds_nothing_and_others_are_served
+                a_cancelled_acquire_holds_nothing
+                an_ended_lease_is_observed_by_every_means
+                a_deleted_record_is_observed_at_the_next_renewal
+                run_until_lost_cancels_at_the_loss
+                run_until_lost_gives_the_output
+                a_lost_hold_does_not_trouble_the_next_acquire
+                a_forgotten_hold_stays_until_its_owner_is_released
+                another_client_extends_and_releases_what_was_handed_over
+                a_guard_unlocks_on_another_task_and_on_a_plain_thread
+                extend_never_shortens
+                short_extensions_do_not_keep_the_watchdog_away
+                names_are_independent
+                r30_shutdown_releases_everything_and_turns_waiters_away
+                a_shutdown_leaves_nothing_of_acquires_under_way
+            }
+        }
+    };
+    (@tests $($test:ident)*) => {
+        $(
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn $test() {
+                crate::contract::$test(kind()).await;
+            }
+        )*
+    };
+}
+pub(crate) use contract_suite;
+
+contract_suite! { mod reentrant, door = |client, name| std::sync::Arc::new(client.reentrant_lock(name).unwrap()) }
+
+const SHORT_WATCHDOG: Duration = Duration::from_millis(900);
+const SOON: Duration = Duration::from_secs(15);
+
+fn ms(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+async fn leased(lock: &Arc<dyn RLock>, lease: Duration) -> LockGuard {
+    lock.acquire(AcquireOptions::new().lease(lease)).await.unwrap().expect("a free lock")
+}
+
+/// Nothing is left of anybody, on either side.
+pub async fn nothing_is_left(server: &Server, clients: &[&LockClient]) {
+    for client in clients {
+        client.idle().await;
+        eventually("the client's books are empty", || async {
+            let stats = client.stats();
+            stats.holds == 0 && stats.settling == 0 && stats.channels == 0
+        })
+        .await;
+    }
+    eventually("the server is not subscribed to", || async { server.channels().is_empty() }).await;
+    assert_eq!(server.dump(), [], "no key is left");
+}
+
+pub async fn clients_and_tasks_exclude_each_other(kind: Kind) {
+    let server = Server::start();
+    let inside = Arc::new(AtomicUsize::new(0));
+    let entries = Arc::new(AtomicUsize::new(0));
+    let mut clients = Vec::new();
+    let mut tasks = Vec::new();
+    for _ in 0..3 {
+        let client = server.client().await;
+        for task in 0..4 {
+            let (lock, inside, entries) = (kind.lock(&client, "l"), Arc::clone(&inside), Arc::clone(&entries));
+            tasks.push(tokio::spawn(async move {
+                for round in 0..25 {
+                    let guard = match (task + round) % 3 {
+                        0 => lock.lock().await.unwrap(),
+                        1 => lock.try_lock_for(Duration::from_secs(60)).await.unwrap().expect("within a minute"),
+                        _ => loop {
+                            match lock.try_lock_for(ms(3)).await {
+                                Ok(Some(guard)) => break guard,
+                                // on a busy machine the answer may come later than so short a wait allows
+                                Ok(None) | Err(Error::Unconfirmed { .. }) => {}
+                                Err(error) => panic!("{error}"),
+                            }
+                        },
+                    };
+                    assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two are inside");
+                    tokio::task::yield_now().await;
+                    assert!(!guard.is_lost());
+                    entries.fetch_add(1, Ordering::SeqCst);
+                    assert_eq!(inside.fetch_sub(1, Ordering::SeqCst), 1, "two are inside");
+                    if round % 2 == 0 { drop(guard) } else { guard.unlock().await.unwrap() }
+                }
+            }));
+        }
+        clients.push(client);
+    }
+    for task in tasks {
+        task.await.unwrap();
+    }
+    assert_eq!(entries.load(Ordering::SeqCst), 3 * 4 * 25);
+    nothing_is_left(&server, &clients.iter().collect::<Vec<_>>()).await;
+}
+
+pub async fn a_busy_try_answers_none_and_a_free_one_holds(kind: Kind) {
+    let server = Server::start();
+    let (a, b) = (server.client().await, server.client().await);
+    let (la, lb) = (kind.lock(&a, "l"), kind.lock(&b, "l"));
+    assert!(!la.is_locked().await.unwrap());
+    assert_eq!(la.remaining_lease().await.unwrap(), None);
+    let guard = la.try_lock().await.unwrap().expect("a free lock");
+    assert_eq!((guard.name(), la.name()), ("l", "l"));
+    assert!(lb.try_lock().await.unwrap().is_none());
+    assert!(lb.is_locked().await.unwrap());
+    assert_eq!(lb.hold_count(&guard.owner()).await.unwrap(), 1);
+    assert_eq!(lb.hold_count(&b.current_owner()).await.unwrap(), 0);
+    if kind.one_record {
+        assert_eq!(lb.holder().await.unwrap(), Some(guard.owner()));
+        assert!(lb.remaining_lease().await.unwrap().unwrap() > Duration::from_secs(20));
+    }
+    guard.unlock().await.unwrap();
+    assert!(!lb.is_locked().await.unwrap());
+    assert_eq!(lb.holder().await.unwrap(), None);
+    lb.try_lock().await.unwrap().expect("a free lock").unlock().await.unwrap();
+    nothing_is_left(&server, &[&a, &b]).await;
+}
+
+pub async fn a_wait_ends_in_time_with_none(kind: Kind) {
+    let server = Server::start();
+    let (a, b) = (server.client().await, server.client().await);
+    let guard = kind.lock(&a, "l").lock().await.unwrap();
+    let lock = kind.lock(&b, "l");
+    for wait in [200, 600] {
+        let start = Instant::now();
+        assert!(lock.try_lock_for(ms(wait)).await.unwrap().is_none());
+        let waited = start.elapsed();
+        assert!(waited >= ms(wait) && waited < SOON, "waited {waited:?} instead of {wait} ms");
+    }
+    guard.unlock().await.unwrap();
+    nothing_is_left(&server, &[&a, &b]).await;
+}
+
+pub async fn a_zero_wait_tries_once_and_a_huge_wait_waits(kind: Kind) {
+    let server = Server::start();
+    let (a, b) = (server.client().await, server.client().await);
+    let (la, lb) = (kind.lock(&a, "l"), kind.lock(&b, "l"));
+    let guard = la.lock().await.unwrap();
+    let tries = server.script_count();
+    assert!(lb.try_lock_for(Duration::ZERO).await.unwrap().is_none());
+    assert!(server.script_count() <= tries + 2, "one try, perhaps as EVALSHA and EVAL");
+    assert_eq!(server.channels(), [] as [&str; 0], "a try does not listen");
+    let waiter = tokio::spawn(async move { lb.try_lock_for(Duration::MAX).await.unwrap().expect("no limit") });
+    kind.waiting(&server, &b).await;
+    guard.unlock().await.unwrap();
+    waiter.await.unwrap().unlock().await.unwrap();
+    la.try_lock_for(Duration::MAX).await.unwrap().expect("a free lock").unlock().await.unwrap();
+    nothing_is_left(&server, &[&a, &b]).await;
+}
+
+pub async fn re_entry_counts_and_frees_at_the_last_release(kind: Kind) {
+    if !kind.reentrant {
+        return;
+    }
+    let server = Server::start();
+    let (a, b) = (server.client().await, server.client().await);
+    let (la, lb) = (kind.lock(&a, "l"), kind.lock(&b, "l"));
+    let owner = a.current_owner();
+    let mut guards = Vec::new();
+    for holds in 1..=4 {
+        guards.push(if holds % 2 == 0 { la.lock().await.unwrap() } else { la.try_lock().await.unwrap().unwrap() });
+        assert_eq!(lb.hold_count(&owner).await.unwrap(), holds);
+    }
+    for holds in (0..4).rev() {
+        assert!(lb.try_lock().await.unwrap().is_none(), "held {} times", holds + 1);
+        guards.pop().unwrap().unlock().await.unwrap();
+        assert_eq!(lb.hold_count(&owner).await.unwrap(), holds);
+    }
+    lb.try_lock().await.unwrap().expect("free").unlock().await.unwrap();
+    nothing_is_left(&server, &[&a, &b]).await;
+}
+
+pub async fn r43_r44_f38_a_foreign_or_second_release_is_refused_and_changes_nothing(kind: Kind) {
+    let server = Server::start();
+    let (a, b) = (server.client().await, server.client().await);
+    let (la, lb) = (kind.lock(&a, "l"), kind.lock(&b, "l"));
+    let not_held = |result: Result<(), Error>| assert!(matches!(result, Err(Error::NotHeld { .. })), "{result:?}");
+    not_held(la.release(&a.current_owner()).await);
+    assert_eq!(server.dump(), []);
+    let guard = leased(&la, Duration::from_secs(3600)).await;
+    let before = server.dump();
+    not_held(lb.release(&b.current_owner()).await);
+    not_held(lb.release(&a.owner("somebody-else").unwrap()).await);
+    not_held(la.release(&a.owner("somebody-else").unwrap()).await);
+    not_held(la.release(&b.current_owner()).await);
+    assert!(!lb.extend(&b.current_owner(), Duration::from_secs(7200)).await.unwrap());
+    assert!(!la.extend(&a.owner("somebody-else").unwrap(), Duration::from_secs(7200)).await.unwrap());
+    assert_eq!(server.dump(), before);
+    assert!(server.pttl("l") <= 3_600_000);
+    let owner = guard.owner();
+    guard.unlock().await.unwrap();
+    not_held(la.release(&owner).await);
+    not_held(lb.release(&owner).await);
+    nothing_is_left(&server, &[&a, &b]).await;
+}
+
+pub async fn force_unlock_frees_and_wakes_a_waiter(kind: Kind) {
+    let server = Server::start();
+    // the poll cap cannot be what wakes the waiter
+    let (a, b) = (server.client().await, server.client_with(|c| c.poll_cap(Duration::from_secs(3600))).await);
+    let (la, lb) = (kind.lock(&a, "l"), kind.lock(&b, "l"));
+    assert!(!la.force_unlock().await.unwrap(), "nobody held it");
+    let guard = leased(&la, Duration::from_secs(3600)).await;
+    let waiter = tokio::spawn(async move { lb.lock().await.unwrap() });
+    kind.waiting(&server, &b).await;
+    assert!(kind.lock(&b, "l").force_unlock().await.unwrap());
+    let next = tokio::time::timeout(SOON, waiter).await.expect("woken").unwrap();
+    assert_ne!(next.owner(), guard.owner());
+    let unlocked = guard.unlock().await;
+    assert!(matches!(unlocked, Err(Error::Lost { .. })), "{unlocked:?}");
+    assert!(!next.is_lost());
+    next.unlock().await.unwrap();
+    nothing_is_left(&server, &[&a, &b]).await;
+}
+
+pub async fn a_lease_ends_and_the_next_waiter_gets_the_lock(kind: Kind) {
+    let server = Server::start();
+    let (a, b) = (server.client().await, server.client().await);
+    let (la, lb) = (kind.lock(&a, "l"), kind.lock(&b, "l"));
+    let start = Instant::now();
+    let guard = leased(&la, ms(400)).await;
+    let next = lb.try_lock_for(SOON).await.unwrap().expect("the lease is over");
+    // the server counts in milliseconds
+    assert!(start.elapsed() >= ms(398), "the lease was cut short: {:?}", start.elapsed());
+    assert!(guard.is_lost(), "lost before the next one holds");
+    next.unlock().await.unwrap();
+    drop(guard);
+    nothing_is_left(&server, &[&a, &b]).await;
+}
+
+pub async fn the_watchdog_renews_over_three_timeouts(kind: Kind) {
+    let server = Server::start();
+    let a = server.client_with(|c| c.watchdog_timeout(SHORT_WATCHDOG)).await;
+    let b = server.client().await;
+    let (la, lb) = (kind.lock(&a, "l"), kind.lock(&b, "l"));
+    let guard = la.lock().await.unwrap();
+    let start = Instant::now();
+    while start.elapsed() < 3 * SHORT_WATCHDOG {
+        assert!(!guard.is_lost() && lb.try_lock().await.unwrap().is_none(), "after {:?}", start.elapsed());
+        tokio::time::sleep(ms(20)).await;
+    }
+    guard.unlock().await.unwrap();
+    lb.try_lock().await.unwrap().expect("free").unlock().await.unwrap();
+    nothing_is_left(&server, &[&a, &b]).await;
+}
+
+pub async fn an_explicit_lease_is_not_renewed(kind: Kind) {
+    let server = Server::start();
+    let a = server.client_with(|c| c.watchdog_timeout(ms(300))).await;
+    let b = server.client().await;
+    let lock = kind.lock(&a, "l");
+    let guard = leased(&lock, ms(700)).await;
+    let start = Instant::now();
+    let lost = tokio::time::timeout(SOON, guard.lost()).await.expect("it ends");
+    assert!(matches!(lost, Error::Lost { reason: LossReason::LeaseExpired, .. }), "{lost}");
+    assert!(start.elapsed() > ms(500), "no earlier than its lease");
+    eventually("the lock is free", || async { !lock.is_locked().await.unwrap() }).await;
+    assert_eq!(server.command_count("pexpire"), if kind.one_record { 1 } else { server.command_count("pexpire") });
+    drop(guard);
+    nothing_is_left(&server, &[&a, &b]).await;
+}
+
+pub async fn r51_a_lease_is_kept_over_re_entry_and_partial_release(kind: Kind) {
+    if !kind.reentrant || !kind.one_record {
+        return;
+    }
+    let server = Server::start();
+    let client = server.client().await; // watchdog: 30 s
+    let lock = kind.lock(&client, "l");
+    let kept = |what: &str| assert!(server.pttl("l") > 3_500_000, "{what}: {} ms", server.pttl("l"));
+    let outer = leased(&lock, Duration::from_secs(3600)).await;
+    let inner = lock.lock().await.unwrap();
+    kept("re-entry without a lease");
+    let innermost = leased(&lock, Duration::from_secs(1)).await;
+    kept("re-entry with a shorter lease");
+    assert!(innermost.remaining() > Duration::from_secs(3000), "one record, one end");
+    innermost.unlock().await.unwrap();
+    kept("partial release");
+    inner.unlock().await.unwrap();
+    kept("partial release");
+    assert!(outer.remaining() > Duration::from_secs(3000));
+    let longer = leased(&lock, Duration::from_secs(7200)).await;
+    assert!(server.pttl("l") > 7_000_000, "a longer lease counts");
+    longer.unlock().await.unwrap();
+    outer.unlock().await.unwrap();
+    nothing_is_left(&server, &[&client]).await;
+}
+
+pub async fn r50_the_lease_of_an_earlier_acquire_is_not_used_again(kind: Kind) {
+    if !kind.one_record {
+        return;
+    }
+    let server = Server::start();
+    let client = server.client().await;
+    let lock = kind.lock(&client, "l");
+    for lease in [3600, 5] {
+        leased(&lock, Duration::from_secs(lease)).await.unlock().await.unwrap();
+        let guard = lock.lock().await.unwrap();
+        let pttl = server.pttl("l");
+        assert!(pttl > 20_000 && pttl <= 30_000, "{pttl} ms are not the watchdog's after a lease of {lease} s");
+        assert!(guard.remaining() > Duration::from_secs(20) && guard.remaining() <= Duration::from_secs(30));
+        guard.unlock().await.unwrap();
+    }
+    nothing_is_left(&server, &[&client]).await;
+}
+
+pub async fn a_dropped_guard_releases(kind: Kind) {
+    let server = Server::start();
+    let (a, b) = (server.client().await, server.client_with(|c| c.poll_cap(Duration::from_secs(3600))).await);
+    let (la, lb) = (kind.lock(&a, "l"), kind.lock(&b, "l"));
+    let guard = leased(&la, Duration::from_secs(3600)).await;
+    let waiter = tokio::spawn(async move { lb.lock().await.unwrap() });
+    kind.waiting(&server, &b).await;
+    drop(guard);
+    let next = tokio::time::timeout(SOON, waiter).await.expect("woken by the drop").unwrap();
+    next.unlock().await.unwrap();
+    nothing_is_left(&server, &[&a, &b]).await;
+}
+
+pub async fn a_cancelled_waiter_holds_nothing_and_others_are_served(kind: Kind) {
+    let server = Server::start();
+    let (a, b) = (server.client().await, server.client().await);
+    let (la, lb) = (kind.lock(&a, "l"), kind.lock(&b, "l"));
+    let guard = la.lock().await.unwrap();
+    let mut waiters: Vec<_> = (0..10)
+        .map(|_| {
+            let lock = Arc::clone(&lb);
+            tokio::spawn(async move { lock.lock().await.unwrap().unlock().await.unwrap() })
+        })
+        .collect();
+    kind.waiting(&server, &b).await;
+    let staying = waiters.split_off(5);
+    for waiter in waiters {
+        waiter.abort();
+        assert!(waiter.await.unwrap_err().is_cancelled());
+    }
+    guard.unlock().await.unwrap();
+    for waiter in staying {
+        tokio::time::timeout(SOON, waiter).await.expect("served").unwrap();
+    }
+    nothing_is_left(&server, &[&a, &b]).await;
+}
+
+pub async fn a_cancelled_acquire_holds_nothing(kind: Kind) {
+    let server = Server::start();
+    let (a, b) = (server.client().await, server.client().await);
+    let (la, lb) = (kind.lock(&a, "l"), kind.lock(&b, "l"));
+    for round in 0..20 {
+        // the request is under way, its answer is not awaited
+        drop(la.lock().now_or_never());
+        if round % 2 == 0 {
+            a.idle().await;
+            lb.try_lock().await.unwrap().expect("nobody holds it").unlock().await.unwrap();
+        } else {
+            lb.try_lock_for(SOON).await.unwrap().expect("soon nobody holds it").unlock().await.unwrap();
+            // the same owner is not troubled by what it left behind
+            la.lock().await.unwrap().unlock().await.unwrap();
+        }
+    }
+    nothing_is_left(&server, &[&a, &b]).await;
+}
+
+pub async fn an_ended_lease_is_observed_by_every_means(kind: Kind) {
+    let server = Server::start();
+    let client = server.client().await;
+    let lock = kind.lock(&client, "l");
+    let start = Instant::now();
+    let guard = leased(&lock, ms(400)).await;
+    assert!(!guard.is_lost() && guard.remaining() > Duration::ZERO && guard.remaining() < ms(400));
+    let lost = tokio::time::timeout(SOON, guard.lost()).await.expect("it ends");
+    assert!(start.elapsed() < SOON);
+    assert!(matches!(&lost, Error::Lost { reason: LossReason::LeaseExpired, lock, .. } if lock == "l"), "{lost}");
+    assert!(guard.is_lost());
+    assert_eq!(guard.remaining(), Duration::ZERO);
+    assert!(matches!(guard.extend(Duration::from_secs(1)).await, Err(Error::Lost { .. })));
+    assert!(matches!(guard.run_until_lost(std::future::ready(())).await, Err(Error::Lost { .. })));
+    assert!(matches!(guard.unlock().await, Err(Error::Lost { reason: LossReason::LeaseExpired, .. })));
+    nothing_is_left(&server, &[&client]).await;
+}
+
+pub async fn a_deleted_record_is_observed_at_the_next_renewal(kind: Kind) {
+    if !kind.one_record {
+        return;
+    }
+    let server = Server::start();
+    let client = server.client_with(|c| c.watchdog_timeout(SHORT_WATCHDOG)).await;
+    let lock = kind.lock(&client, "l");
+    let guard = lock.lock().await.unwrap();
+    assert_eq!(server.call(&["DEL", "l"]).int(), 1);
+    let lost = tokio::time::timeout(SOON, guard.lost()).await.expect("it is noticed");
+    assert!(matches!(lost, Error::Lost { .. }), "{lost}");
+    assert!(guard.is_lost());
+    assert!(matches!(guard.unlock().await, Err(Error::Lost { .. })));
+    // N11, F16: without a renewal in between, the release says it
+    let guard = lock.lock().await.unwrap();
+    assert_eq!(server.call(&["DEL", "l"]).int(), 1);
+    let unlocked = guard.unlock().await;
+    assert!(matches!(unlocked, Err(Error::Lost { reason: LossReason::RecordMissing, .. })), "{unlocked:?}");
+    nothing_is_left(&server, &[&client]).await;
+}
+
+pub async fn run_until_lost_cancels_at_the_loss(kind: Kind) {
+    struct Dropped<'a>(&'a AtomicUsize);
+    impl Drop for Dropped<'_> {
+        fn drop(&mut self) {
+            self.0.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+    let server = Server::start();
+    let client = server.client().await;
+    let guard = leased(&kind.lock(&client, "l"), ms(300)).await;
+    let dropped = AtomicUsize::new(0);
+    let work = async {
+        let _dropped = Dropped(&dropped);
+        std::future::pending::<()>().await;
+    };
+    let lost = tokio::time::timeout(SOON, guard.run_until_lost(work)).await.expect("it ends").unwrap_err();
+    assert!(matches!(lost, Error::Lost { .. }), "{lost}");
+    assert_eq!(dropped.load(Ordering::SeqCst), 1, "the work was dropped");
+    drop(guard);
+    nothing_is_left(&server, &[&client]).await;
+}
+
+pub async fn run_until_lost_gives_the_output(kind: Kind) {
+    let server = Server::start();
+    let client = server.client().await;
+    let guard = kind.lock(&client, "l").lock().await.unwrap();
+    let output = guard
+        .run_until_lost(async {
+            tokio::task::yield_now().await;
+            42
+        })
+        .await;
+    assert_eq!(output.unwrap(), 42);
+    assert!(!guard.is_lost());
+    guard.unlock().await.unwrap();
+    nothing_is_left(&server, &[&client]).await;
+}
+
+/// Whoever was told of the loss, or gave its guard up, starts afresh.
+pub async fn a_lost_hold_does_not_trouble_the_next_acquire(kind: Kind) {
+    let server = Server::start();
+    let client = server.client().await;
+    let lock = kind.lock(&client, "l");
+    for round in 0..6 {
+        let guard = leased(&lock, ms(40)).await;
+        tokio::time::timeout(SOON, guard.lost()).await.expect("it ends");
+        match round % 3 {
+            0 => drop(guard),
+            1 => assert!(matches!(guard.unlock().await, Err(Error::Lost { .. }))),
+            _ => {
+                let moved = std::thread::spawn(move || drop(guard));
+                moved.join().unwrap();
+            }
+        }
+        lock.lock().await.expect("no trace of the lost hold").unlock().await.unwrap();
+    }
+    nothing_is_left(&server, &[&client]).await;
+}
+
+pub async fn a_forgotten_hold_stays_until_its_owner_is_released(kind: Kind) {
+    let server = Server::start();
+    let a = server.client_with(|c| c.watchdog_timeout(SHORT_WATCHDOG)).await;
+    let b = server.client().await;
+    let (la, lb) = (kind.lock(&a, "l"), kind.lock(&b, "l"));
+    let owner = la.lock().await.unwrap().forget();
+    a.idle().await;
+    let start = Instant::now();
+    while start.elapsed() < 2 * SHORT_WATCHDOG {
+        assert!(lb.try_lock().await.unwrap().is_none(), "a forgotten hold is renewed");
+        tokio::time::sleep(ms(20)).await;
+    }
+    la.release(&owner).await.unwrap();
+    assert!(!lb.is_locked().await.unwrap());
+    assert!(matches!(la.release(&owner).await, Err(Error::NotHeld { .. })));
+    // with a lease it ends by itself
+    let _ = leased(&la, ms(200)).await.forget();
+    lb.try_lock_for(SOON).await.unwrap().expect("the lease is over").unlock().await.unwrap();
+    nothing_is_left(&server, &[&a, &b]).await;
+}
+
+pub async fn another_client_extends_and_releases_what_was_handed_over(kind: Kind) {
+    let server = Server::start();
+    let a = server.client_with(|c| c.watchdog_timeout(SHORT_WATCHDOG)).await;
+    let b = server.client().await;
+    let (la, lb) = (kind.lock(&a, "l"), kind.lock(&b, "l"));
+    let printed = leased(&la, Duration::from_secs(3)).await.forget().to_string();
+    let owner = printed.parse().unwrap();
+    assert_eq!(lb.hold_count(&owner).await.unwrap(), 1);
+    assert!(lb.extend(&owner, Duration::from_secs(3600)).await.unwrap());
+    if kind.one_record {
+        assert!(server.pttl("l") > 3_500_000);
+    }
+    let acquire = lb.acquire(AcquireOptions::new().owner(owner.clone())).await;
+    assert!(matches!(acquire, Err(Error::InvalidOwner { .. })), "another client's owner cannot be acquired as");
+    lb.release(&owner).await.unwrap();
+    assert!(!lb.is_locked().await.unwrap());
+    assert!(matches!(lb.release(&owner).await, Err(Error::NotHeld { .. })));
+    assert!(!lb.extend(&owner, Duration::from_secs(1)).await.unwrap());
+    // watched: the client that handed it over notices, and stops to renew
+    let other = AcquireOptions::new().owner(a.owner("job-2").unwrap());
+    let owner = la.acquire(other).await.unwrap().unwrap().forget();
+    lb.release(&owner).await.unwrap();
+    let next = lb.lock().await.unwrap();
+    eventually("the release was noticed", || async { a.stats().holds == 0 }).await;
+    assert!(!next.is_lost());
+    next.unlock().await.unwrap();
+    nothing_is_left(&server, &[&a, &b]).await;
+}
+
+pub async fn a_guard_unlocks_on_another_task_and_on_a_plain_thread(kind: Kind) {
+    let server = Server::start();
+    let client = server.client().await;
+    let lock = kind.lock(&client, "l");
+    let guard = lock.lock().await.unwrap();
+    tokio::spawn(guard.unlock()).await.unwrap().unwrap();
+    assert_eq!(server.dump(), []);
+    let guard = lock.lock().await.unwrap();
+    let thread = std::thread::spawn(move || futures::executor::block_on(guard.unlock()));
+    thread.join().unwrap().unwrap();
+    assert_eq!(server.dump(), []);
+    let guard = lock.lock().await.unwrap();
+    std::thread::spawn(move || drop(guard)).join().unwrap();
+    nothing_is_left(&server, &[&client]).await;
+}
+
+pub async fn extend_never_shortens(kind: Kind) {
+    let server = Server::start();
+    let client = server.client().await;
+    let lock = kind.lock(&client, "l");
+    let guard = leased(&lock, Duration::from_secs(60)).await;
+    guard.extend(Duration::from_secs(3600)).await.unwrap();
+    assert!(guard.remaining() > Duration::from_secs(3000));
+    guard.extend(ms(10)).await.unwrap();
+    assert!(lock.extend(&guard.owner(), ms(10)).await.unwrap());
+    assert!(guard.remaining() > Duration::from_secs(3000));
+    if kind.one_record {
+        assert!(server.pttl("l") > 3_500_000);
+    }
+    for bad in [Duration::ZERO, ms(9), Duration::MAX] {
+        assert!(matches!(guard.extend(bad).await, Err(Error::InvalidLease { .. })));
+        assert!(matches!(lock.extend(&guard.owner(), bad).await, Err(Error::InvalidLease { .. })));
+    }
+    guard.unlock().await.unwrap();
+    nothing_is_left(&server, &[&client]).await;
+}
+
+/// An extension that does not reach beyond the lease must not put the renewal off.
+pub async fn short_extensions_do_not_keep_the_watchdog_away(kind: Kind) {
+    let server = Server::start();
+    let client = server.client_with(|c| c.watchdog_timeout(SHORT_WATCHDOG)).await;
+    let guard = kind.lock(&client, "l").lock().await.unwrap();
+    let start = Instant::now();
+    while start.elapsed() < 2 * SHORT_WATCHDOG {
+        guard.extend(ms(10)).await.unwrap_or_else(|error| panic!("after {:?}: {error}", start.elapsed()));
+        tokio::time::sleep(ms(15)).await;
+    }
+    guard.unlock().await.unwrap();
+    nothing_is_left(&server, &[&client]).await;
+}
+
+pub async fn names_are_independent(kind: Kind) {
+    let server = Server::start();
+    let (a, b) = (server.client().await, server.client().await);
+    let guard = kind.lock(&a, "l").lock().await.unwrap();
+    for name in ["l2", "L", "l:", "{l}x"] {
+        let other = kind.lock(&b, name).try_lock().await.unwrap().expect("another lock");
+        other.unlock().await.unwrap();
+    }
+    assert!(!guard.is_lost());
+    guard.unlock().await.unwrap();
+    nothing_is_left(&server, &[&a, &b]).await;
+}
+
+pub async fn r30_shutdown_releases_everything_and_turns_waiters_away(kind: Kind) {
+    let server = Server::start();
+    let (a, b) = (server.client().await, server.client().await);
+    let busy = kind.lock(&b, "busy").lock().await.unwrap();
+    let held = kind.lock(&a, "l").lock().await.unwrap();
+    let watched: BoxFuture<'_, Error> = held.lost().boxed();
+    let lock = kind.lock(&a, "busy");
+    let waiter = tokio::spawn(async move { lock.lock().await });
+    kind.waiting(&server, &a).await;
+    a.shutdown().await.unwrap();
+    let turned_away = tokio::time::timeout(SOON, waiter).await.expect("turned away").unwrap();
+    assert!(matches!(turned_away, Err(Error::Closed)), "{turned_away:?}");
+    let lost = tokio::time::timeout(SOON, watched).await.expect("told");
+    assert!(matches!(lost, Error::Lost { reason: LossReason::ShutDown, .. }), "{lost}");
+    assert!(!server.exists("l"));
+    let lock = kind.lock(&a, "l");
+    assert!(matches!(lock.lock().await, Err(Error::Closed)));
+    assert!(matches!(lock.try_lock().await, Err(Error::Closed)));
+    assert!(matches!(lock.is_locked().await, Err(Error::Closed)));
+    assert!(matches!(lock.force_unlock().await, Err(Error::Closed)));
+    assert!(matches!(held.unlock().await, Err(Error::Lost { reason: LossReason::ShutDown, .. })));
+    a.shutdown().await.unwrap();
+    assert!(!busy.is_lost());
+    busy.unlock().await.unwrap();
+    nothing_is_left(&server, &[&a, &b]).await;
+}
+
+/// Whatever is under way at the shutdown, nothing is held when it returns.
+pub async fn a_shutdown_leaves_nothing_of_acquires_under_way(kind: Kind) {
+    let server = Server::start();
+    for round in 0..20 {
+        let client = server.client().await;
+        let tasks: Vec<_> = (0..40)
+            .map(|task| {
+                let lock = kind.lock(&client, &format!("l{task}"));
+                tokio::spawn(async move {
+                    let mut guards = Vec::new();
+                    loop {
+                        match lock.lock().await {
+                            Ok(guard) if guards.is_empty() && kind.reentrant => guards.push(guard),
+                            Ok(guard) => {
+                                guards.push(guard);
+                                for guard in std::mem::take(&mut guards) {
+                                    match guard.unlock().await {
+                                        Ok(()) | Err(Error::Lost { .. }) => {}
+                                        // the connection was closed while it waited: settled by the shutdown
+                                        Err(Error::Store { .. } | Error::Unconfirmed { .. }) => {}
+                                        Err(error) => panic!("{error}"),
+                                    }
+                                }
+                            }
+                            Err(Error::Lost { .. }) => {}
+                            Err(Error::Closed) => return guards,
+                            Err(error) => panic!("{error}"),
+                        }
+                    }
+                })
+            })
+            .collect();
+        eventually("holds", || async { client.stats().holds >= 20 }).await;
+        client.shutdown().await.unwrap();
+        let left = server.dump();
+        assert!(left.is_empty(), "round {round}: {} locks are held after the shutdown", left.len());
+        for task in tasks {
+            let guards = tokio::time::timeout(SOON, task).await.expect("it ends").unwrap();
+            assert!(guards.iter().all(LockGuard::is_lost));
+        }
+        assert_eq!(server.dump(), [], "nobody acquires after the shutdown");
+    }
+}

@@ -1,8 +1,28 @@
-//! The reentrant lock.
+//! The reentrant lock: what nests, how it counts, and in which order it ends.
 
-use nestlock::RLock;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
+};
 
-use crate::support::Server;
+use futures::{FutureExt, future::BoxFuture};
+use nestlock::{AcquireOptions, Error, Lock, LockGuard, LossReason, RLock};
+use rand::{Rng, SeedableRng, rngs::StdRng, seq::SliceRandom};
+
+use crate::{
+    contract::nothing_is_left,
+    support::{Server, eventually},
+};
+
+const SOON: Duration = Duration::from_secs(15);
+const LONG: Duration = Duration::from_secs(3600);
+
+async fn leased(lock: &Lock, lease: Duration) -> LockGuard {
+    lock.acquire(AcquireOptions::new().lease(lease)).await.unwrap().expect("a free lock")
+}
 
 #[tokio::test]
 async fn two_clients_exclude_each_other() {
@@ -13,8 +33,326 @@ async fn two_clients_exclude_each_other() {
     assert!(lb.try_lock().await.unwrap().is_none());
     assert_eq!(server.record("l"), [(guard.owner().to_string(), 1)]);
     let waiter = tokio::spawn(async move { lb.lock().await.unwrap().unlock().await.unwrap() });
-    crate::support::eventually("a waiter", || async { !server.channels().is_empty() }).await;
+    eventually("a waiter", || async { !server.channels().is_empty() }).await;
     guard.unlock().await.unwrap();
     waiter.await.unwrap();
     assert!(!server.exists("l"));
+}
+
+/// Functions that each take the lock call each other: the server counts the levels.
+#[tokio::test]
+async fn sections_nest_over_calls_to_a_depth_of_fifty() {
+    fn section<'a>(server: &'a Server, lock: &'a Lock, depth: i64) -> BoxFuture<'a, ()> {
+        async move {
+            let guard = lock.lock().await.unwrap();
+            assert_eq!(server.record("l"), [(guard.owner().to_string(), depth)]);
+            assert_eq!(lock.hold_count(&guard.owner()).await.unwrap(), depth as u32);
+            if depth < 50 {
+                section(server, lock, depth + 1).await;
+            }
+            assert_eq!(server.record("l"), [(guard.owner().to_string(), depth)]);
+            guard.unlock().await.unwrap();
+        }
+        .boxed()
+    }
+    let server = Server::start();
+    let client = server.client().await;
+    section(&server, &client.reentrant_lock("l").unwrap(), 1).await;
+    nothing_is_left(&server, &[&client]).await;
+}
+
+/// Guards need not be dropped in the order of their making; only the last one frees.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn guards_may_end_in_any_order_and_the_last_one_frees() {
+    let server = Server::start();
+    let (a, b) = (server.client().await, server.client().await);
+    let (la, lb) = (a.reentrant_lock("l").unwrap(), b.reentrant_lock("l").unwrap());
+    let seed = 11;
+    let mut rng = StdRng::seed_from_u64(seed);
+    for round in 0..60 {
+        let mut guards = Vec::new();
+        let mut count = 0;
+        // holds come and go at random; the record follows
+        for _ in 0..rng.random_range(2..14) {
+            if guards.is_empty() || rng.random_range(0..3) > 0 {
+                let lease = rng.random::<bool>().then_some(LONG);
+                let options = AcquireOptions::new().wait_forever();
+                let options = if let Some(lease) = lease { options.lease(lease) } else { options };
+                guards.push(la.acquire(options).await.unwrap().unwrap());
+                count += 1;
+            } else {
+                guards.shuffle(&mut rng);
+                guards.pop().unwrap().unlock().await.unwrap();
+                count -= 1;
+            }
+            assert_eq!(lb.hold_count(&a.current_owner()).await.unwrap(), count, "round {round}, seed {seed}");
+        }
+        guards.shuffle(&mut rng);
+        while let Some(guard) = guards.pop() {
+            assert!(lb.try_lock().await.unwrap().is_none(), "round {round}, seed {seed}");
+            match rng.random_range(0..3) {
+                0 => drop(guard),
+                1 => guard.unlock().await.unwrap(),
+                _ => tokio::spawn(guard.unlock()).await.unwrap().unwrap(),
+            }
+        }
+        a.idle().await;
+        lb.try_lock().await.unwrap().expect("the last one freed it").unlock().await.unwrap();
+    }
+    nothing_is_left(&server, &[&a, &b]).await;
+}
+
+/// R08, R14: the watchdog renews as long as one hold without a lease is left, whatever came and went around it.
+#[tokio::test]
+async fn r08_r14_the_watchdog_goes_on_as_long_as_one_hold_without_lease_is_left() {
+    let server = Server::start();
+    let watchdog = Duration::from_millis(900);
+    let client = server.client_with(|c| c.watchdog_timeout(watchdog)).await;
+    let locks: Vec<_> = (0..4).map(|n| client.reentrant_lock(format!("l{n}")).unwrap()).collect();
+    // outer leased, inner watched; outer ended first
+    let outer = leased(&locks[0], Duration::from_millis(300)).await;
+    let inner_watched = locks[0].lock().await.unwrap();
+    outer.unlock().await.unwrap();
+    // outer watched, inner leased and ended
+    let outer_watched = locks[1].lock().await.unwrap();
+    leased(&locks[1], Duration::from_millis(300)).await.unlock().await.unwrap();
+    // both alive
+    let both_watched = locks[2].lock().await.unwrap();
+    let both_leased = leased(&locks[2], Duration::from_millis(300)).await;
+    // three entries, two releases
+    let first = locks[3].lock().await.unwrap();
+    let second = locks[3].lock().await.unwrap();
+    let third = locks[3].lock().await.unwrap();
+    first.unlock().await.unwrap();
+    drop(third);
+    let start = Instant::now();
+    let held = [&inner_watched, &outer_watched, &both_watched, &both_leased, &second];
+    while start.elapsed() < 3 * watchdog {
+        for guard in held {
+            assert!(!guard.is_lost() && server.exists(guard.name()), "{} after {:?}", guard.name(), start.elapsed());
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    for guard in [inner_watched, outer_watched, both_watched, both_leased, second] {
+        guard.unlock().await.unwrap();
+    }
+    nothing_is_left(&server, &[&client]).await;
+}
+
+/// The reverse: when the last hold without a lease is given back, what is left ends with its lease.
+#[tokio::test]
+async fn a_leased_hold_is_not_renewed_once_the_watched_one_is_gone() {
+    let server = Server::start();
+    let client = server.client_with(|c| c.watchdog_timeout(Duration::from_millis(600))).await;
+    let lock = client.reentrant_lock("l").unwrap();
+    for watched_first in [true, false] {
+        let (watched, leased) = if watched_first {
+            let watched = lock.lock().await.unwrap();
+            (watched, leased(&lock, Duration::from_millis(200)).await)
+        } else {
+            let leased = leased(&lock, Duration::from_millis(200)).await;
+            (lock.lock().await.unwrap(), leased)
+        };
+        watched.unlock().await.unwrap();
+        let lost = tokio::time::timeout(SOON, leased.lost()).await.expect("it ends");
+        assert!(matches!(lost, Error::Lost { reason: LossReason::LeaseExpired, .. }), "{lost}");
+        eventually("the record ends", || async { !server.exists("l") }).await;
+        drop(leased);
+    }
+    nothing_is_left(&server, &[&client]).await;
+}
+
+/// Guards of holds that were released by their owner's name are stale: they never give back a later hold.
+#[tokio::test]
+async fn stale_guards_never_touch_a_later_hold() {
+    let server = Server::start();
+    let client = server.client().await;
+    let lock = client.reentrant_lock("l").unwrap();
+    let (one, two) = (lock.lock().await.unwrap(), lock.lock().await.unwrap());
+    let owner = one.owner();
+    lock.release(&owner).await.unwrap();
+    assert_eq!(server.record("l"), [(owner.to_string(), 1)]);
+    assert!(!one.is_lost() && !two.is_lost(), "one hold is left, whoever's");
+    lock.release(&owner).await.unwrap();
+    assert!(!server.exists("l"));
+    assert!(one.is_lost() && two.is_lost());
+    assert!(matches!(one.lost().await, Error::NotHeld { .. }));
+    let next = lock.lock().await.unwrap();
+    drop(one);
+    assert!(matches!(two.unlock().await, Err(Error::NotHeld { .. })));
+    client.idle().await;
+    assert_eq!(server.record("l"), [(owner.to_string(), 1)]);
+    assert!(!next.is_lost());
+    next.unlock().await.unwrap();
+    nothing_is_left(&server, &[&client]).await;
+}
+
+/// The record vanished under a nest of guards: all are lost, none frees what comes after.
+#[tokio::test]
+async fn when_the_record_is_gone_all_nested_guards_are_lost() {
+    let server = Server::start();
+    let (a, b) = (server.client().await, server.client().await);
+    let (la, lb) = (a.reentrant_lock("l").unwrap(), b.reentrant_lock("l").unwrap());
+    let (one, two, three) = (la.lock().await.unwrap(), la.lock().await.unwrap(), la.lock().await.unwrap());
+    assert_eq!(server.call(&["DEL", "l"]).int(), 1);
+    let other = lb.try_lock().await.unwrap().expect("free");
+    let before = server.dump();
+    assert!(matches!(one.unlock().await, Err(Error::Lost { .. })), "the first one finds out");
+    assert!(two.is_lost() && three.is_lost());
+    assert!(matches!(two.unlock().await, Err(Error::Lost { .. })));
+    drop(three);
+    a.idle().await;
+    assert_eq!(server.dump(), before);
+    assert!(!other.is_lost());
+    other.unlock().await.unwrap();
+    // R41, rule 1: a re-entry into a lock that is gone is refused, not taken as new
+    let held = la.lock().await.unwrap();
+    assert_eq!(server.call(&["DEL", "l"]).int(), 1);
+    assert!(matches!(la.lock().await, Err(Error::Lost { .. })));
+    assert!(held.is_lost() && !server.exists("l"));
+    drop(held);
+    nothing_is_left(&server, &[&a, &b]).await;
+}
+
+/// R13: a single lock and unlock leaves no entry behind, at once.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn r13_r21_immediate_lock_and_unlock_leaves_no_entry() {
+    let server = Server::start();
+    let client = server.client().await;
+    let lock = client.reentrant_lock("l").unwrap();
+    for round in 0..2000 {
+        lock.lock().await.unwrap().unlock().await.unwrap();
+        assert_eq!(client.stats().holds, 0, "round {round}");
+    }
+    nothing_is_left(&server, &[&client]).await;
+}
+
+/// R48: a lease that ends between a check and a write would let a re-entry overwrite the next holder.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn r48_a_re_entry_at_the_end_of_the_lease_never_overwrites_the_next_holder() {
+    let server = Server::start();
+    let (a, b) = (server.client().await, server.client().await);
+    let (la, lb) = (a.reentrant_lock("l").unwrap(), b.reentrant_lock("l").unwrap());
+    for round in 0..60 {
+        let guard = loop {
+            // an answer that comes after the end of so short a lease is none
+            if let Ok(Some(guard)) =
+                la.acquire(AcquireOptions::new().lease(Duration::from_millis(20 + round % 7))).await
+            {
+                break guard;
+            }
+        };
+        let other = tokio::spawn({
+            let lock = lb.clone();
+            async move { lock.lock().await.unwrap() }
+        });
+        let mut nested = Vec::new();
+        loop {
+            match la.acquire(AcquireOptions::new().lease(Duration::from_millis(10))).await {
+                Ok(Some(guard)) => nested.push(guard),
+                Ok(None) | Err(Error::Lost { .. }) => break,
+                Err(error) => panic!("{error}"),
+            }
+        }
+        let other = tokio::time::timeout(SOON, other).await.expect("its turn").unwrap();
+        assert!(guard.is_lost() && nested.iter().all(LockGuard::is_lost), "round {round}");
+        drop(nested);
+        drop(guard);
+        a.idle().await;
+        assert_eq!(server.record("l"), [(other.owner().to_string(), 1)], "round {round}");
+        other.unlock().await.unwrap();
+    }
+    nothing_is_left(&server, &[&a, &b]).await;
+}
+
+/// R49: tasks share one lock object and use leases of their own.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn r49_tasks_that_share_a_lock_object_keep_their_own_leases() {
+    let server = Arc::new(Server::start());
+    let client = server.client().await;
+    let lock = client.reentrant_lock("l").unwrap();
+    let tasks: Vec<_> = [Some(100), Some(3600), None, Some(7)]
+        .into_iter()
+        .map(|seconds| {
+            let (lock, server) = (lock.clone(), Arc::clone(&server));
+            tokio::spawn(async move {
+                for _ in 0..30 {
+                    let options = AcquireOptions::new().wait_forever();
+                    let lease = Duration::from_secs(seconds.unwrap_or(30));
+                    let options = if seconds.is_some() { options.lease(lease) } else { options };
+                    let guard = lock.acquire(options).await.unwrap().unwrap();
+                    let left = Duration::from_millis(server.pttl("l") as u64);
+                    assert!(left <= lease && left + Duration::from_secs(5) > lease, "{left:?} of {lease:?}");
+                    guard.unlock().await.unwrap();
+                }
+            })
+        })
+        .collect();
+    for task in tasks {
+        task.await.unwrap();
+    }
+    nothing_is_left(&server, &[&client]).await;
+}
+
+/// An owner that drops and takes the lock in a loop really lets go in between: another client gets its turns.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_drop_then_relock_of_the_same_owner_releases_in_between() {
+    let server = Server::start();
+    let (a, b) = (server.client().await, server.client().await);
+    let (la, lb) = (a.reentrant_lock("l").unwrap(), b.reentrant_lock("l").unwrap());
+    let turns = Arc::new(AtomicUsize::new(0));
+    let counting = Arc::clone(&turns);
+    let waiter = tokio::spawn(async move {
+        for _ in 0..5 {
+            lb.lock().await.unwrap().unlock().await.unwrap();
+            counting.fetch_add(1, Ordering::SeqCst);
+        }
+    });
+    let start = Instant::now();
+    let mut rounds = 0;
+    while turns.load(Ordering::SeqCst) < 5 {
+        let guard = la.lock().await.unwrap();
+        assert_eq!(server.record("l"), [(guard.owner().to_string(), 1)], "released in between");
+        drop(guard);
+        rounds += 1;
+        assert!(start.elapsed() < Duration::from_secs(60), "starved for {rounds} rounds");
+    }
+    waiter.await.unwrap();
+    nothing_is_left(&server, &[&a, &b]).await;
+}
+
+/// R46: the same task part under different clients; neither re-enters the other.
+#[tokio::test]
+async fn r46_equal_task_parts_of_two_clients_are_two_owners() {
+    let server = Server::start();
+    let (a, b) = (server.client().await, server.client().await);
+    let (la, lb) = (a.reentrant_lock("l").unwrap(), b.reentrant_lock("l").unwrap());
+    let as_job = |owner| AcquireOptions::new().owner(owner);
+    let guard = la.acquire(as_job(a.owner("job").unwrap())).await.unwrap().unwrap();
+    assert!(lb.acquire(as_job(b.owner("job").unwrap())).await.unwrap().is_none());
+    assert!(matches!(lb.release(&b.owner("job").unwrap()).await, Err(Error::NotHeld { .. })));
+    let nested = la.acquire(as_job(a.owner("job").unwrap())).await.unwrap().expect("the same owner");
+    assert!(la.try_lock().await.unwrap().is_none(), "the task itself is somebody else");
+    guard.unlock().await.unwrap();
+    nested.unlock().await.unwrap();
+    nothing_is_left(&server, &[&a, &b]).await;
+}
+
+/// F37: the limit is checked before anything is sent.
+#[tokio::test]
+async fn f37_more_holds_than_allowed_are_refused_and_change_nothing() {
+    let server = Server::start();
+    let client = server.client_with(|c| c.max_holds(3)).await;
+    let lock = client.reentrant_lock("l").unwrap();
+    let mut guards = Vec::new();
+    for _ in 0..3 {
+        guards.push(lock.lock().await.unwrap());
+    }
+    let scripts = server.script_count();
+    assert!(matches!(lock.lock().await, Err(Error::TooManyHolds { holds: 3, .. })));
+    assert_eq!(server.script_count(), scripts);
+    guards.pop().unwrap().unlock().await.unwrap();
+    guards.push(lock.lock().await.unwrap());
+    drop(guards);
+    nothing_is_left(&server, &[&client]).await;
 }
