@@ -1,1 +1,1 @@
-//! stub
+//! Lost and late answers, doubled and late requests.

@@ -1,1 +1,1 @@
-//! stub
+//! Servers that are down, hang, come back, or say not now.
