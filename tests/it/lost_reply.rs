@@ -353,20 +353,22 @@ async fn f12_a_wire_cut_one_way_ends_the_hold_at_its_deadline_and_heals() {
         let client =
             LockClient::builder().watchdog_timeout(Duration::from_millis(900)).connect(proxy.url()).await.unwrap();
         let lock = client.reentrant_lock("l").unwrap();
-        let guard = lock.lock().await.unwrap();
-        let next = other.reentrant_lock("l").unwrap();
-        let next = tokio::spawn(async move { (next.lock().await.unwrap(), Instant::now()) });
+        let guard = Arc::new(lock.lock().await.unwrap());
+        let (next, holder) = (other.reentrant_lock("l").unwrap(), Arc::clone(&guard));
+        let next = tokio::spawn(async move {
+            let next = next.lock().await.unwrap();
+            assert!(holder.is_lost(), "two valid guards");
+            next
+        });
         eventually("a waiter", || async { !server.channels().is_empty() }).await;
 
         proxy.black_hole(way);
         let error = tokio::time::timeout(Duration::from_secs(20), guard.lost()).await.expect("told");
-        let lost = Instant::now();
-        assert!(matches!(error, Error::Lost { .. }), "{error}");
+        assert!(matches!(error, Error::Lost { .. }), "{way:?}: {error}");
         assert!(client.reentrant_lock("other").unwrap().try_lock_for(Duration::from_millis(300)).await.is_err());
         drop(guard);
         // renewals that still arrive keep the record until the holder gives up
-        let (next, since) = tokio::time::timeout(Duration::from_secs(20), next).await.expect("the lock").unwrap();
-        assert!(since >= lost, "{way:?}: the next holder came {:?} before the loss was told", lost - since);
+        let next = tokio::time::timeout(Duration::from_secs(20), next).await.expect("the lock").unwrap();
 
         proxy.heal();
         let again = client.reentrant_lock("other").unwrap().try_lock_for(Duration::from_secs(20)).await.unwrap();
