@@ -65,7 +65,10 @@ pub(crate) async fn acquire(anchor: &Anchor, kind: &Arc<dyn Kind>, options: Acqu
     loop {
         core.check_open()?;
         attempts += 1;
-        let attempt = this.attempt_until(limit.filter(|_| options.wait != Wait::No)).await?;
+        let tried = Instant::now();
+        // an outage ends the call within the patience, not an attempt later
+        let patience = failing_since.map(|since: Instant| since + core.config.outage_patience);
+        let attempt = this.attempt_until(limit.or(patience).filter(|_| options.wait != Wait::No)).await?;
         match attempt {
             Attempt::Entered(entered) => {
                 forget(&mut told);
@@ -96,7 +99,7 @@ pub(crate) async fn acquire(anchor: &Anchor, kind: &Arc<dyn Kind>, options: Acqu
             }
             Attempt::Failed(error) => {
                 drop(told.take()); // the next waiter may have better luck
-                let since = *failing_since.get_or_insert_with(Instant::now);
+                let since = *failing_since.get_or_insert(tried);
                 let patience = limit.unwrap_or(since + core.config.outage_patience);
                 if Instant::now() >= patience {
                     return Err(error);
