@@ -307,6 +307,12 @@ impl Hold {
         watchdog: Option<Duration>,
     ) -> Option<Ticket> {
         let mut state = self.state();
+        while state.count > 0 && state.deadline <= Instant::now() {
+            // whoever looked was told of the loss: this is a new hold, not a longer old one
+            drop(state);
+            self.lose(LossReason::LeaseExpired);
+            state = self.state();
+        }
         state.server = ServerSide::Holds(plan.holds);
         let deadline = sent + validity(lease);
         if deadline <= Instant::now() {
@@ -379,6 +385,8 @@ impl Hold {
             }
             state.renew_at = next;
             match answer {
+                // too late: whoever looked was told of the loss, which is final
+                _ if state.deadline <= Instant::now() => LossReason::LeaseExpired,
                 Renewed::Yes => {
                     state.deadline = state.deadline.max(sent + validity(lease));
                     return;

@@ -275,6 +275,8 @@ impl Core {
             hold.renewed(generation, answer, sent, lease, sent + self.config.watchdog_timeout / 3);
         }
         match answer {
+            // lost while the answer was awaited
+            Renewed::Yes if current.is_some_and(|(hold, held)| hold.generation() != Some(held)) => Ok(false),
             Renewed::Yes => Ok(true),
             Renewed::Gone | Renewed::Taken => Ok(false),
             Renewed::Unknown => Err(self.silence(kind.name())),

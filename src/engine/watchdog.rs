@@ -85,9 +85,7 @@ async fn renew(core: &Arc<Core>, script: &'static Script, batch: &[Renewal]) -> 
                 let next = if answer == Renewed::Unknown { retry } else { again };
                 soonest = soonest.min(next);
                 renewal.hold.renewed(renewal.generation, answer, sent, lease, next);
-                if answer != Renewed::Yes {
-                    core.tidy(&renewal.hold);
-                }
+                core.tidy(&renewal.hold);
             }
             soonest
         }
@@ -100,6 +98,7 @@ async fn renew(core: &Arc<Core>, script: &'static Script, batch: &[Renewal]) -> 
             tracing::warn!(locks = batch.len(), %error, "renewal failed; trying again until the lease ends");
             for renewal in batch {
                 renewal.hold.renewed(renewal.generation, Renewed::Unknown, sent, lease, retry);
+                core.tidy(&renewal.hold);
             }
             retry
         }
