@@ -79,8 +79,11 @@ impl<'a> Acquire<'a> {
         loop {
             self.core.check_open()?;
             attempts += 1;
+            let tried = Instant::now();
+            // an outage ends the call within the patience, not an attempt later
+            let patience = failing_since.map(|since: Instant| since + self.core.config.outage_patience);
             // nothing of an attempt lives on while its waiter sleeps
-            let failure = match self.attempt_in_time().await? {
+            let failure = match self.attempt_in_time(self.limit.or(patience)).await? {
                 Attempt::Entered(entered) => {
                     forget(&mut told);
                     if attempts > 1 {
@@ -99,7 +102,7 @@ impl<'a> Acquire<'a> {
                 }
                 Attempt::Failed(error) => {
                     drop(told.take()); // the next waiter may have better luck
-                    let since = *failing_since.get_or_insert_with(Instant::now);
+                    let since = *failing_since.get_or_insert(tried);
                     let patience = self.limit.unwrap_or(since + self.core.config.outage_patience);
                     if Instant::now() >= patience {
                         return Err(error);
@@ -139,15 +142,15 @@ impl Acquire<'_> {
     /// One attempt, given up a little after the end of the wait: it then counts as cancelled.
     ///
     /// In a box, so that a waiter, which spends its time elsewhere, stays small.
-    fn attempt_in_time(&self) -> Pin<Box<dyn Future<Output = Result<Attempt>> + Send + '_>> {
-        match self.limit {
+    fn attempt_in_time(&self, limit: Option<Instant>) -> Pin<Box<dyn Future<Output = Result<Attempt>> + Send + '_>> {
+        match limit {
             Some(limit) if self.waits && limit + GRACE < Instant::now() + self.core.config.command_timeout() => {
                 Box::pin(async move {
                     tokio::select! {
                         biased;
                         attempt = self.attempt() => attempt,
                         () = self.core.sleep_until(limit + GRACE) => {
-                            Ok(Attempt::Failed(super::silence(self.kind.name())))
+                            self.failed(super::silent("no answer before the wait was over"))
                         }
                     }
                 })
@@ -189,7 +192,7 @@ impl Acquire<'_> {
             Ok(Acquired::Yes) => {
                 match hold.enter(&plan, sent, self.lease, self.watched.then_some(core.config.watchdog_timeout)) {
                     Some(ticket) => Ok(Attempt::Entered((Arc::clone(hold), ticket))),
-                    None => Ok(Attempt::Failed(hold.lost_error(LossReason::LeaseExpired))),
+                    None => self.failed(super::silent("the answer came when the lease was over already")),
                 }
             }
             Ok(Acquired::Busy { ttl }) => {

@@ -310,14 +310,18 @@ impl Hold {
         lease: Duration,
         watchdog: Option<Duration>,
     ) -> Option<Ticket> {
-        self.lose_if_over();
         let mut state = self.state();
+        // whoever looked was told of the loss: this is a new hold, not a longer old one
+        self.end_if_over(&mut state);
         state.server = ServerSide::Holds(plan.holds);
-        let deadline = sent + validity(lease);
+        let mut deadline = sent + validity(lease);
+        if state.count > 0 {
+            deadline = deadline.max(state.deadline);
+        }
         if deadline <= Instant::now() {
             return None;
         }
-        state.deadline = if state.count == 0 { deadline } else { state.deadline.max(deadline) };
+        state.deadline = deadline;
         state.count += 1;
         if let Some(watchdog) = watchdog {
             state.watched += 1;
@@ -382,24 +386,17 @@ impl Hold {
         lease: Duration,
         next: Option<Instant>,
     ) {
-        self.lose_if_over();
-        let reason = {
-            let mut state = self.state();
-            if state.generation != generation || state.count == 0 {
-                return;
-            }
-            state.renew_at = next.unwrap_or(state.renew_at);
-            match answer {
-                Renewed::Yes => {
-                    state.deadline = state.deadline.max(sent + validity(lease));
-                    return;
-                }
-                Renewed::Unknown => return,
-                Renewed::Gone => LossReason::RecordMissing,
-                Renewed::Taken => LossReason::TakenOver,
-            }
-        };
-        self.lose_generation(generation, reason);
+        let mut state = self.state();
+        if self.end_if_over(&mut state) || state.generation != generation || state.count == 0 {
+            return;
+        }
+        state.renew_at = next.unwrap_or(state.renew_at);
+        match answer {
+            Renewed::Yes => state.deadline = state.deadline.max(sent + validity(lease)),
+            Renewed::Unknown => {}
+            Renewed::Gone => self.end(&mut state, LossReason::RecordMissing),
+            Renewed::Taken => self.end(&mut state, LossReason::TakenOver),
+        }
     }
 
     /// The generation that a renewal or extension speaks of.
@@ -413,38 +410,30 @@ impl Hold {
     /// Gives one hold back, in our books; the server is told by [`Hold::agree`]. Without a ticket: one that has no
     /// guard. Returns the generation that it belonged to.
     pub(crate) fn leave(&self, ticket: Option<Ticket>) -> Result<u64> {
-        let (generation, ended) = {
-            let mut state = self.state();
-            let over = match ticket {
-                Some(ticket) => state.generation != ticket.generation || state.deadline <= Instant::now(),
-                None => state.count == 0,
-            };
-            if over {
+        let mut state = self.state();
+        let generation = state.generation;
+        match ticket {
+            Some(ticket) if ticket.generation != generation || state.deadline <= Instant::now() => {
+                // a lease that one guard found over is over for all: whoever gives up a guard must not meet its hold again
+                self.end_if_over(&mut state);
                 drop(state);
-                return Err(self.over(ticket));
+                return Err(self.remaining(ticket).err().unwrap_or_else(|| self.not_held_error()));
             }
-            state.watched -= u32::from(ticket.is_some_and(|ticket| ticket.watched) && state.watched > 0);
-            state.count -= 1;
-            state.watched = state.watched.min(state.count);
-            let generation = state.generation;
-            if state.count == 0 {
-                state.last_end = Some((generation, End::Released));
-                state.generation += 1;
+            None if state.count == 0 => {
+                drop(state);
+                return Err(self.not_held_error());
             }
-            (generation, state.count == 0)
-        };
-        if ended {
+            _ => {}
+        }
+        state.watched -= u32::from(ticket.is_some_and(|ticket| ticket.watched) && state.watched > 0);
+        state.count -= 1;
+        state.watched = state.watched.min(state.count);
+        if state.count == 0 {
+            state.last_end = Some((generation, End::Released));
+            state.generation += 1;
             self.ended.notify_waiters();
         }
         Ok(generation)
-    }
-
-    /// Why a hold can not be given back. A lease that its guard found over is over for all: whoever gave up the guard
-    /// must not meet its hold again.
-    fn over(&self, ticket: Option<Ticket>) -> Error {
-        let Some(ticket) = ticket else { return self.not_held_error() };
-        self.lose_generation(ticket.generation, LossReason::LeaseExpired);
-        self.remaining(ticket).err().unwrap_or_else(|| self.not_held_error())
     }
 
     /// What a generation that was left turned out to be: a release may find that there was nothing to release.
@@ -458,41 +447,44 @@ impl Hold {
 
     /// The lock is not ours any more.
     pub(crate) fn lose(&self, reason: LossReason) {
-        if let Some(generation) = self.generation() {
-            self.lose_generation(generation, reason);
+        self.end(&mut self.state(), reason);
+    }
+
+    /// The lock is not ours any more, if `generation` still is the current one.
+    pub(crate) fn lose_generation(&self, generation: u64, reason: LossReason) {
+        let mut state = self.state();
+        if state.generation == generation {
+            self.end(&mut state, reason);
         }
     }
 
     /// Ends a generation whose lease is over; whether it was.
     pub(crate) fn lose_if_over(&self) -> bool {
-        let over = {
-            let state = self.state();
-            (state.count > 0 && state.deadline <= Instant::now()).then_some(state.generation)
-        };
-        if let Some(generation) = over {
-            self.lose_generation(generation, LossReason::LeaseExpired);
-        }
-        over.is_some()
+        self.end_if_over(&mut self.state())
     }
 
-    /// The lock is not ours any more, if `generation` still is the current one.
-    pub(crate) fn lose_generation(&self, generation: u64, reason: LossReason) {
-        {
-            let mut state = self.state();
-            if state.generation != generation || state.count == 0 {
-                return;
-            }
-            tracing::warn!(lock = %self.key.lock, owner = %state.owner, holds = state.count, %reason, "lock lost");
-            if matches!(reason, LossReason::RecordMissing | LossReason::TakenOver)
-                && matches!(state.server, ServerSide::Holds(_))
-            {
-                state.server = ServerSide::Holds(0);
-            }
-            state.last_end = Some((generation, End::Lost(reason)));
-            state.generation += 1;
-            state.count = 0;
-            state.watched = 0;
+    fn end_if_over(&self, state: &mut State) -> bool {
+        let over = state.count > 0 && state.deadline <= Instant::now();
+        if over {
+            self.end(state, LossReason::LeaseExpired);
         }
+        over
+    }
+
+    /// Ends the current generation by a loss, if anything is held.
+    fn end(&self, state: &mut State, reason: LossReason) {
+        if state.count == 0 {
+            return;
+        }
+        tracing::warn!(lock = %self.key.lock, owner = %state.owner, holds = state.count, %reason, "lock lost");
+        let record_is_gone = matches!(reason, LossReason::RecordMissing | LossReason::TakenOver);
+        if record_is_gone && matches!(state.server, ServerSide::Holds(_)) {
+            state.server = ServerSide::Holds(0);
+        }
+        state.last_end = Some((state.generation, End::Lost(reason)));
+        state.generation += 1;
+        state.count = 0;
+        state.watched = 0;
         self.ended.notify_waiters();
     }
 

@@ -263,7 +263,7 @@ impl Core {
         match answer {
             Renewed::Yes => Ok(true),
             Renewed::Gone | Renewed::Taken => Ok(false),
-            Renewed::Unknown => Err(silence(kind.name())),
+            Renewed::Unknown => Err(store_error(kind.name(), silent("the server refused the renewal"))),
         }
     }
 
@@ -358,8 +358,8 @@ fn store_error(lock: &str, source: StoreError) -> Error {
     }
 }
 
-fn silence(lock: &str) -> Error {
-    store_error(lock, StoreError::new(StoreErrorKind::Timeout, true, "no answer before the wait was over"))
+fn silent(what: &'static str) -> StoreError {
+    StoreError::new(StoreErrorKind::Timeout, true, what)
 }
 
 /// A number from 0 to 1, for jitter.

@@ -99,6 +99,7 @@ async fn renew(core: &Arc<Core>, script: &'static Script, batch: &[Renewal]) -> 
             tracing::warn!(locks = batch.len(), %error, "renewal failed; trying again until the lease ends");
             for renewal in batch {
                 renewal.hold.renewed(renewal.generation, Renewed::Unknown, sent, lease, Some(retry));
+                core.tidy(&renewal.hold);
             }
             retry
         }

@@ -1,1 +1,667 @@
-//! stub
+//! Lost and late answers, doubled and late requests: a hold counts once, and ends when it is given up.
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use nestlock::{AcquireOptions, Error, Lock, LockClient, LockGuard, LossReason, RLock};
+use rand::{Rng, SeedableRng, rngs::StdRng};
+
+use crate::support::{
+    Server, eventually,
+    proxy::{Action, Proxy, Verb, Way},
+};
+
+/// The command timeout; leases are ten times as long.
+const T: Duration = Duration::from_millis(500);
+const LEASE: Duration = Duration::from_secs(5);
+
+struct Bed {
+    server: Server,
+    proxy: Proxy,
+    client: LockClient,
+    /// Another client, without the proxy.
+    other: LockClient,
+}
+
+impl Bed {
+    async fn new() -> Self {
+        let server = Server::start();
+        let proxy = Proxy::start(&server);
+        let client =
+            LockClient::builder().watchdog_timeout(LEASE).command_timeout(T).connect(proxy.url()).await.unwrap();
+        let bed = Self { other: server.client().await, server, proxy, client };
+        // the scripts are known: no NOSCRIPT
+        bed.lock("warm").lock().await.unwrap().unlock().await.unwrap();
+        bed
+    }
+
+    fn lock(&self, name: &str) -> Lock {
+        self.client.reentrant_lock(name).unwrap()
+    }
+
+    fn other_lock(&self, name: &str) -> Lock {
+        self.other.reentrant_lock(name).unwrap()
+    }
+
+    /// The record says that this guard holds its lock so often.
+    fn assert_held(&self, guard: &LockGuard, holds: i64) {
+        assert!(!guard.is_lost());
+        assert_eq!(self.server.record(guard.name()), [(guard.owner().to_string(), holds)]);
+    }
+
+    /// Nothing is left: no record, no hold, no settlement, no channel.
+    async fn assert_clean(&self) {
+        self.client.idle().await;
+        eventually("nothing is left in the client", || async {
+            let stats = self.client.stats();
+            (stats.holds, stats.channels, stats.settling) == (0, 0, 0)
+        })
+        .await;
+        assert_eq!(self.server.dump(), []);
+    }
+
+    /// Watches a record until the answer is true; panics when it ever counts more than `limit`.
+    fn watch(&self, lock: &'static str, limit: i64) -> Watch {
+        let (stop, mut wire) = (Arc::new(AtomicBool::new(false)), self.server.wire());
+        let stopped = Arc::clone(&stop);
+        let thread = std::thread::spawn(move || {
+            let mut most = 0;
+            while !stopped.load(Ordering::SeqCst) {
+                for value in wire.call(&["HVALS", lock]).unwrap().list() {
+                    most = most.max(value.text().parse::<i64>().unwrap());
+                }
+            }
+            assert!(most <= limit, "the record counted {most}");
+            most
+        });
+        Watch { stop, thread }
+    }
+}
+
+struct Watch {
+    stop: Arc<AtomicBool>,
+    thread: std::thread::JoinHandle<i64>,
+}
+
+impl Watch {
+    fn end(self) -> i64 {
+        self.stop.store(true, Ordering::SeqCst);
+        self.thread.join().expect("no count above the limit")
+    }
+}
+
+fn unconfirmed<T: std::fmt::Debug>(answer: nestlock::Result<T>) {
+    assert!(matches!(answer, Err(Error::Unconfirmed { .. })), "{answer:?}");
+}
+
+// --- acquires ---
+
+#[tokio::test]
+async fn r31_r40_an_acquire_answered_too_late_never_counts_twice() {
+    let bed = Bed::new().await;
+    let watch = bed.watch("l", 1);
+    bed.proxy.once(Verb::Acquire, Action::Late(2 * T));
+    let guard = bed.lock("l").try_lock_for(Duration::from_secs(20)).await.unwrap().expect("the lock");
+    assert!(bed.proxy.count(Verb::Acquire) >= 3, "it was tried again");
+    bed.assert_held(&guard, 1);
+    guard.unlock().await.unwrap();
+    bed.assert_clean().await;
+    assert_eq!(watch.end(), 1);
+}
+
+#[tokio::test]
+async fn r31_an_acquire_given_up_without_an_answer_leaves_nothing() {
+    for action in [Action::Late(2 * T), Action::Slow(2 * T), Action::Lose, Action::CutBefore, Action::Ghost(T / 2)] {
+        let bed = Bed::new().await;
+        let watch = bed.watch("l", 1);
+        bed.proxy.once(Verb::Acquire, action);
+        unconfirmed(bed.lock("l").try_lock().await);
+        bed.assert_clean().await;
+        let guard = bed.other_lock("l").try_lock().await.unwrap();
+        assert!(guard.is_some(), "{action:?}: others can have it");
+        watch.end();
+    }
+}
+
+#[tokio::test]
+async fn f13_a_nested_acquire_without_an_answer_counts_once() {
+    for action in [Action::Late(2 * T), Action::Lose] {
+        let bed = Bed::new().await;
+        let watch = bed.watch("l", 3);
+        let outer = bed.lock("l").lock().await.unwrap();
+        bed.proxy.once(Verb::Acquire, action);
+        let inner = bed.lock("l").try_lock_for(Duration::from_secs(20)).await.unwrap().expect("re-entry");
+        bed.assert_held(&outer, 2);
+        bed.proxy.once(Verb::Acquire, action);
+        unconfirmed(bed.lock("l").try_lock().await);
+        eventually("the hold that nobody has is given back", || async { bed.server.record("l")[0].1 == 2 }).await;
+        inner.unlock().await.unwrap();
+        eventually("one is left", || async { bed.server.record("l")[0].1 == 1 }).await;
+        bed.assert_held(&outer, 1);
+        outer.unlock().await.unwrap();
+        bed.assert_clean().await;
+        watch.end();
+    }
+}
+
+#[tokio::test]
+async fn n13_an_acquire_that_is_tried_again_is_not_blocked_by_its_own_record() {
+    let bed = Bed::new().await;
+    // a lease far beyond the test: nothing but the second try gets it
+    let options = AcquireOptions::new().wait(Duration::from_secs(60)).lease(Duration::from_secs(3600));
+    for action in [Action::Lose, Action::Late(2 * T)] {
+        bed.proxy.once(Verb::Acquire, action);
+        let start = Instant::now();
+        let guard = bed.lock("l").acquire(options.clone()).await.unwrap().expect("the lock");
+        assert!(start.elapsed() < Duration::from_secs(20));
+        guard.unlock().await.unwrap();
+    }
+    bed.assert_clean().await;
+}
+
+#[tokio::test]
+async fn r41_after_an_acquire_without_an_answer_the_task_does_not_re_enter_its_ghost() {
+    let bed = Bed::new().await;
+    bed.proxy.once(Verb::Acquire, Action::Lose);
+    let ghost = bed.client.current_owner();
+    unconfirmed(bed.lock("l").try_lock().await);
+    let guard = bed.lock("l").try_lock_for(Duration::from_secs(20)).await.unwrap().expect("the lock");
+    bed.assert_held(&guard, 1);
+    assert_ne!(guard.owner(), ghost, "a name that the ghost cannot free");
+    guard.unlock().await.unwrap();
+    let other = bed.other_lock("l").try_lock_for(Duration::from_secs(20)).await.unwrap();
+    assert!(other.is_some(), "one release was enough");
+}
+
+// --- releases ---
+
+#[tokio::test]
+async fn r33_a_release_whose_answer_is_lost_succeeds() {
+    let bed = Bed::new().await;
+    let guard = bed.lock("l").lock().await.unwrap();
+    let before = bed.proxy.count(Verb::Release);
+    bed.proxy.once(Verb::Release, Action::Lose);
+    guard.unlock().await.unwrap();
+    assert!(!bed.server.exists("l"));
+    // R34: the same request again, so that it can be told from another one
+    let releases = bed.proxy.seen(Verb::Release).split_off(before);
+    assert!(releases.len() >= 2 && releases.iter().all(|release| *release == releases[0]), "{releases:?}");
+    bed.assert_clean().await;
+}
+
+#[tokio::test]
+async fn r33_r34_a_release_that_is_tried_again_does_not_free_the_next_hold() {
+    let bed = Bed::new().await;
+    let guard = bed.lock("l").lock().await.unwrap();
+    let next = bed.other_lock("l");
+    let next = tokio::spawn(async move { next.lock().await.unwrap() });
+    eventually("a waiter", || async { !bed.server.channels().is_empty() }).await;
+    bed.proxy.once(Verb::Release, Action::Lose);
+    guard.unlock().await.unwrap();
+    let next = next.await.unwrap();
+    bed.client.idle().await;
+    bed.assert_held(&next, 1);
+}
+
+#[tokio::test]
+async fn f13_nested_releases_whose_answers_are_lost_give_back_one_hold_each() {
+    let bed = Bed::new().await;
+    let mut guards = Vec::new();
+    for _ in 0..4 {
+        guards.push(bed.lock("l").lock().await.unwrap());
+    }
+    while let Some(guard) = guards.pop() {
+        bed.proxy.once(Verb::Release, Action::Lose);
+        guard.unlock().await.unwrap();
+        match guards.last() {
+            Some(left) => bed.assert_held(left, guards.len() as i64),
+            None => assert!(!bed.server.exists("l")),
+        }
+    }
+    bed.assert_clean().await;
+}
+
+/// Rule 4: a copy of a release that the server executes late meets a name that nobody uses.
+#[tokio::test]
+async fn f7_a_release_that_is_executed_late_does_not_free_the_next_hold_of_the_same_task() {
+    for lives in [true, false] {
+        let bed = Bed::new().await;
+        let guard = bed.lock("l").lock().await.unwrap();
+        bed.proxy.once(Verb::Release, Action::Ghost(T));
+        if lives {
+            guard.unlock().await.unwrap();
+        } else {
+            drop(guard);
+        }
+        let next = bed.lock("l").try_lock_for(Duration::from_secs(20)).await.unwrap().expect("the lock");
+        eventually("the late release is executed", || async { bed.proxy.ghosts() == 1 }).await;
+        bed.assert_held(&next, 1);
+        next.unlock().await.unwrap();
+        bed.assert_clean().await;
+    }
+}
+
+#[tokio::test]
+async fn f7_a_nested_release_that_is_executed_late_does_not_end_the_hold() {
+    let bed = Bed::new().await;
+    let outer = bed.lock("l").lock().await.unwrap();
+    let inner = bed.lock("l").lock().await.unwrap();
+    bed.proxy.once(Verb::Release, Action::Ghost(T));
+    inner.unlock().await.unwrap();
+    let again = bed.lock("l").lock().await.unwrap();
+    eventually("the late release is executed", || async { bed.proxy.ghosts() == 1 }).await;
+    assert_eq!(bed.server.record("l")[0].0, outer.owner().to_string());
+    again.unlock().await.unwrap();
+    bed.assert_held(&outer, 1);
+    outer.unlock().await.unwrap();
+    bed.assert_clean().await;
+}
+
+#[tokio::test]
+async fn r19_the_hold_after_a_release_over_a_bad_link_is_renewed() {
+    let bed = Bed::new().await;
+    let client =
+        LockClient::builder().watchdog_timeout(Duration::from_millis(900)).connect(bed.proxy.url()).await.unwrap();
+    let lock = client.reentrant_lock("l").unwrap();
+    for action in [Action::Lose, Action::Late(Duration::from_millis(600))] {
+        let guard = lock.lock().await.unwrap();
+        bed.proxy.once(Verb::Release, action);
+        let _ = guard.unlock().await; // Ok or Unconfirmed
+        let guard = lock.try_lock_for(Duration::from_secs(20)).await.unwrap().expect("the lock");
+        let held = Instant::now();
+        eventually("three leases are over", || async {
+            assert!(!guard.is_lost(), "lost after {:?}", held.elapsed());
+            held.elapsed() > Duration::from_millis(2700)
+        })
+        .await;
+        bed.assert_held(&guard, 1);
+        guard.unlock().await.unwrap();
+    }
+}
+
+// --- a server that pauses ---
+
+#[tokio::test]
+async fn r23_r40_an_acquire_and_a_release_during_client_pause_leave_one_hold_or_none() {
+    let bed = Bed::new().await;
+    let guard = bed.lock("held").lock().await.unwrap();
+    let mut wire = bed.server.wire();
+    wire.call(&["CLIENT", "PAUSE", "1500", "ALL"]).unwrap();
+    unconfirmed(bed.lock("l").try_lock().await);
+    unconfirmed(guard.unlock().await);
+    // several attempts of one task meet the pause
+    unconfirmed(bed.lock("l").try_lock_for(T / 2).await);
+    let other = bed.other_lock("l").try_lock_for(LEASE).await.unwrap().expect("the lock, within the lease");
+    eventually("the release is executed", || async { !bed.server.exists("held") }).await;
+    bed.client.idle().await;
+    bed.assert_held(&other, 1);
+    other.unlock().await.unwrap();
+    let watch = bed.watch("l", 1);
+    let again = bed.lock("l").lock().await.unwrap();
+    bed.assert_held(&again, 1);
+    again.unlock().await.unwrap();
+    watch.end();
+    bed.assert_clean().await;
+}
+
+// --- callers that vanish between request and answer ---
+
+#[tokio::test]
+async fn r42_an_acquire_cancelled_between_request_and_answer_holds_nothing() {
+    let bed = Bed::new().await;
+    for action in [Action::Late(T / 2), Action::Late(2 * T), Action::Slow(T / 2), Action::Lose] {
+        let before = bed.proxy.count(Verb::Acquire);
+        bed.proxy.once(Verb::Acquire, action);
+        let lock = bed.lock("l");
+        let call = tokio::spawn(async move { lock.lock().await.map(drop) });
+        eventually("the request is under way", || async { bed.proxy.count(Verb::Acquire) > before }).await;
+        call.abort();
+        let _ = call.await;
+        bed.assert_clean().await;
+    }
+}
+
+#[tokio::test]
+async fn s16_a_release_cancelled_between_request_and_answer_goes_on() {
+    let bed = Bed::new().await;
+    for action in [Action::Late(T / 2), Action::Late(2 * T), Action::Slow(T / 2), Action::Lose, Action::CutBefore] {
+        let guard = bed.lock("l").lock().await.unwrap();
+        let before = bed.proxy.count(Verb::Release);
+        bed.proxy.once(Verb::Release, action);
+        let call = tokio::spawn(guard.unlock());
+        eventually("the request is under way", || async { bed.proxy.count(Verb::Release) > before }).await;
+        call.abort();
+        let _ = call.await;
+        bed.assert_clean().await;
+    }
+}
+
+// --- one way cut ---
+
+#[tokio::test]
+async fn f12_a_wire_cut_one_way_ends_the_hold_at_its_deadline_and_heals() {
+    for way in [Way::ToServer, Way::ToClient, Way::Both] {
+        let server = Server::start();
+        let proxy = Proxy::start(&server);
+        let other = server.client().await;
+        let client =
+            LockClient::builder().watchdog_timeout(Duration::from_millis(900)).connect(proxy.url()).await.unwrap();
+        let lock = client.reentrant_lock("l").unwrap();
+        let guard = Arc::new(lock.lock().await.unwrap());
+        let (next, holder) = (other.reentrant_lock("l").unwrap(), Arc::clone(&guard));
+        let next = tokio::spawn(async move {
+            let next = next.lock().await.unwrap();
+            assert!(holder.is_lost(), "two valid guards");
+            next
+        });
+        eventually("a waiter", || async { !server.channels().is_empty() }).await;
+
+        proxy.black_hole(way);
+        let error = tokio::time::timeout(Duration::from_secs(20), guard.lost()).await.expect("told");
+        assert!(matches!(error, Error::Lost { .. }), "{way:?}: {error}");
+        assert!(client.reentrant_lock("other").unwrap().try_lock_for(Duration::from_millis(300)).await.is_err());
+        drop(guard);
+        // renewals that still arrive keep the record until the holder gives up
+        let next = tokio::time::timeout(Duration::from_secs(20), next).await.expect("the lock").unwrap();
+
+        proxy.heal();
+        let again = client.reentrant_lock("other").unwrap().try_lock_for(Duration::from_secs(20)).await.unwrap();
+        again.expect("the lock").unlock().await.unwrap();
+        client.idle().await;
+        assert_eq!(server.record("l"), [(next.owner().to_string(), 1)]);
+        assert!(!server.exists("other"));
+    }
+}
+
+// --- doubled requests ---
+
+#[tokio::test]
+async fn f14_doubled_requests_change_nothing() {
+    let bed = Bed::new().await;
+    bed.proxy.rule(|request| if request.verb().is_some() { Action::Twice } else { Action::Pass });
+    let lock = bed.lock("l");
+    let waiter = bed.other_lock("l");
+    for _ in 0..20 {
+        let outer = lock.lock().await.unwrap();
+        bed.assert_held(&outer, 1);
+        let inner = lock.lock().await.unwrap();
+        bed.assert_held(&outer, 2);
+        assert!(waiter.try_lock().await.unwrap().is_none());
+        outer.extend(Duration::from_secs(60)).await.unwrap();
+        assert!(bed.server.pttl("l") > 50_000);
+        assert_eq!(lock.hold_count(&outer.owner()).await.unwrap(), 2);
+        inner.unlock().await.unwrap();
+        bed.assert_held(&outer, 1);
+        outer.unlock().await.unwrap();
+        assert!(!bed.server.exists("l"));
+        let guard = waiter.try_lock().await.unwrap().expect("free");
+        assert!(lock.try_lock().await.unwrap().is_none());
+        guard.unlock().await.unwrap();
+    }
+    let guard = bed.other_lock("l").lock().await.unwrap();
+    assert!(lock.force_unlock().await.unwrap());
+    assert!(guard.unlock().await.is_err());
+    bed.assert_clean().await;
+}
+
+// --- all at once ---
+
+/// Operations of the storm: calls of acquire and unlock.
+const OPERATIONS: usize = 20_000;
+const CLIENTS: usize = 8;
+const TASKS: usize = 8;
+const LOCKS: usize = 20;
+const STORM_TIMEOUT: Duration = Duration::from_millis(150);
+const SEED: u64 = 0x5eed_2026;
+
+/// What the tasks of the storm share.
+struct Storm {
+    operations: AtomicUsize,
+    acquired: AtomicUsize,
+    busy: AtomicUsize,
+    failed: AtomicUsize,
+    lost: AtomicUsize,
+    checked: AtomicUsize,
+    /// Requests that the server executes late, for each lock: they may leave another count, never another owner.
+    ghosts: Vec<AtomicUsize>,
+    /// When a lock was held for certain: lock, from, to.
+    held: Mutex<Vec<(usize, Instant, Instant)>>,
+}
+
+impl Storm {
+    /// The number of an operation that is still to do.
+    fn next(&self) -> Option<usize> {
+        Some(self.operations.fetch_add(1, Ordering::SeqCst)).filter(|n| *n < OPERATIONS)
+    }
+}
+
+/// Every 20th request or so meets something.
+fn weather(rng: &mut StdRng) -> Action {
+    let t = STORM_TIMEOUT;
+    match rng.random_range(0..10_000) {
+        0..100 => Action::Lose,
+        100..160 => Action::Late(t.mul_f64(rng.random_range(0.5..2.0))),
+        160..220 => Action::Slow(t.mul_f64(rng.random_range(0.5..2.0))),
+        220..280 => Action::Ghost(t.mul_f64(rng.random_range(0.0..0.8))),
+        280..320 => Action::CutBefore,
+        320..323 => Action::Mute,
+        323..600 => Action::Twice,
+        _ => Action::Pass,
+    }
+}
+
+/// R31-R41, F13, F14: the measured row. 20,000 operations of 64 tasks while answers are lost or late and requests are
+/// doubled or executed late: no double count, no early release, no attempt sent twice, and nothing left afterwards.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f13_f14_20000_operations_through_a_storm_count_once_and_exclude_each_other() {
+    println!("seed {SEED:#x}");
+    let server = Server::start();
+    let proxy = Proxy::start(&server);
+    let mut clients = Vec::new();
+    for _ in 0..CLIENTS {
+        let builder = LockClient::builder().watchdog_timeout(Duration::from_secs(1)).command_timeout(STORM_TIMEOUT);
+        clients.push(builder.poll_cap(Duration::from_millis(100)).connect(proxy.url()).await.unwrap());
+    }
+    let warm = clients[0].reentrant_lock("warm").unwrap().lock().await.unwrap();
+    warm.extend(Duration::from_secs(10)).await.unwrap();
+    warm.unlock().await.unwrap();
+
+    let storm = Arc::new(Storm {
+        operations: AtomicUsize::new(0),
+        acquired: AtomicUsize::new(0),
+        busy: AtomicUsize::new(0),
+        failed: AtomicUsize::new(0),
+        lost: AtomicUsize::new(0),
+        checked: AtomicUsize::new(0),
+        ghosts: (0..LOCKS).map(|_| AtomicUsize::new(0)).collect(),
+        held: Mutex::default(),
+    });
+    let met = Arc::new(Mutex::new(HashMap::<&str, usize>::new()));
+    let (mut rng, told, ghosts) = (StdRng::seed_from_u64(SEED), Arc::clone(&met), Arc::clone(&storm));
+    proxy.rule(move |request| {
+        if request.verb().is_none() {
+            return Action::Pass;
+        }
+        let action = weather(&mut rng);
+        let kind = match action {
+            Action::Lose => "lost",
+            Action::Late(_) => "late answer",
+            Action::Slow(_) => "late request",
+            Action::Ghost(_) => {
+                for key in request.keys() {
+                    ghosts.ghosts[key.parse::<usize>().unwrap()].fetch_add(1, Ordering::SeqCst);
+                }
+                "executed after the cut"
+            }
+            Action::CutBefore => "cut before",
+            Action::Mute => "mute",
+            Action::Twice => "doubled",
+            _ => "passed",
+        };
+        *told.lock().unwrap().entry(kind).or_default() += 1;
+        action
+    });
+
+    let start = Instant::now();
+    let mut tasks = Vec::new();
+    for (n, client) in clients.iter().enumerate() {
+        for task in 0..TASKS {
+            let rng = StdRng::seed_from_u64(SEED + (n * TASKS + task) as u64 + 1);
+            tasks.push(tokio::spawn(storm_task(Arc::clone(&storm), client.clone(), server.wire(), rng)));
+        }
+    }
+    for task in tasks {
+        task.await.unwrap();
+    }
+    let duration = start.elapsed();
+    proxy.pass();
+
+    // at quiet
+    let quiet = Instant::now();
+    for client in &clients {
+        client.idle().await;
+        eventually("nothing is left in the client", || async {
+            let stats = client.stats();
+            (stats.holds, stats.channels, stats.settling) == (0, 0, 0)
+        })
+        .await;
+    }
+    let settled = quiet.elapsed();
+    assert_eq!(server.dump(), [], "left on the server");
+
+    let overlaps = overlaps(std::mem::take(&mut storm.held.lock().unwrap()));
+    let count = |counter: &AtomicUsize| counter.load(Ordering::SeqCst);
+    println!(
+        "{OPERATIONS} operations in {duration:?}, settled in {settled:?}: {} acquired, {} busy, {} failed, {} lost, \
+         {} records checked, {overlaps} overlaps; requests: {:?}",
+        count(&storm.acquired),
+        count(&storm.busy),
+        count(&storm.failed),
+        count(&storm.lost),
+        count(&storm.checked),
+        met.lock().unwrap(),
+    );
+    assert_eq!(overlaps, 0, "two owners at once");
+    assert!(count(&storm.checked) > OPERATIONS / 10, "nothing was tested");
+
+    // leases above 2 s are given to one attempt each
+    let mut sent = HashMap::<_, usize>::new();
+    for request in proxy.seen(Verb::Acquire) {
+        if request.args()[1].parse::<usize>().unwrap() >= 2_000 {
+            *sent.entry(request.args()[1].clone()).or_default() += 1;
+        }
+    }
+    assert!(sent.len() > OPERATIONS / 10);
+    assert_eq!(sent.values().max(), Some(&1), "an attempt was sent more than once");
+    let doubled = met.lock().unwrap()["doubled"];
+    assert!(server.script_count() as usize <= proxy.requests().len() + doubled);
+}
+
+async fn storm_task(storm: Arc<Storm>, client: LockClient, mut wire: crate::support::wire::Wire, mut rng: StdRng) {
+    while let Some(operation) = storm.next() {
+        let number = rng.random_range(0..LOCKS);
+        let lock = client.reentrant_lock(number.to_string()).unwrap();
+        let options = if rng.random_bool(0.5) {
+            AcquireOptions::new().wait(Duration::from_millis(300))
+        } else {
+            AcquireOptions::new().lease(Duration::from_millis(2_000 + operation as u64))
+        };
+        let guard = match lock.acquire(options).await {
+            Ok(Some(guard)) => guard,
+            Ok(None) => {
+                storm.busy.fetch_add(1, Ordering::SeqCst);
+                continue;
+            }
+            Err(error) => {
+                assert!(
+                    matches!(error, Error::Unconfirmed { .. } | Error::Store { .. } | Error::Lost { .. }),
+                    "{error}"
+                );
+                storm.failed.fetch_add(1, Ordering::SeqCst);
+                continue;
+            }
+        };
+        storm.acquired.fetch_add(1, Ordering::SeqCst);
+        let (from, ghosts) = (Instant::now(), storm.ghosts[number].load(Ordering::SeqCst));
+        // what the record must count at least, and at most
+        let (mut least, mut most) = (1, 1);
+        let mut inner = None;
+        if rng.random_bool(0.3) && storm.next().is_some() {
+            match lock.try_lock_for(Duration::from_millis(300)).await {
+                Ok(guard) => {
+                    inner = Some(guard.expect("nobody else has it"));
+                    (least, most) = (2, 2);
+                }
+                Err(_) => most = 2,
+            }
+        }
+        check_record(&storm, &mut wire, &guard, number, ghosts, least..=most);
+        if let Some(inner) = inner.filter(|_| storm.next().is_some()) {
+            least = 1;
+            if inner.unlock().await.is_ok() {
+                most = 1;
+            }
+            check_record(&storm, &mut wire, &guard, number, ghosts, least..=most);
+        }
+        if rng.random_bool(0.3) {
+            tokio::time::sleep(Duration::from_millis(rng.random_range(0..4))).await; // work
+        }
+        storm.next();
+        let (to, remaining) = (Instant::now(), guard.remaining());
+        if !remaining.is_zero() {
+            storm.held.lock().unwrap().push((number, from, to));
+        }
+        match guard.unlock().await {
+            Ok(()) => {}
+            Err(Error::Lost { reason, .. }) => {
+                let early = reason != LossReason::LeaseExpired && to.elapsed() < remaining;
+                assert!(!early, "released early: {reason} with {remaining:?} to go");
+                storm.lost.fetch_add(1, Ordering::SeqCst);
+            }
+            Err(_) => {
+                storm.failed.fetch_add(1, Ordering::SeqCst);
+            }
+        }
+    }
+}
+
+/// While a hold is valid, the record names its owner and counts what is wanted.
+fn check_record(
+    storm: &Storm,
+    wire: &mut crate::support::wire::Wire,
+    guard: &LockGuard,
+    lock: usize,
+    ghosts: usize,
+    counts: std::ops::RangeInclusive<i64>,
+) {
+    let reply = wire.call(&["HGETALL", guard.name()]).unwrap();
+    if guard.is_lost() {
+        return;
+    }
+    let [owner, count] = reply.list() else { panic!("{guard:?} is valid, the record is {reply:?}") };
+    assert_eq!(owner.text(), guard.owner().as_str(), "two owners");
+    let count: i64 = count.text().parse().unwrap();
+    let exact = storm.ghosts[lock].load(Ordering::SeqCst) == ghosts;
+    assert!(!exact || counts.contains(&count), "{guard:?}: the record counts {count}, wanted is {counts:?}");
+    storm.checked.fetch_add(1, Ordering::SeqCst);
+}
+
+/// How many pairs of neighbouring intervals of one lock overlap.
+fn overlaps(mut held: Vec<(usize, Instant, Instant)>) -> usize {
+    held.sort();
+    held.windows(2).filter(|pair| pair[0].0 == pair[1].0 && pair[1].1 < pair[0].2).count()
+}
+
+#[test]
+fn overlapping_holds_are_found() {
+    let now = Instant::now();
+    let at = |seconds| now + Duration::from_secs(seconds);
+    assert_eq!(overlaps(vec![(1, at(0), at(2)), (2, at(1), at(3)), (1, at(2), at(4))]), 0);
+    assert_eq!(overlaps(vec![(1, at(2), at(4)), (1, at(0), at(3))]), 1);
+}

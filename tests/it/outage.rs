@@ -1,1 +1,439 @@
-//! stub
+//! Servers that are down, hang, come back, or say not now.
+
+use std::{
+    net::{Ipv4Addr, TcpListener},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use nestlock::{Error, LockClient, LockClientBuilder, LossReason, RLock, StoreErrorKind};
+
+use crate::support::{
+    Server, eventually,
+    proxy::{Action, Proxy, Verb, Way},
+    within,
+};
+
+/// What a loaded machine may add to any limit.
+const SLACK: Duration = Duration::from_secs(3);
+const LEASE: Duration = Duration::from_millis(1_500);
+
+fn quick() -> LockClientBuilder {
+    LockClient::builder().watchdog_timeout(LEASE).command_timeout(Duration::from_millis(400))
+}
+
+// --- at connect ---
+
+/// Nobody listens there.
+fn dead_port() -> u16 {
+    TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port()
+}
+
+#[tokio::test]
+async fn r104_no_server_at_connect_is_an_error_that_names_the_address() {
+    let port = dead_port();
+    let start = Instant::now();
+    let error = LockClient::connect(format!("redis://127.0.0.1:{port}")).await.unwrap_err();
+    assert!(start.elapsed() < Duration::from_secs(5) + SLACK);
+    assert!(matches!(error, Error::Connect { .. }), "{error:?}");
+    assert!(error.to_string().contains(&format!("127.0.0.1:{port}")), "{error}");
+}
+
+#[tokio::test]
+async fn r104_a_server_that_never_answers_at_connect_is_an_error_within_the_connect_timeout() {
+    let limit = Duration::from_millis(700);
+    // nobody accepts: the system takes the connection, and nothing ever comes
+    let silent = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let start = Instant::now();
+    let builder = LockClient::builder().connect_timeout(limit);
+    let error = builder.connect(format!("redis://{}", silent.local_addr().unwrap())).await.unwrap_err();
+    assert!(start.elapsed() < limit + SLACK, "{:?}", start.elapsed());
+    assert!(error.to_string().contains(&silent.local_addr().unwrap().to_string()), "{error}");
+
+    let server = Server::start();
+    let proxy = Proxy::start(&server);
+    for way in [Way::ToServer, Way::ToClient] {
+        proxy.heal();
+        proxy.black_hole(way);
+        let start = Instant::now();
+        let error = LockClient::builder().connect_timeout(limit).connect(proxy.url()).await.unwrap_err();
+        assert!(start.elapsed() < limit + SLACK, "{way:?}: {:?}", start.elapsed());
+        assert!(matches!(error, Error::Connect { .. }), "{error:?}");
+    }
+    proxy.heal();
+    proxy.refuse();
+    let error = LockClient::builder().connect_timeout(limit).connect(proxy.url()).await.unwrap_err();
+    assert!(matches!(error, Error::Connect { .. }), "{error:?}");
+}
+
+#[tokio::test]
+async fn passwords_are_in_no_error_and_no_debug_output() {
+    const SECRET: &str = "s3cr3t-w0rd";
+    let clean = |text: String| assert!(!text.contains(SECRET), "{text}");
+    let server = Server::start_with(&["--requirepass", SECRET]);
+    let (host, dead) = (server.addr(), dead_port());
+    for url in [
+        format!("redis://:{SECRET}@127.0.0.1:{dead}"),
+        format!("redis://{SECRET}:{SECRET}@{host}"),
+        format!("redis://:{SECRET}-wrong@{host}"),
+        format!("http://:{SECRET}@{host}"),
+        format!("redis://:{SECRET}@{host}:not-a-port"),
+        format!("redis://:{SECRET}@"),
+    ] {
+        let builder = LockClient::builder().connect_timeout(Duration::from_secs(1));
+        let error = builder.connect(&url).await.unwrap_err();
+        clean(format!("{error} {error:?} {error:#?}"));
+        let mut cause = std::error::Error::source(&error);
+        while let Some(source) = cause {
+            clean(format!("{source} {source:?}"));
+            cause = source.source();
+        }
+    }
+    let builder = quick();
+    clean(format!("{builder:?}"));
+    let client = builder.connect(format!("redis://:{SECRET}@{host}")).await.unwrap();
+    let lock = client.reentrant_lock("l").unwrap();
+    let guard = lock.lock().await.unwrap();
+    clean(format!("{client:?} {lock:?} {guard:?} {client:#?}"));
+    server.kill();
+    let error = lock.try_lock().await.unwrap_err();
+    clean(format!("{error} {error:?}"));
+}
+
+// --- later ---
+
+#[tokio::test]
+async fn r104_with_the_server_down_an_acquire_errs_at_the_end_of_its_wait() {
+    let server = Server::start();
+    let client = quick().outage_patience(Duration::from_secs(1)).connect(server.url()).await.unwrap();
+    let lock = client.reentrant_lock("l").unwrap();
+    server.kill();
+    let start = Instant::now();
+    let error = lock.try_lock().await.unwrap_err();
+    assert!(matches!(error, Error::Store { .. } | Error::Unconfirmed { .. }), "{error:?}");
+    assert!(start.elapsed() < SLACK, "{:?}", start.elapsed());
+
+    let (wait, start) = (Duration::from_millis(600), Instant::now());
+    let error = lock.try_lock_for(wait).await.unwrap_err();
+    assert!(matches!(error, Error::Store { .. } | Error::Unconfirmed { .. }), "{error:?}");
+    assert!((wait..wait + SLACK).contains(&start.elapsed()), "{:?}", start.elapsed());
+
+    let (patience, start) = (Duration::from_secs(1), Instant::now());
+    let error = tokio::time::timeout(patience + SLACK, lock.lock()).await.expect("an answer").unwrap_err();
+    assert!(matches!(error, Error::Store { .. } | Error::Unconfirmed { .. }), "{error:?}");
+    assert!((patience..patience + SLACK).contains(&start.elapsed()), "{:?}", start.elapsed());
+}
+
+#[tokio::test]
+async fn r104_with_the_server_hanging_an_acquire_errs_at_the_end_of_its_wait() {
+    let server = Server::start();
+    let client = quick().outage_patience(Duration::from_secs(1)).connect(server.url()).await.unwrap();
+    let lock = client.reentrant_lock("l").unwrap();
+    server.stop();
+    for (wait, least) in [(Some(Duration::from_millis(100)), 100), (Some(Duration::from_secs(1)), 1_000), (None, 1_000)]
+    {
+        let start = Instant::now();
+        let call = async {
+            match wait {
+                Some(wait) => lock.try_lock_for(wait).await.map(drop),
+                None => lock.lock().await.map(drop),
+            }
+        };
+        let answer = tokio::time::timeout(Duration::from_millis(least) + SLACK, call).await.expect("an answer");
+        assert!(matches!(answer, Err(Error::Unconfirmed { .. } | Error::Store { .. })), "{answer:?}");
+        let least = Duration::from_millis(least);
+        assert!((least..least + SLACK).contains(&start.elapsed()), "{wait:?}: {:?}", start.elapsed());
+    }
+    server.cont();
+    client.idle().await;
+    assert!(!server.exists("l"), "what the server executed late is given back");
+}
+
+#[tokio::test]
+async fn f4_holders_are_told_at_their_deadline_and_the_client_recovers_when_the_server_returns() {
+    let server = Server::start();
+    let client = quick().connect(server.url()).await.unwrap();
+    let lock = client.reentrant_lock("l").unwrap();
+    for round in 0..3 {
+        let guard = lock.try_lock_for(Duration::from_secs(20)).await.unwrap().expect("the lock");
+        server.kill();
+        let killed = Instant::now();
+        let error = tokio::time::timeout(LEASE + SLACK, guard.lost()).await.expect("told at the deadline");
+        assert!(matches!(error, Error::Lost { reason: LossReason::LeaseExpired, .. }), "{error}");
+        assert!(killed.elapsed() < LEASE + SLACK && guard.is_lost() && guard.remaining().is_zero());
+        assert!(guard.unlock().await.is_err());
+
+        let waiter = lock.clone();
+        let waiter = tokio::spawn(async move { waiter.try_lock_for(Duration::from_secs(60)).await });
+        server.restart();
+        let back = Instant::now();
+        let guard = waiter.await.unwrap().unwrap().expect("the lock");
+        let recovered = back.elapsed();
+        println!("round {round}: back after {recovered:?}");
+        // 250 ms is the aim
+        assert!(recovered < 10 * Duration::from_millis(250), "{recovered:?}");
+        guard.unlock().await.unwrap();
+        // and the subscriber is back, too
+        let (guard, next) = (lock.lock().await.unwrap(), client.reentrant_lock("l").unwrap());
+        let next = tokio::spawn(async move { next.lock().await.unwrap().unlock().await });
+        eventually("a waiter listens", || async { !server.channels().is_empty() }).await;
+        guard.unlock().await.unwrap();
+        next.await.unwrap().unwrap();
+        client.idle().await;
+    }
+}
+
+/// Without persistence a restart loses the lock: the holder is told at its next renewal.
+#[tokio::test]
+async fn f4_a_restart_without_persistence_is_reported_to_the_holder() {
+    let server = Server::start();
+    let lease = Duration::from_secs(6);
+    let client = LockClient::builder().watchdog_timeout(lease).connect(server.url()).await.unwrap();
+    let guard = client.reentrant_lock("l").unwrap().lock().await.unwrap();
+    server.kill();
+    server.restart();
+    let restarted = Instant::now();
+    let error = tokio::time::timeout(Duration::from_secs(20), guard.lost()).await.expect("told");
+    assert!(matches!(error, Error::Lost { reason: LossReason::RecordMissing, .. }), "{error}");
+    // a third of the watchdog timeout + the command timeout: well before the lease would end
+    let limit = lease / 3 + lease / 3 + Duration::from_millis(1_500);
+    assert!(restarted.elapsed() < limit, "{:?}", restarted.elapsed());
+    assert!(matches!(guard.unlock().await, Err(Error::Lost { reason: LossReason::RecordMissing, .. })));
+    client.reentrant_lock("l").unwrap().lock().await.unwrap().unlock().await.unwrap();
+}
+
+#[tokio::test]
+async fn f5_a_restart_with_an_append_only_file_loses_no_lock() {
+    let server = Server::start_with(&["--appendonly", "yes", "--appendfsync", "everysec"]);
+    let client = LockClient::builder().watchdog_timeout(Duration::from_secs(6)).connect(server.url()).await.unwrap();
+    let guard = client.reentrant_lock("l").unwrap().lock().await.unwrap();
+    eventually("the record is written to the file", || async {
+        // what the kernel has survives SIGKILL; the server writes before it answers the next command
+        server.call(&["PING"]).text() == "PONG"
+    })
+    .await;
+    server.kill();
+    server.restart();
+    let restarted = Instant::now();
+    eventually("it was renewed past its first lease", || async {
+        assert!(!guard.is_lost(), "lost after {:?}", restarted.elapsed());
+        restarted.elapsed() > Duration::from_secs(7)
+    })
+    .await;
+    assert_eq!(server.record("l"), [(guard.owner().to_string(), 1)]);
+    guard.unlock().await.unwrap();
+    assert!(!server.exists("l"));
+}
+
+// --- a frozen server ---
+
+#[tokio::test]
+async fn f6_a_freeze_shorter_than_the_lease_loses_nothing() {
+    let server = Server::start();
+    let lease = Duration::from_secs(9);
+    let client = LockClient::builder().watchdog_timeout(lease).connect(server.url()).await.unwrap();
+    let guard = client.reentrant_lock("l").unwrap().lock().await.unwrap();
+    server.stop();
+    let frozen = Instant::now();
+    within(lease, "frozen for half the lease", || async { frozen.elapsed() > lease / 2 }).await;
+    server.cont();
+    eventually("it is renewed", || async { guard.remaining() > lease * 3 / 4 }).await;
+    assert_eq!(server.record("l"), [(guard.owner().to_string(), 1)]);
+    guard.unlock().await.unwrap();
+    client.idle().await;
+    assert!(!server.exists("l"));
+}
+
+#[tokio::test]
+async fn f6_r27_a_freeze_longer_than_the_lease_is_told_before_anybody_else_has_the_lock() {
+    for _ in 0..3 {
+        let server = Server::start();
+        let client = quick().connect(server.url()).await.unwrap();
+        let other = server.client().await;
+        let guard = Arc::new(client.reentrant_lock("l").unwrap().lock().await.unwrap());
+        let (next, holder) = (other.reentrant_lock("l").unwrap(), Arc::clone(&guard));
+        let next = tokio::spawn(async move {
+            let next = next.lock().await.unwrap();
+            assert!(holder.is_lost(), "two valid guards");
+            next
+        });
+        eventually("a waiter", || async { !server.channels().is_empty() }).await;
+        server.stop();
+        // told while the server still hangs, so before anybody else can have it
+        let error = tokio::time::timeout(LEASE + SLACK, guard.lost()).await.expect("told");
+        assert!(matches!(error, Error::Lost { reason: LossReason::LeaseExpired, .. }), "{error}");
+        assert!(!next.is_finished());
+        server.cont();
+        let next = tokio::time::timeout(Duration::from_secs(20), next).await.expect("the lock").unwrap();
+        let guard = Arc::into_inner(guard).expect("the last handle");
+        assert!(guard.unlock().await.is_err());
+        client.idle().await;
+        assert_eq!(server.record("l"), [(next.owner().to_string(), 1)], "the old holder's release frees nothing");
+    }
+}
+
+// --- not now ---
+
+const NOT_NOW: [(&str, StoreErrorKind); 6] = [
+    ("LOADING Redis is loading the dataset in memory", StoreErrorKind::Loading),
+    ("TRYAGAIN Multiple keys request during rehashing of slot", StoreErrorKind::TryAgain),
+    ("READONLY You can't write against a read only replica.", StoreErrorKind::ReadOnly),
+    ("BUSY Redis is busy running a script.", StoreErrorKind::Busy),
+    ("CLUSTERDOWN The cluster is down", StoreErrorKind::ClusterDown),
+    ("MASTERDOWN Link with MASTER is down and replica-serve-stale-data is set to 'no'.", StoreErrorKind::MasterDown),
+];
+
+#[tokio::test]
+async fn r102_r103_refusals_for_now_are_absorbed_by_the_wait_and_typed_without_one() {
+    let server = Server::start();
+    let proxy = Proxy::start(&server);
+    let client = LockClient::connect(proxy.url()).await.unwrap();
+    let lock = client.reentrant_lock("l").unwrap();
+    // the scripts are known: no NOSCRIPT, which is answered with a second request
+    lock.lock().await.unwrap().unlock().await.unwrap();
+    for (refusal, kind) in NOT_NOW {
+        proxy.each(Verb::Acquire, Action::Refuse(refusal));
+        match lock.try_lock().await.unwrap_err() {
+            Error::Store { lock, source } => {
+                assert_eq!((lock.as_str(), source.kind(), source.may_have_executed()), ("l", kind, false));
+            }
+            error => panic!("{error:?}"),
+        }
+        let (wait, start) = (Duration::from_millis(300), Instant::now());
+        let answer = tokio::time::timeout(wait + SLACK, lock.try_lock_for(wait)).await.expect("an answer");
+        match answer {
+            Err(Error::Store { source, .. }) => assert_eq!(source.kind(), kind),
+            // the last attempt may not be answered in time
+            Err(Error::Unconfirmed { .. }) => {}
+            answer => panic!("{refusal}: {answer:?}"),
+        }
+        assert!((wait..wait + SLACK).contains(&start.elapsed()), "{refusal}: {:?}", start.elapsed());
+
+        let mut refusals = 3;
+        let before = proxy.count(Verb::Acquire);
+        proxy.rule(move |request| {
+            if request.verb() == Some(Verb::Acquire) && refusals > 0 {
+                refusals -= 1;
+                return Action::Refuse(refusal);
+            }
+            Action::Pass
+        });
+        let guard = lock.try_lock_for(Duration::from_secs(20)).await.unwrap().expect("the lock");
+        assert_eq!(proxy.count(Verb::Acquire) - before, 4, "{refusal}: three refusals and one answer");
+        proxy.once(Verb::Release, Action::Refuse(refusal));
+        guard.unlock().await.unwrap();
+        assert!(!server.exists("l"));
+        assert_eq!(client.stats().holds, 0);
+    }
+}
+
+#[tokio::test]
+async fn r11_a_renewal_that_is_refused_for_now_is_repeated_in_time() {
+    let server = Server::start();
+    let proxy = Proxy::start(&server);
+    let client = quick().connect(proxy.url()).await.unwrap();
+    let guard = client.reentrant_lock("l").unwrap().lock().await.unwrap();
+    for (refusal, _) in NOT_NOW {
+        proxy.once(Verb::Renew, Action::Refuse(refusal));
+        let before = proxy.count(Verb::Renew);
+        eventually("it was refused, then renewed", || async {
+            assert!(!guard.is_lost(), "{refusal}");
+            proxy.count(Verb::Renew) >= before + 2
+        })
+        .await;
+        eventually("renewed", || async { guard.remaining() > LEASE / 2 }).await;
+    }
+    assert_eq!(server.record("l"), [(guard.owner().to_string(), 1)]);
+}
+
+#[tokio::test]
+async fn r28_a_server_busy_with_a_script_costs_nobody_the_lock() {
+    let server = Server::start_with(&["--busy-reply-threshold", "50"]);
+    let lease = Duration::from_secs(6);
+    let client = LockClient::builder().watchdog_timeout(lease).connect(server.url()).await.unwrap();
+    let guard = client.reentrant_lock("l").unwrap().lock().await.unwrap();
+    // longer than a third of the lease, so that a renewal meets it
+    let mut wire = server.wire();
+    wire.send(&["EVAL", "local n = 0 while n < 1e12 do n = n + 1 end", "0"]).unwrap();
+    let busy = Instant::now();
+    eventually("the server is busy", || async { server.call(&["PING"]).text().starts_with("BUSY") }).await;
+    match client.reentrant_lock("other").unwrap().try_lock().await.unwrap_err() {
+        Error::Store { source, .. } => assert_eq!(source.kind(), StoreErrorKind::Busy),
+        error => panic!("{error:?}"),
+    }
+    let other = client.reentrant_lock("other").unwrap();
+    let other = tokio::spawn(async move { other.try_lock_for(Duration::from_secs(30)).await });
+    within(lease, "a renewal met it", || async { busy.elapsed() > lease / 2 }).await;
+    assert!(!guard.is_lost());
+    server.call(&["SCRIPT", "KILL"]);
+    let other = other.await.unwrap().unwrap().expect("absorbed by the wait");
+    eventually("it is renewed", || async { guard.remaining() > lease * 3 / 4 }).await;
+    assert_eq!(server.record("l"), [(guard.owner().to_string(), 1)]);
+    other.unlock().await.unwrap();
+    guard.unlock().await.unwrap();
+}
+
+/// R102: the server turns into a replica and back while sixteen tasks work.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn r102_a_server_demoted_for_a_while_under_load_is_not_seen_by_callers_that_wait() {
+    let server = Server::start();
+    let client = LockClient::connect(server.url()).await.unwrap();
+    let demoted = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+    let tasks: Vec<_> = (0..16)
+        .map(|task| {
+            let (lock, demoted) = (client.reentrant_lock(format!("l{}", task % 4)).unwrap(), demoted.clone());
+            tokio::spawn(async move {
+                while demoted.load(std::sync::atomic::Ordering::SeqCst) < 3 {
+                    let guard = lock.try_lock_for(Duration::from_secs(30)).await.expect("no READONLY");
+                    guard.expect("the lock").unlock().await.expect("a release");
+                }
+            })
+        })
+        .collect();
+    for _ in 0..3 {
+        // a master that is not there; the server keeps its data
+        server.call(&["REPLICAOF", "127.0.0.1", &dead_port().to_string()]);
+        eventually("refusals", || async { server.call(&["INFO", "errorstats"]).text().contains("READONLY") }).await;
+        server.call(&["REPLICAOF", "NO", "ONE"]);
+        server.call(&["CONFIG", "RESETSTAT"]);
+        let before = server.script_count();
+        eventually("work goes on", || async { server.script_count() > before + 100 }).await;
+        demoted.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+    }
+    for task in tasks {
+        task.await.unwrap();
+    }
+    client.idle().await;
+    assert_eq!(server.dump(), []);
+}
+
+/// R113: clients that start while the server restarts connect, or say that they could not; none hangs.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn r113_a_hundred_clients_start_while_the_server_restarts() {
+    let server = Server::start();
+    let url = server.url();
+    let tasks: Vec<_> = (0..100)
+        .map(|n| {
+            let url = url.clone();
+            tokio::spawn(async move {
+                let lock = loop {
+                    match LockClient::builder().connect_timeout(Duration::from_secs(2)).connect(&url).await {
+                        Ok(client) => break client.reentrant_lock(format!("l{}", n % 10)).unwrap(),
+                        Err(Error::Connect { .. }) => tokio::time::sleep(Duration::from_millis(5)).await,
+                        Err(error) => panic!("{error:?}"),
+                    }
+                };
+                // a restart in between may lose the hold: then it is an error
+                match lock.try_lock_for(Duration::from_secs(60)).await {
+                    Ok(guard) => drop(guard.expect("the lock").unlock().await),
+                    Err(error) => panic!("{error:?}"),
+                }
+            })
+        })
+        .collect();
+    server.kill();
+    server.restart();
+    for task in tasks {
+        tokio::time::timeout(Duration::from_secs(120), task).await.expect("no hang").unwrap();
+    }
+}

@@ -1,1 +1,173 @@
-//! stub
+//! Nobody re-sends but us: the proof, and the tripwire against upgrades of fred.
+//!
+//! A release that something in between sends again later would free the next hold, so the driver must never repeat a
+//! command by itself. The calls below make exactly one attempt each; what the proxy sees of a call is what fred sent.
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use nestlock::{Error, Lock, LockClient, OwnerId, RLock, Result};
+
+use crate::support::{
+    Server, eventually,
+    proxy::{Action, Proxy, Verb},
+};
+
+const TIMEOUT: Duration = Duration::from_millis(400);
+
+async fn client(url: String) -> LockClient {
+    LockClient::builder().watchdog_timeout(4 * TIMEOUT).command_timeout(TIMEOUT).connect(url).await.unwrap()
+}
+
+fn stranger(task: usize) -> OwnerId {
+    format!("0a1b2c3d-0000-4000-8000-000000000000:{task}").parse().unwrap()
+}
+
+/// A call that makes one attempt. What it leaves in doubt is settled with releases, which are not looked at then.
+async fn call(verb: Verb, lock: &Lock) -> Result<()> {
+    match verb {
+        Verb::Acquire => lock.try_lock().await.map(drop),
+        Verb::Release => lock.release(&stranger(1)).await,
+        Verb::Renew => lock.extend(&stranger(1), Duration::from_secs(20)).await.map(drop),
+        Verb::Inspect => lock.is_locked().await.map(drop),
+        Verb::ForceRelease => lock.force_unlock().await.map(drop),
+    }
+}
+
+/// Runs one call of each kind, each met by `action`; asserts that it fails and that one request was sent, once the
+/// connection is back and has carried other requests.
+async fn one_attempt_is_one_request(action: Action) {
+    let server = Server::start();
+    let proxy = Proxy::start(&server);
+    let client = client(proxy.url()).await;
+    for (n, verb) in
+        [Verb::Acquire, Verb::Release, Verb::Renew, Verb::Inspect, Verb::ForceRelease].into_iter().enumerate()
+    {
+        let name = format!("l{n}");
+        let lock = client.reentrant_lock(&name).unwrap();
+        if verb != Verb::Acquire {
+            // held by a stranger, whose count no book of ours has
+            server.call(&["HSET", &name, stranger(1).as_str(), "1"]);
+            server.call(&["PEXPIRE", &name, "60000"]);
+        }
+        // the server knows the scripts: no NOSCRIPT
+        let other = client.reentrant_lock("warm").unwrap();
+        server.call(&["HSET", "warm", stranger(1).as_str(), "1"]);
+        for warm in [Verb::Acquire, Verb::Inspect, Verb::Renew, Verb::Release, Verb::ForceRelease] {
+            eventually("a warm-up", || async { call(warm, &other).await.is_ok() }).await;
+        }
+        client.idle().await;
+
+        let before = proxy.count(verb);
+        proxy.once(verb, action);
+        let error = call(verb, &lock).await.expect_err("an error");
+        assert!(matches!(error, Error::Unconfirmed { .. }), "{verb:?}: {error}");
+        if action == Action::Mute {
+            proxy.cut();
+        }
+        // the connection is back, and carries requests
+        let again = if verb == Verb::Inspect { Verb::Renew } else { Verb::Inspect };
+        for _ in 0..5 {
+            eventually("the connection is back", || async { call(again, &other).await.is_ok() }).await;
+        }
+        client.idle().await;
+        // what an acquire leaves behind is released, as often as it takes
+        assert_eq!(proxy.count(verb) - before, 1, "{verb:?} {action:?}: sent again");
+    }
+}
+
+#[tokio::test]
+async fn r38_a_request_whose_answer_was_cut_off_is_never_sent_again() {
+    one_attempt_is_one_request(Action::Lose).await;
+}
+
+#[tokio::test]
+async fn r38_a_request_that_was_cut_off_before_the_server_is_never_sent_again() {
+    one_attempt_is_one_request(Action::CutBefore).await;
+}
+
+#[tokio::test]
+async fn r38_a_request_without_an_answer_is_never_sent_again() {
+    one_attempt_is_one_request(Action::Mute).await;
+}
+
+#[tokio::test]
+async fn r38_a_request_whose_answer_comes_after_the_timeout_is_never_sent_again() {
+    one_attempt_is_one_request(Action::Late(3 * TIMEOUT)).await;
+}
+
+#[tokio::test]
+async fn r38_a_request_that_arrives_after_the_timeout_is_never_sent_again() {
+    one_attempt_is_one_request(Action::Slow(3 * TIMEOUT)).await;
+}
+
+/// Sixteen tasks make attempts with arguments of their own while connections are killed every few milliseconds.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f14_under_a_storm_of_client_kill_no_attempt_is_executed_twice() {
+    const ATTEMPTS: usize = 400;
+    let server = Server::start();
+    let proxy = Proxy::start(&server);
+    let client = client(proxy.url()).await;
+    let lock = client.reentrant_lock("l").unwrap();
+    for verb in [Verb::Acquire, Verb::Renew] {
+        call(verb, &lock).await.unwrap();
+    }
+    client.idle().await;
+    server.call(&["CONFIG", "RESETSTAT"]);
+    let warm_up = proxy.requests().len();
+
+    let (stop, answered, made) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)), 16 * ATTEMPTS);
+    let storm = {
+        let (stop, mut wire) = (Arc::clone(&stop), server.wire());
+        std::thread::spawn(move || {
+            let mut kills = 0;
+            while !stop.load(Ordering::SeqCst) {
+                kills += wire.call(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]).unwrap().int();
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            kills
+        })
+    };
+    let tasks: Vec<_> = (0..16)
+        .map(|task| {
+            let (lock, answered) = (lock.clone(), Arc::clone(&answered));
+            tokio::spawn(async move {
+                for n in 0..ATTEMPTS {
+                    match lock.extend(&stranger(task * ATTEMPTS + n), Duration::from_secs(20)).await {
+                        Ok(held) => {
+                            assert!(!held);
+                            answered.fetch_add(1, Ordering::SeqCst);
+                        }
+                        // what is refused unsent fails at once: do not spend the attempts on one outage
+                        Err(_) => tokio::time::sleep(Duration::from_millis(1)).await,
+                    }
+                }
+            })
+        })
+        .collect();
+    for task in tasks {
+        task.await.unwrap();
+    }
+    stop.store(true, Ordering::SeqCst);
+    let kills = storm.join().unwrap();
+
+    let mut sent = HashMap::<_, usize>::new();
+    for request in &proxy.requests()[warm_up..] {
+        if request.verb() == Some(Verb::Renew) {
+            *sent.entry(request.args()[1].clone()).or_default() += 1;
+        }
+    }
+    let (answered, executed) = (answered.load(Ordering::SeqCst), server.command_count("hexists") as usize);
+    println!("{made} attempts, {kills} kills, {} requests, {executed} executed, {answered} answered", sent.len());
+    assert!(kills > 10 && answered > made / 10, "{kills} kills, {answered} answers: nothing was tested");
+    assert!(sent.len() > answered, "no request was lost");
+    let repeated: Vec<_> = sent.iter().filter(|(_, times)| **times > 1).collect();
+    assert!(repeated.is_empty(), "{} sent more than once, such as {:?}", repeated.len(), repeated.first());
+    assert!(answered <= executed && executed <= sent.len(), "{executed} executed, {} requests", sent.len());
+}

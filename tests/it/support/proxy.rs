@@ -1,1 +1,468 @@
-//! A TCP proxy that misbehaves on order.
+//! A TCP proxy between a client and a real server that misbehaves on order.
+//!
+//! A *rule* looks at each request and says what becomes of it and of its answer: see [`Action`]. Switches act on the
+//! wire as a whole: [`Proxy::cut`], [`Proxy::black_hole`], [`Proxy::refuse`], [`Proxy::drop_messages`].
+//!
+//! The proxy never does what a network with TCP cannot do: bytes of one connection arrive in order, so an answer that
+//! is late holds up those behind it, and one that is lost takes its connection with it, or nothing comes ever after.
+//! Requests sent into a black hole arrive when it is gone, as TCP repeats them, unless the connection was cut.
+
+use std::{
+    collections::VecDeque,
+    future::pending,
+    io,
+    net::{Ipv4Addr, SocketAddr},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+    thread::{self, JoinHandle},
+    time::Duration,
+};
+
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{
+        TcpListener, TcpStream,
+        tcp::{OwnedReadHalf, OwnedWriteHalf},
+    },
+    sync::{oneshot, watch},
+    time::{Instant, sleep, sleep_until, timeout},
+};
+
+use super::Server;
+
+/// What becomes of a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Action {
+    Pass,
+    /// Executed; the answer comes this long after the request, and so do those behind it.
+    Late(Duration),
+    /// It reaches the server this long after it was sent, and so do those behind it.
+    Slow(Duration),
+    /// Executed, then the connection is cut in place of the answer.
+    Lose,
+    /// Executed; neither the answer nor anything behind it ever arrives, though the connection stays.
+    Mute,
+    /// Never executed: the connection is cut before it is passed on.
+    CutBefore,
+    /// The connection is cut at once. The server executes the request this much later.
+    Ghost(Duration),
+    /// Executed twice back to back; the client hears the first answer.
+    Twice,
+    /// Never executed; answered with this error.
+    Refuse(&'static str),
+}
+
+/// The scripts, told apart by their arguments.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verb {
+    Acquire,
+    Release,
+    Renew,
+    Inspect,
+    ForceRelease,
+}
+
+/// A command, as it came from the client.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Request {
+    parts: Vec<String>,
+}
+
+impl Request {
+    pub fn is(&self, command: &str) -> bool {
+        self.parts[0].eq_ignore_ascii_case(command)
+    }
+
+    pub fn verb(&self) -> Option<Verb> {
+        if !self.is("EVALSHA") && !self.is("EVAL") {
+            return None;
+        }
+        let number = |arg: &String| arg.parse::<u64>().is_ok();
+        Some(match self.args() {
+            [] => Verb::Inspect,
+            [_] => Verb::ForceRelease,
+            [_, lease, holds] if number(lease) && number(holds) => Verb::Acquire,
+            [lease, ..] if number(lease) => Verb::Renew,
+            _ => Verb::Release,
+        })
+    }
+
+    pub fn keys(&self) -> &[String] {
+        &self.parts[3..3 + self.key_count()]
+    }
+
+    /// A script's arguments.
+    pub fn args(&self) -> &[String] {
+        &self.parts[3 + self.key_count()..]
+    }
+
+    fn key_count(&self) -> usize {
+        self.parts[2].parse().expect("the number of keys")
+    }
+}
+
+/// Which way bytes go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Way {
+    ToServer,
+    ToClient,
+    Both,
+}
+
+type Rule = Box<dyn FnMut(&Request) -> Action + Send>;
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Switches {
+    hole_to_server: bool,
+    hole_to_client: bool,
+    refuse: bool,
+    drop_messages: bool,
+    cuts: u64,
+}
+
+struct Shared {
+    server: SocketAddr,
+    rule: Mutex<Rule>,
+    switches: watch::Sender<Switches>,
+    log: Mutex<Vec<Request>>,
+    ghosts: AtomicUsize,
+    connections: AtomicUsize,
+}
+
+/// A proxy on a port of its own; ends when dropped.
+pub struct Proxy {
+    addr: SocketAddr,
+    shared: Arc<Shared>,
+    end: Option<oneshot::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Proxy {
+    pub fn start(server: &Server) -> Self {
+        let shared = Arc::new(Shared {
+            server: server.addr(),
+            rule: Mutex::new(Box::new(|_| Action::Pass)),
+            switches: watch::Sender::new(Switches::default()),
+            log: Mutex::new(Vec::new()),
+            ghosts: AtomicUsize::new(0),
+            connections: AtomicUsize::new(0),
+        });
+        let listener = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
+        listener.set_nonblocking(true).expect("a listener");
+        let addr = listener.local_addr().expect("its address");
+        let (end, ended) = oneshot::channel::<()>();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        let accepting = Arc::clone(&shared);
+        let thread = thread::spawn(move || {
+            runtime.block_on(async {
+                tokio::select! {
+                    _ = ended => {}
+                    () = accept(accepting, listener) => {}
+                }
+            });
+        });
+        Self { addr, shared, end: Some(end), thread: Some(thread) }
+    }
+
+    pub fn url(&self) -> String {
+        format!("redis://{}", self.addr)
+    }
+
+    /// What becomes of each request from now on. `rule` must not call the proxy.
+    pub fn rule(&self, rule: impl FnMut(&Request) -> Action + Send + 'static) {
+        *self.shared.rule.lock().unwrap() = Box::new(rule);
+    }
+
+    /// Every request passes from now on.
+    pub fn pass(&self) {
+        self.rule(|_| Action::Pass);
+    }
+
+    /// The next request of this kind meets `action`, all others pass.
+    pub fn once(&self, verb: Verb, action: Action) {
+        self.nth(1, verb, action);
+    }
+
+    /// The n-th request of this kind from now meets `action`, all others pass.
+    pub fn nth(&self, n: usize, verb: Verb, action: Action) {
+        let mut left = n;
+        self.rule(move |request| {
+            left = left.saturating_sub(usize::from(left > 0 && request.verb() == Some(verb)));
+            if left == 0 && request.verb() == Some(verb) {
+                left = usize::MAX;
+                return action;
+            }
+            Action::Pass
+        });
+    }
+
+    /// Every request of this kind meets `action`, all others pass.
+    pub fn each(&self, verb: Verb, action: Action) {
+        self.rule(move |request| if request.verb() == Some(verb) { action } else { Action::Pass });
+    }
+
+    /// Cuts all connections.
+    pub fn cut(&self) {
+        self.shared.switches.send_modify(|switches| switches.cuts += 1);
+    }
+
+    /// Nothing passes this way any more; connections stay.
+    pub fn black_hole(&self, way: Way) {
+        self.shared.switches.send_modify(|switches| {
+            switches.hole_to_server |= way != Way::ToClient;
+            switches.hole_to_client |= way != Way::ToServer;
+        });
+    }
+
+    /// New connections are closed at once.
+    pub fn refuse(&self) {
+        self.shared.switches.send_modify(|switches| switches.refuse = true);
+    }
+
+    /// Pub/sub messages are lost from now on, or not any more.
+    pub fn drop_messages(&self, drop: bool) {
+        self.shared.switches.send_modify(|switches| switches.drop_messages = drop);
+    }
+
+    /// No black hole, no refusals, no rule any more.
+    pub fn heal(&self) {
+        self.pass();
+        self.shared
+            .switches
+            .send_modify(|switches| *switches = Switches { cuts: switches.cuts, ..Switches::default() });
+    }
+
+    /// All requests so far, as they came from the client.
+    pub fn requests(&self) -> Vec<Request> {
+        self.shared.log.lock().unwrap().clone()
+    }
+
+    /// The requests of one kind so far.
+    pub fn seen(&self, verb: Verb) -> Vec<Request> {
+        self.requests().into_iter().filter(|request| request.verb() == Some(verb)).collect()
+    }
+
+    /// How many requests of one kind came so far.
+    pub fn count(&self, verb: Verb) -> usize {
+        self.shared.log.lock().unwrap().iter().filter(|request| request.verb() == Some(verb)).count()
+    }
+
+    /// How many ghosts the server has executed.
+    pub fn ghosts(&self) -> usize {
+        self.shared.ghosts.load(Ordering::SeqCst)
+    }
+
+    /// How many connections were accepted so far.
+    pub fn connections(&self) -> usize {
+        self.shared.connections.load(Ordering::SeqCst)
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        drop(self.end.take());
+        let _ = self.thread.take().expect("a thread").join();
+    }
+}
+
+async fn accept(shared: Arc<Shared>, listener: std::net::TcpListener) {
+    let listener = TcpListener::from_std(listener).expect("a listener");
+    while let Ok((client, _)) = listener.accept().await {
+        shared.connections.fetch_add(1, Ordering::SeqCst);
+        if !shared.switches.borrow().refuse {
+            tokio::spawn(serve(Arc::clone(&shared), client));
+        }
+    }
+}
+
+/// What becomes of an answer.
+enum Fate {
+    Pass,
+    At(Instant),
+    Replace(&'static str),
+    Drop,
+    Mute,
+    Cut,
+}
+
+async fn serve(shared: Arc<Shared>, client: TcpStream) {
+    let mut switches = shared.switches.subscribe();
+    let cuts = switches.borrow_and_update().cuts;
+    let Ok(server) = TcpStream::connect(shared.server).await else { return };
+    let _ = (client.set_nodelay(true), server.set_nodelay(true));
+    let (client_in, client_out) = client.into_split();
+    let (mut server_in, mut server_out) = server.into_split();
+    let fates = Mutex::new(VecDeque::new());
+    let ghost = tokio::select! {
+        ghost = requests(&shared, &fates, client_in, &mut server_out) => ghost.unwrap_or(None),
+        _ = replies(&shared, &fates, &mut server_in, client_out) => None,
+        _ = switches.wait_for(|now| now.cuts != cuts) => None,
+    };
+    // the client's socket is closed by now
+    if let Some((delay, frame)) = ghost {
+        let mut rest = Vec::new();
+        sleep(delay).await;
+        if server_out.write_all(&frame).await.is_ok() && server_out.shutdown().await.is_ok() {
+            let _ = timeout(Duration::from_secs(20), server_in.read_to_end(&mut rest)).await;
+        }
+        shared.ghosts.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+type GhostFrame = (Duration, Vec<u8>);
+
+async fn requests(
+    shared: &Shared,
+    fates: &Mutex<VecDeque<Fate>>,
+    mut client: OwnedReadHalf,
+    server: &mut OwnedWriteHalf,
+) -> io::Result<Option<GhostFrame>> {
+    let mut switches = shared.switches.subscribe();
+    let mut bytes = Vec::new();
+    loop {
+        while let Some(len) = frame_len(&bytes) {
+            let frame: Vec<u8> = bytes.drain(..len).collect();
+            let arrived = Instant::now();
+            let _ = switches.wait_for(|now| !now.hole_to_server).await;
+            let request = Request { parts: parts(&frame) };
+            let action = shared.rule.lock().unwrap()(&request);
+            // its answer is a push, which is no answer
+            let answered = !request.is("SUBSCRIBE") && !request.is("UNSUBSCRIBE");
+            shared.log.lock().unwrap().push(request);
+            let mut fate = Fate::Pass;
+            match action {
+                Action::Pass | Action::Twice => {}
+                Action::Late(delay) => fate = Fate::At(arrived + delay),
+                Action::Slow(delay) => sleep_until(arrived + delay).await,
+                Action::Lose => fate = Fate::Cut,
+                Action::Mute => fate = Fate::Mute,
+                Action::CutBefore => return Ok(None),
+                Action::Ghost(delay) => return Ok(Some((delay, frame))),
+                Action::Refuse(error) => {
+                    // a PING in its place keeps the answers in order
+                    fates.lock().unwrap().push_back(Fate::Replace(error));
+                    server.write_all(b"*1\r\n$4\r\nPING\r\n").await?;
+                    continue;
+                }
+            }
+            if answered {
+                fates.lock().unwrap().push_back(fate);
+            }
+            server.write_all(&frame).await?;
+            if action == Action::Twice {
+                fates.lock().unwrap().push_back(Fate::Drop);
+                server.write_all(&frame).await?;
+            }
+        }
+        if client.read_buf(&mut bytes).await? == 0 {
+            return Ok(None);
+        }
+    }
+}
+
+async fn replies(
+    shared: &Shared,
+    fates: &Mutex<VecDeque<Fate>>,
+    server: &mut OwnedReadHalf,
+    mut client: OwnedWriteHalf,
+) -> io::Result<()> {
+    let mut switches = shared.switches.subscribe();
+    let mut bytes = Vec::new();
+    loop {
+        while let Some(len) = frame_len(&bytes) {
+            let frame: Vec<u8> = bytes.drain(..len).collect();
+            let _ = switches.wait_for(|now| !now.hole_to_client).await;
+            if frame[0] == b'>' {
+                let is_message = parts(&frame)[0] == "message";
+                if !(is_message && switches.borrow().drop_messages) {
+                    client.write_all(&frame).await?;
+                }
+                continue;
+            }
+            let fate = fates.lock().unwrap().pop_front().unwrap_or(Fate::Pass);
+            match fate {
+                Fate::Pass => client.write_all(&frame).await?,
+                Fate::At(due) => {
+                    sleep_until(due).await;
+                    client.write_all(&frame).await?;
+                }
+                Fate::Replace(error) => client.write_all(format!("-{error}\r\n").as_bytes()).await?,
+                Fate::Drop => {}
+                Fate::Mute => pending().await,
+                Fate::Cut => return Ok(()),
+            }
+        }
+        if server.read_buf(&mut bytes).await? == 0 {
+            return Ok(());
+        }
+    }
+}
+
+/// The first line, without its sign, and where it ends.
+fn line(bytes: &[u8]) -> Option<(&str, usize)> {
+    let end = bytes.windows(2).position(|pair| pair == b"\r\n")?;
+    Some((std::str::from_utf8(&bytes[1..end]).unwrap_or(""), end + 2))
+}
+
+/// How long the first frame is (RESP2 and RESP3), if all of it is there.
+fn frame_len(bytes: &[u8]) -> Option<usize> {
+    let (first, mut at) = line(bytes)?;
+    let count = first.parse::<i64>().unwrap_or(0);
+    let children = match bytes[0] {
+        b'$' | b'!' | b'=' if count >= 0 => {
+            at += usize::try_from(count).expect("a length") + 2;
+            0
+        }
+        b'*' | b'~' | b'>' => count,
+        b'%' => 2 * count,
+        b'|' => 2 * count + 1,
+        _ => 0,
+    };
+    for _ in 0..children {
+        at += frame_len(bytes.get(at..)?)?;
+    }
+    (at <= bytes.len()).then_some(at)
+}
+
+/// The elements of a list of strings and numbers, or the words of a line (fred's HELLO is one).
+fn parts(frame: &[u8]) -> Vec<String> {
+    if !matches!(frame[0], b'*' | b'>') {
+        return String::from_utf8_lossy(frame).split_whitespace().map(str::to_owned).collect();
+    }
+    let Some((_, mut at)) = line(frame) else { return Vec::new() };
+    let mut parts = Vec::new();
+    while let Some(len) = frame_len(&frame[at..]) {
+        let (first, start) = line(&frame[at..]).expect("a line");
+        let body = if frame[at] == b'$' { &frame[at + start..at + len - 2] } else { first.as_bytes() };
+        parts.push(String::from_utf8_lossy(body).into_owned());
+        at += len;
+    }
+    parts
+}
+
+#[test]
+fn frames_are_measured_and_read() {
+    let request = b"*3\r\n$4\r\nEVAL\r\n$2\r\n\r\n\r\n$0\r\n\r\n";
+    assert_eq!(parts(request), ["EVAL", "\r\n", ""]);
+    let whole: [&[u8]; 9] = [
+        request,
+        b"+OK\r\n",
+        b"_\r\n",
+        b",3.25\r\n",
+        b"$-1\r\n",
+        b"%2\r\n+a\r\n:1\r\n$1\r\nb\r\n*2\r\n_\r\n#t\r\n",
+        b">3\r\n+message\r\n$1\r\nc\r\n$1\r\n0\r\n",
+        b"*-1\r\n",
+        b"|1\r\n+k\r\n+v\r\n:7\r\n",
+    ];
+    for frame in whole {
+        let mut more = frame.to_vec();
+        more.extend(b":9\r\n");
+        assert_eq!(frame_len(&more), Some(frame.len()), "{}", String::from_utf8_lossy(frame));
+        for cut in 0..frame.len() {
+            assert_eq!(frame_len(&frame[..cut]), None, "{cut} of {}", String::from_utf8_lossy(frame));
+        }
+    }
+}
