@@ -252,7 +252,7 @@ async fn r48_a_re_entry_at_the_end_of_the_lease_never_overwrites_the_next_holder
         }
         let nested = match la.acquire(AcquireOptions::new().lease(Duration::from_millis(10))).await {
             Ok(nested) => nested,
-            Err(Error::Lost { .. }) => None,
+            Err(Error::Lost { .. } | Error::Unconfirmed { .. }) => None,
             Err(error) => panic!("{error}"),
         };
         let still_ours = nested.as_ref().is_some_and(|nested| !nested.is_lost());
