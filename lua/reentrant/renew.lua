@@ -8,9 +8,9 @@
 --            0      GONE: no such record
 --            -1     TAKEN: the record is there, but this owner is not in it
 --            -2     UNKNOWN: the server refused this one; try again
-local lease, answers = tonumber(ARGV[1]), {}
+local lease, answers = ARGV[1], {}
 
-if not lease or lease < 1 or #ARGV ~= #KEYS + 1 then
+if not string.find(lease, '^[1-9]%d*$') or #ARGV ~= #KEYS + 1 then
     return redis.error_reply('ERR nestlock: renew needs a lease of at least 1 and one owner for each lock')
 end
 
@@ -22,7 +22,7 @@ for n, lock in ipairs(KEYS) do
         answers[n] = 1
     elseif held == 1 then
         local set = ttl
-        if ttl < lease then set = redis.pcall('pexpire', lock, ARGV[1]) end
+        if ttl < tonumber(lease) then set = redis.pcall('pexpire', lock, lease) end
         answers[n] = type(set) == 'number' and 1 or -2
     elseif held == 0 then
         answers[n] = ttl == -2 and 0 or -1
