@@ -401,7 +401,11 @@ impl Hold {
 
     /// Gives one hold back, in our books; the server is told by [`Hold::agree`].
     pub(crate) fn leave(&self, ticket: Ticket) -> Result<()> {
-        self.remaining(ticket)?;
+        if let Err(error) = self.remaining(ticket) {
+            // the caller knows now: the owner's next acquire is a new one, not a re-entry into what was lost
+            self.lose_generation(ticket.generation, LossReason::LeaseExpired);
+            return Err(error);
+        }
         self.leave_one(|state| state.watched -= u32::from(ticket.watched && state.watched > 0))
     }
 
