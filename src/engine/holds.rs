@@ -210,6 +210,19 @@ impl Holds {
     }
 }
 
+impl State {
+    /// The server should have recorded this owner, and did not. If the hold was given up meanwhile, it was lost before.
+    fn found_nothing(&mut self) {
+        self.server = ServerSide::Holds(0);
+        match &mut self.last_end {
+            Some((ended, end @ End::Released)) if self.count == 0 && *ended + 1 == self.generation => {
+                *end = End::Lost(LossReason::RecordMissing);
+            }
+            _ => {}
+        }
+    }
+}
+
 impl fmt::Debug for Hold {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Hold").field("lock", &self.key.lock).field("state", &*self.state()).finish_non_exhaustive()
@@ -485,7 +498,9 @@ impl Hold {
             let mut state = self.state();
             let before = state.server;
             if before == ServerSide::Holds(state.count) {
-                return Agreement::Reached { held: true };
+                // another release of this owner may have gone first, and found nothing
+                let lost = matches!(state.last_end, Some((ended, End::Lost(_))) if ended + 1 == state.generation);
+                return Agreement::Reached { held: state.count > 0 || !lost };
             }
             if let ServerSide::Holds(_) = before {
                 state.server = ServerSide::InDoubt { epoch: link.epoch() };
@@ -503,7 +518,8 @@ impl Hold {
         match before {
             // an answer over another connection does not prove that earlier requests are over
             ServerSide::InDoubt { epoch } if wanted == 0 && link.epoch() != epoch => self.abandon_name(core, epoch),
-            _ if released == Released::NotHeld => self.state().server = ServerSide::Holds(0),
+            ServerSide::Holds(_) if released == Released::NotHeld => self.state().found_nothing(),
+            ServerSide::InDoubt { .. } if released == Released::NotHeld => self.state().server = ServerSide::Holds(0),
             _ => self.state().server = ServerSide::Holds(wanted),
         }
         if wanted > 0 && released == Released::NotHeld {

@@ -393,6 +393,29 @@ async fn n11_r43_a_release_after_the_loss_says_lost_at_once() {
     assert_eq!(client.stats().holds, 0);
 }
 
+/// R43: a release in the background that finds nothing does not make the next one a success.
+#[tokio::test]
+async fn r43_a_release_says_lost_though_the_background_found_out_first() {
+    let server = Server::start();
+    let client = server.client().await;
+    let lock = client.reentrant_lock("l").unwrap();
+    for _ in 0..3 {
+        let (outer, inner) = (lock.lock().await.unwrap(), lock.lock().await.unwrap());
+        server.call(&["DEL", "l"]);
+        server.stop();
+        drop(inner);
+        // time for the background to send its release: without it, the test proves nothing, and passes
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        let mut unlock = Box::pin(outer.unlock());
+        let polled = std::future::poll_fn(|cx| std::task::Poll::Ready(unlock.as_mut().poll(cx))).await;
+        server.cont();
+        assert!(polled.is_pending());
+        let outcome = soon(unlock).await;
+        assert!(matches!(outcome, Err(Error::Lost { reason: LossReason::RecordMissing, .. })), "{outcome:?}");
+        soon(client.idle()).await;
+    }
+}
+
 /// R20: what was lost and given up is no hold any more: the owner's next acquire is a new one.
 #[tokio::test]
 async fn r20_a_lock_whose_lease_is_over_can_be_taken_anew() {
