@@ -7,11 +7,7 @@ use std::{
 
 use nestlock::{AcquireOptions, Error, LockClient, LockClientBuilder, LossReason, OwnerId, RLock, StoreErrorKind};
 
-use crate::support::{
-    Server, eventually,
-    wire::{Reply, Wire},
-    within,
-};
+use crate::support::{Server, eventually, wire::Reply, within};
 
 /// Long enough for any machine; what hangs takes longer.
 async fn soon<F: Future>(future: F) -> F::Output {
@@ -21,15 +17,6 @@ async fn soon<F: Future>(future: F) -> F::Output {
 /// A client whose holds are renewed three times a second.
 fn quick(builder: LockClientBuilder) -> LockClientBuilder {
     builder.watchdog_timeout(Duration::from_millis(1500))
-}
-
-fn kind(error: &Error) -> Option<StoreErrorKind> {
-    match error {
-        Error::Store { source, .. } | Error::Unconfirmed { source, .. } | Error::Connect { source, .. } => {
-            Some(source.kind())
-        }
-        _ => None,
-    }
 }
 
 #[track_caller]
@@ -653,13 +640,4 @@ async fn r93_f41_rotated_credentials_lose_no_lock() {
     soon(guard.unlock()).await.unwrap();
     soon(waiter).await.unwrap().unlock().await.unwrap();
     assert_eq!(server.dump(), []);
-}
-
-/// A plain connection is all that the tests above look through.
-#[test]
-fn a_wire_tells_errors_from_texts() {
-    let server = Server::start();
-    let mut wire: Wire = server.wire();
-    assert!(wire.call(&["NOSUCH"]).unwrap().is_error());
-    assert_eq!(wire.call(&["ECHO", "-x"]).unwrap(), Reply::Text("-x".into()));
 }
