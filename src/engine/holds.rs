@@ -20,7 +20,7 @@ use tokio::sync::Notify;
 
 use super::{Core, Kind};
 use crate::{
-    error::{Error, LossReason, Result, StoreError},
+    error::{Error, LossReason, Result, StoreError, StoreErrorKind},
     options::validity,
     owner::OwnerId,
     store::{Released, Renewed},
@@ -84,6 +84,8 @@ struct State {
     /// Ends (and counts up) when the count returns to zero. A guard belongs to one generation.
     generation: u64,
     last_end: Option<(u64, End)>,
+    /// The generation that ended with a release which the server refused for good, and what it said.
+    written_off: Option<(u64, StoreErrorKind)>,
     /// Until when the hold may be relied on; only confirmed answers move it.
     deadline: Instant,
     renew_at: Instant,
@@ -154,6 +156,7 @@ impl Holds {
                     server: ServerSide::Holds(0),
                     generation: 0,
                     last_end: None,
+                    written_off: None,
                     deadline: now,
                     renew_at: now,
                 }),
@@ -485,9 +488,22 @@ impl Hold {
     }
 
     /// Leaves the record to its lease.
-    pub(crate) fn write_off(&self) {
+    pub(crate) fn write_off(&self, refusal: StoreErrorKind) {
         let mut state = self.state();
         state.server = ServerSide::Holds(state.count);
+        if let (0, Some(ended)) = (state.count, state.generation.checked_sub(1)) {
+            state.written_off = Some((ended, refusal));
+        }
+    }
+
+    /// Why the last release of this generation was given up in the background.
+    pub(crate) fn written_off(&self, generation: u64) -> Option<StoreError> {
+        match self.state().written_off {
+            Some((ended, refusal)) if ended == generation => {
+                Some(StoreError::new(refusal, false, "the release was refused"))
+            }
+            _ => None,
+        }
     }
 
     /// Makes the server record our count, if it does not. Sent twice it changes nothing; dropped midway, the doubt

@@ -214,7 +214,11 @@ impl Core {
         loop {
             let turn = hold.turn.lock().await;
             let error = match hold.agree(self).await {
-                Agreement::Reached { held: true } => return Ok(()),
+                // or somebody else's release came first, and was refused for good
+                Agreement::Reached { held: true } => {
+                    let refused = ticket.and_then(|ticket| hold.written_off(ticket.generation));
+                    return refused.map_or(Ok(()), |error| Err(self.store_error(hold.lock_name(), error)));
+                }
                 Agreement::Reached { held: false } => return Err(hold.lost_error(LossReason::RecordMissing)),
                 Agreement::Refused(error) | Agreement::Silent(error) => error,
             };
