@@ -376,6 +376,31 @@ fn renew_answers_minus_2_where_the_server_refuses() {
 }
 
 #[test]
+fn renew_of_a_single_lock_answers_the_servers_refusal() {
+    let bench = Bench::new();
+    bench.held_by(A, "10000", "1");
+    for denied in ["pexpire", "pttl", "hexists"] {
+        bench.set_up(&["ACL", "SETUSER", "limited", "on", ">pw", "~*", "&*", "+@all", &format!("-{denied}")]);
+        let mut limited = bench.server.wire();
+        limited.call(&["AUTH", "limited", "pw"]).unwrap();
+        let before = bench.snapshot();
+        for (keys, args) in [(&[LOCK] as &[&str], &["30000", A] as &[&str]), (&[LOCK, LOCK], &["30000", A, A])] {
+            let command = eval(&source(RENEW), keys, args);
+            let reply = limited.call(&command.iter().map(String::as_str).collect::<Vec<_>>()).unwrap();
+            match reply {
+                Reply::Error(error) if keys.len() == 1 => assert!(
+                    error.contains("The user executing the script can't") || error.starts_with("NOPERM"),
+                    "without {denied}: {error}"
+                ),
+                Reply::List(answers) if keys.len() == 2 => assert_eq!(answers, [Reply::Int(-2), Reply::Int(-2)]),
+                reply => panic!("without {denied}: {reply:?}"),
+            }
+        }
+        assert_eq!(bench.snapshot(), before);
+    }
+}
+
+#[test]
 fn renew_refuses_calls_that_do_not_add_up() {
     let bench = Bench::new();
     bench.held_by(A, "10000", "1");
