@@ -156,6 +156,9 @@ impl Config {
         if self.poll_cap < Duration::from_millis(1) {
             return refuse(format!("poll_cap is {:?}; use at least 1 ms", self.poll_cap));
         }
+        // beyond what clocks can add, and as good as for ever
+        self.poll_cap = self.poll_cap.min(MAX_LEASE);
+        self.outage_patience = self.outage_patience.min(MAX_LEASE);
         if self.connect_timeout < Duration::from_millis(1) {
             return refuse(format!("connect_timeout is {:?}; use at least 1 ms", self.connect_timeout));
         }

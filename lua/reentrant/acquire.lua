@@ -9,21 +9,21 @@
 --          -1       busy, and the record has no TTL
 --          -2       LOST: `holds` is above 1, but this owner holds nothing
 --          -3       WRONG_KIND: the hash at this name is not a record of this kind
-local lock, owner, lease, holds = KEYS[1], ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
+local lock, owner, lease, holds = KEYS[1], ARGV[1], ARGV[2], ARGV[3]
 
-if not lease or lease < 1 or not holds or holds < 1 then
+if not string.find(lease, '^[1-9]%d*$') or not string.find(holds, '^[1-9]%d*$') then
     return redis.error_reply('ERR nestlock: lease and holds must be integers of at least 1')
 end
 
 local fields = redis.call('hlen', lock)
 if fields == 0 then
-    if holds > 1 then return -2 end
-    redis.call('hset', lock, owner, ARGV[3])
-    local set = redis.pcall('pexpire', lock, ARGV[2])
+    if holds ~= '1' then return -2 end
+    redis.call('hset', lock, owner, holds)
+    local set = redis.pcall('pexpire', lock, lease)
     if set ~= 1 then
         -- a record without a TTL would never end: take the write back
         redis.call('del', lock)
-        return redis.error_reply('ERR nestlock: the server refused a lease of ' .. ARGV[2] .. ' ms')
+        return set
     end
     return nil
 end
@@ -31,12 +31,12 @@ end
 local held = redis.call('hget', lock, owner)
 if held then
     -- the TTL first: where HSET is refused, a longer TTL harms nobody
-    if redis.call('pttl', lock) < lease then redis.call('pexpire', lock, ARGV[2]) end
-    if held ~= ARGV[3] then redis.call('hset', lock, owner, ARGV[3]) end
+    if redis.call('pttl', lock) < tonumber(lease) then redis.call('pexpire', lock, lease) end
+    if held ~= holds then redis.call('hset', lock, owner, holds) end
     return nil
 end
 
 -- a record of this kind has exactly one field, named "<36 characters>:<task>"
 if fields > 1 or not string.find(redis.call('hkeys', lock)[1], '^%x+%-%x+%-%x+%-%x+%-%x+:') then return -3 end
-if holds > 1 then return -2 end
+if holds ~= '1' then return -2 end
 return redis.call('pttl', lock)

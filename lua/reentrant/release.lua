@@ -7,17 +7,21 @@
 -- Returns  1        free now; waiters were told
 --          0        still held, at most `holds` times; the TTL is as it was
 --          nil      this owner does not hold it
-local lock, owner, holds, channel = KEYS[1], ARGV[1], tonumber(ARGV[2]), ARGV[3]
+local lock, owner, holds, channel = KEYS[1], ARGV[1], ARGV[2], ARGV[3]
 
-if not holds or holds < 0 then
+if holds ~= '0' and not string.find(holds, '^[1-9]%d*$') then
     return redis.error_reply('ERR nestlock: holds must be an integer of at least 0')
 end
 
 local held = redis.call('hget', lock, owner)
 if not held then return nil end
 
-if holds > 0 then
-    if tonumber(held) > holds then redis.call('hset', lock, owner, ARGV[2]) end
+if holds ~= '0' then
+    if tonumber(held) > tonumber(holds) then
+        -- a write that needs no memory lets the next one pass on a server that is out of memory
+        redis.call('hdel', lock, '')
+        redis.call('hset', lock, owner, holds)
+    end
     return 0
 end
 

@@ -8,26 +8,31 @@
 --            0      GONE: no such record
 --            -1     TAKEN: the record is there, but this owner is not in it
 --            -2     UNKNOWN: the server refused this one; try again
-local lease, answers = tonumber(ARGV[1]), {}
+--            error  of the server, if there is one lock only and it is refused
+local lease, answers = ARGV[1], {}
 
-if not lease or lease < 1 or #ARGV ~= #KEYS + 1 then
+if not string.find(lease, '^[1-9]%d*$') or #ARGV ~= #KEYS + 1 then
     return redis.error_reply('ERR nestlock: renew needs a lease of at least 1 and one owner for each lock')
 end
 
 for n, lock in ipairs(KEYS) do
     -- pcall: one bad record must not cost the others their renewal
-    local held = redis.pcall('hexists', lock, ARGV[n + 1])
-    local ttl = redis.pcall('pttl', lock)
-    if held == 1 and ttl == -1 then
-        answers[n] = 1
+    local held, ttl = redis.pcall('hexists', lock, ARGV[n + 1]), redis.pcall('pttl', lock)
+    local refused = type(held) == 'table' and held or type(ttl) == 'table' and ttl
+    if held == 1 and not refused and ttl ~= -1 and ttl < tonumber(lease) then
+        local set = redis.pcall('pexpire', lock, lease)
+        refused = type(set) == 'table' and set
+    end
+    if refused and string.find(refused.err, 'WRONGTYPE', 1, true) then
+        answers[n] = -1
+    elseif refused and #KEYS == 1 then
+        return refused
+    elseif refused then
+        answers[n] = -2
     elseif held == 1 then
-        local set = ttl
-        if ttl < lease then set = redis.pcall('pexpire', lock, ARGV[1]) end
-        answers[n] = type(set) == 'number' and 1 or -2
-    elseif held == 0 then
-        answers[n] = ttl == -2 and 0 or -1
+        answers[n] = 1
     else
-        answers[n] = string.find(held.err, 'WRONGTYPE', 1, true) and -1 or -2
+        answers[n] = ttl == -2 and 0 or -1
     end
 end
 return answers

@@ -20,7 +20,7 @@ use tokio::sync::Notify;
 
 use super::{Core, Kind};
 use crate::{
-    error::{Error, LossReason, Result, StoreError},
+    error::{Error, LossReason, Result, StoreError, StoreErrorKind},
     options::validity,
     owner::OwnerId,
     store::{Released, Renewed},
@@ -103,6 +103,8 @@ enum ServerSide {
 enum End {
     Released,
     Lost(LossReason),
+    /// Given up, and the server refused the release for good.
+    Refused(StoreErrorKind),
 }
 
 /// What an acquire should send.
@@ -207,6 +209,16 @@ impl Holds {
 
     fn era(&self) -> u64 {
         self.era.load(Ordering::Acquire)
+    }
+}
+
+impl State {
+    /// The generation that was given up last, and is being released, turned out otherwise.
+    fn release_ended(&mut self, otherwise: End) {
+        match &mut self.last_end {
+            Some((ended, end @ End::Released)) if self.count == 0 && *ended + 1 == self.generation => *end = otherwise,
+            _ => {}
+        }
     }
 }
 
@@ -350,7 +362,7 @@ impl Hold {
         };
         Err(match end {
             End::Lost(reason) => self.lost_error(reason),
-            End::Released => self.not_held_error(),
+            End::Released | End::Refused(_) => self.not_held_error(),
         })
     }
 
@@ -436,11 +448,15 @@ impl Hold {
         Ok(generation)
     }
 
-    /// What a generation that was left turned out to be: a release may find that there was nothing to release.
+    /// What the release of a generation came to, if another release of the same owner settled it first.
     pub(crate) fn check_released(&self, generation: u64) -> Result<()> {
-        let end = self.state().last_end;
+        let end = self.state().last_end.filter(|(ended, _)| *ended == generation);
         match end {
-            Some((ended, End::Lost(reason))) if ended == generation => Err(self.lost_error(reason)),
+            Some((_, End::Lost(reason))) => Err(self.lost_error(reason)),
+            Some((_, End::Refused(kind))) => {
+                let refusal = StoreError::new(kind, false, "the release was refused");
+                Err(Error::Store { lock: self.key.lock.to_string(), source: refusal })
+            }
             _ => Ok(()),
         }
     }
@@ -496,9 +512,10 @@ impl Hold {
     }
 
     /// Leaves the record to its lease.
-    pub(crate) fn write_off(&self) {
+    pub(crate) fn write_off(&self, refusal: StoreErrorKind) {
         let mut state = self.state();
         state.server = ServerSide::Holds(state.count);
+        state.release_ended(End::Refused(refusal));
     }
 
     /// Makes the server record our count, if it does not. Sent twice it changes nothing; dropped midway, the doubt
@@ -530,10 +547,9 @@ impl Hold {
             _ if released == Released::NotHeld => {
                 let mut state = self.state();
                 state.server = ServerSide::Holds(0);
-                // whoever awaits the release hears of it, also when somebody else settled it first
-                if let (0, ServerSide::Holds(_), Some((_, end @ End::Released))) = (wanted, before, &mut state.last_end)
-                {
-                    *end = End::Lost(LossReason::RecordMissing);
+                if let ServerSide::Holds(_) = before {
+                    // it was lost before it was given up
+                    state.release_ended(End::Lost(LossReason::RecordMissing));
                 }
             }
             _ => self.state().server = ServerSide::Holds(wanted),

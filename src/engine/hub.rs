@@ -53,6 +53,8 @@ pub(crate) struct Gate {
     waiters: AtomicUsize,
     /// It was subscribed to once; from then on, a subscription means that messages may have been missed.
     was_live: AtomicBool,
+    /// The ACL user may not listen: waiters poll, and nobody subscribes again while they do.
+    denied: AtomicBool,
     /// The next time that one waiter tries without having been told to.
     next_poll: Mutex<Instant>,
 }
@@ -134,6 +136,7 @@ impl Hub {
                     permits: Arc::new(Semaphore::new(0)),
                     waiters: AtomicUsize::new(1),
                     was_live: AtomicBool::new(false),
+                    denied: AtomicBool::new(false),
                     next_poll: Mutex::new(Instant::now()),
                 });
                 place.insert(Arc::clone(&gate));
@@ -276,6 +279,8 @@ pub(crate) async fn subscribe(hub: &Hub, link: &Link, mut queue: mpsc::Unbounded
                     return;
                 }
                 (wanted, connected) = (hub.all(), true);
+                // a denial costs a connection: without end, if the new one began with the same
+                wanted.retain(|gate| !gate.denied.load(Ordering::Acquire));
             }
             () = sleep(RETRY), if retry => {}
             () = sleep_until(grace.unwrap_or_else(Instant::now).into()), if grace.is_some() => {}
@@ -330,6 +335,7 @@ async fn subscribe_batch(link: &Link, batch: &[Arc<Gate>]) -> Vec<Arc<Gate>> {
         return batch.to_vec();
     }
     if let [gate] = batch {
+        gate.denied.store(true, Ordering::Release);
         tracing::warn!(channel = %gate.channel, %error, "may not subscribe; waiters poll instead");
         return Vec::new();
     }

@@ -130,7 +130,7 @@ async fn settle(core: &Core, hold: Arc<Hold>) {
                 if !error.is_transient() || Instant::now() > give_up {
                     tracing::warn!(lock = %hold.lock_name(), %error, "cannot settle; the lease will free the lock");
                     hold.abandon_name_in_doubt(core);
-                    hold.write_off();
+                    hold.write_off(error.kind());
                     break;
                 }
                 error

@@ -394,6 +394,10 @@ fn verdict(kind: &FredKind, details: &str) -> (StoreErrorKind, bool) {
             return (kind, false);
         }
     }
+    // Redis 7.0 and older say so, without a code, where a script meets the ACL. Our scripts ask before they write
+    if details.contains("The user executing the script can't") {
+        return (StoreErrorKind::NoPermission, false);
+    }
     match kind {
         FredKind::Timeout => (StoreErrorKind::Timeout, true),
         FredKind::IO | FredKind::Canceled => (StoreErrorKind::Disconnected, true),
@@ -429,6 +433,10 @@ mod tests {
             kind("ERR Error running script: @user_script:1: -OOM command not allowed").0,
             StoreErrorKind::OutOfMemory
         );
+        for what in ["run this command or subcommand", "publish to the channel mentioned in the command"] {
+            let denied = format!("ERR The user executing the script can't {what} script: 6bb2, on @user_script:29.");
+            assert_eq!(verdict(&FredKind::Unknown, &denied), (StoreErrorKind::NoPermission, false));
+        }
         assert_eq!(kind("channel closed"), (StoreErrorKind::Other, true));
         assert_eq!(kind("Failed to route command."), (StoreErrorKind::Unavailable, false));
         assert_eq!(verdict(&FredKind::IO, "Connection closed."), (StoreErrorKind::Disconnected, true));

@@ -1,1 +1,643 @@
-//! stub
+//! Data where the lock should be, servers that refuse, forget, or deny.
+
+use std::{
+    collections::BTreeSet,
+    time::{Duration, Instant},
+};
+
+use nestlock::{AcquireOptions, Error, LockClient, LockClientBuilder, LossReason, OwnerId, RLock, StoreErrorKind};
+
+use crate::support::{Server, eventually, wire::Reply, within};
+
+/// Long enough for any machine; what hangs takes longer.
+async fn soon<F: Future>(future: F) -> F::Output {
+    tokio::time::timeout(Duration::from_secs(60), future).await.expect("an end")
+}
+
+/// A client whose holds are renewed three times a second.
+fn quick(builder: LockClientBuilder) -> LockClientBuilder {
+    builder.watchdog_timeout(Duration::from_millis(1500))
+}
+
+#[track_caller]
+fn assert_refused<T: std::fmt::Debug>(outcome: nestlock::Result<T>, wanted: StoreErrorKind) {
+    match outcome {
+        Err(Error::Store { source, .. }) => {
+            assert_eq!(source.kind(), wanted, "{source}");
+            assert!(!source.may_have_executed(), "{source}");
+        }
+        other => panic!("{other:?} instead of {wanted:?}"),
+    }
+}
+
+/// Every key with its value and the time it expires.
+fn snapshot(server: &Server) -> Vec<(String, Reply, i64)> {
+    let expires = |key: &str| server.call(&["PEXPIRETIME", key]).int();
+    server.dump().into_iter().map(|(key, value)| (key.clone(), value, expires(&key))).collect()
+}
+
+// --- somebody's data at the lock's name ---
+
+const DATA: [(&str, &[&str]); 12] = [
+    ("string", &["SET", "l", "data"]),
+    ("string with TTL", &["SET", "l", "data", "PX", "600000"]),
+    ("list", &["RPUSH", "l", "a", "b"]),
+    ("set", &["SADD", "l", "a"]),
+    ("zset", &["ZADD", "l", "1", "a"]),
+    ("stream", &["XADD", "l", "*", "a", "b"]),
+    ("hash of one field", &["HSET", "l", "name", "Ada"]),
+    ("hash of several fields", &["HSET", "l", "name", "Ada", "born", "1815"]),
+    (
+        "hash with TTL",
+        &["EVAL", "redis.call('hset', 'l', 'name', 'Ada') return redis.call('pexpire', 'l', 600000)", "0"],
+    ),
+    ("Redisson read lock", &["HSET", "l", "mode", "read", "0a1b2c3d-1111-4222-8333-444455556666:42", "1"]),
+    ("Redisson write lock", &["HSET", "l", "mode", "write", "0a1b2c3d-1111-4222-8333-444455556666:42:write", "1"]),
+    ("hash with an empty field", &["HSET", "l", "", ""]),
+];
+
+/// N12, R52, F29, F30: refused with a typed error that names the key; never modified, never deleted.
+#[tokio::test]
+async fn n12_r52_f29_f30_data_at_the_locks_name_is_refused_and_never_touched() {
+    let server = Server::start();
+    let client = server.client().await;
+    let lock = client.reentrant_lock("l").unwrap();
+    let (me, other): (_, OwnerId) = (client.current_owner(), "5b8f1c9e-27d4-4a06-8f55-0c1d2e3f4a5b:1".parse().unwrap());
+    for (what, command) in DATA {
+        server.call(&["DEL", "l"]);
+        assert!(!server.call(command).is_error(), "{what}");
+        let before = snapshot(&server);
+        let is_hash = server.call(&["TYPE", "l"]).text() == "hash";
+        let refused = |error: Error| match error {
+            Error::WrongLockKind { lock } if is_hash => assert_eq!(lock, "l"),
+            Error::WrongType { lock } if !is_hash => assert_eq!(lock, "l"),
+            error => panic!("{what}: {error:?}"),
+        };
+        refused(soon(lock.lock()).await.unwrap_err());
+        refused(lock.try_lock().await.unwrap_err());
+        refused(soon(lock.try_lock_for(Duration::from_secs(600))).await.unwrap_err());
+        refused(lock.acquire(AcquireOptions::new().lease(Duration::from_secs(1))).await.unwrap_err());
+        refused(lock.force_unlock().await.unwrap_err());
+        refused(lock.is_locked().await.unwrap_err());
+        refused(lock.holder().await.unwrap_err());
+        refused(lock.hold_count(&me).await.unwrap_err());
+        refused(lock.remaining_lease().await.unwrap_err());
+        refused(lock.release(&other).await.unwrap_err());
+        assert!(matches!(lock.release(&me).await, Err(Error::NotHeld { .. })), "{what}");
+        assert!(!lock.extend(&me, Duration::from_secs(60)).await.unwrap(), "{what}");
+        assert!(!lock.extend(&other, Duration::from_secs(60)).await.unwrap(), "{what}");
+        client.idle().await;
+        assert_eq!(snapshot(&server), before, "{what}");
+        assert_eq!((client.stats().holds, client.stats().settling), (0, 0), "{what}");
+    }
+    server.call(&["DEL", "l"]);
+    lock.lock().await.unwrap().unlock().await.unwrap();
+}
+
+/// F29, F30: the same under a lock that is held: the holder is told, and the data stays.
+#[tokio::test]
+async fn f29_f30_data_that_appears_under_a_held_lock_is_never_touched() {
+    let server = Server::start();
+    let client = server.client_with(quick).await;
+    let lock = client.reentrant_lock("l").unwrap();
+    for (what, command) in DATA {
+        // found out by the watchdog
+        server.call(&["DEL", "l"]);
+        let guard = lock.lock().await.unwrap();
+        server.call(&["DEL", "l"]);
+        assert!(!server.call(command).is_error(), "{what}");
+        let before = snapshot(&server);
+        let error = soon(guard.lost()).await;
+        assert!(matches!(error, Error::Lost { reason: LossReason::TakenOver, .. }), "{what}: {error}");
+        assert!(matches!(guard.unlock().await, Err(Error::Lost { .. })), "{what}");
+        // found out by the release, by a re-entry, by a dropped guard
+        for how in 0..3 {
+            server.call(&["DEL", "l"]);
+            let guard = lock.lock().await.unwrap();
+            server.call(&["DEL", "l"]);
+            assert!(!server.call(command).is_error(), "{what}");
+            match how {
+                0 => assert!(guard.unlock().await.is_err(), "{what}"),
+                1 => assert!(lock.lock().await.is_err(), "{what}"),
+                _ => drop(guard),
+            }
+            soon(client.idle()).await;
+        }
+        let after = snapshot(&server);
+        // streams and TTLs differ by the clock
+        assert_eq!(after.len(), before.len(), "{what}");
+        if !what.contains("stream") {
+            assert_eq!(after[0].1, before[0].1, "{what}");
+        }
+    }
+}
+
+// --- a server without memory, without disk, without replicas ---
+
+/// R25, F25: nothing is acquired; all that is held is renewed, and released, to the last.
+#[tokio::test]
+async fn r25_f25_h12_without_memory_held_locks_are_renewed_and_released() {
+    let server = Server::start();
+    let client = server.client_with(quick).await;
+    let (lock, free) = (client.reentrant_lock("l").unwrap(), client.reentrant_lock("free").unwrap());
+    let outer = lock.lock().await.unwrap();
+    let inner = lock.lock().await.unwrap();
+    let dropped = client.reentrant_lock("dropped").unwrap().lock().await.unwrap();
+    server.call(&["CONFIG", "SET", "maxmemory", "1"]);
+    for _ in 0..2 {
+        assert_refused(soon(free.lock()).await, StoreErrorKind::OutOfMemory);
+        assert_refused(free.try_lock().await, StoreErrorKind::OutOfMemory);
+    }
+    assert!(!server.exists("free"));
+    let renewals = server.command_count("pexpire");
+    eventually("renewals", || async { server.command_count("pexpire") >= renewals + 5 }).await;
+    assert!(!outer.is_lost() && !inner.is_lost() && !dropped.is_lost());
+    inner.unlock().await.unwrap();
+    assert_eq!(server.record("l"), [(outer.owner().to_string(), 1)]);
+    drop(dropped);
+    outer.unlock().await.unwrap();
+    soon(client.idle()).await;
+    assert_eq!(server.dump(), []);
+    assert_eq!(client.stats().holds, 0);
+    server.call(&["CONFIG", "SET", "maxmemory", "0"]);
+    free.lock().await.unwrap().unlock().await.unwrap();
+}
+
+/// What a server does that refuses every write.
+async fn refuses_writes(server: &Server, refuse: impl Fn(bool), wanted: StoreErrorKind) {
+    let client = server.client_with(quick).await;
+    let (lock, free) = (client.reentrant_lock("l").unwrap(), client.reentrant_lock("free").unwrap());
+    let kept = client.reentrant_lock("kept").unwrap().lock().await.unwrap();
+    let guard = lock.lock().await.unwrap();
+    refuse(true);
+    assert_refused(soon(free.lock()).await, wanted);
+    assert_refused(free.try_lock().await, wanted);
+    // N4: that a release failed is said
+    assert_refused(guard.unlock().await, wanted);
+    assert_refused(lock.force_unlock().await, wanted);
+    // the holder keeps what it has until the lease is over, and not longer
+    assert!(!kept.is_lost());
+    let error = soon(kept.lost()).await;
+    assert!(matches!(error, Error::Lost { reason: LossReason::LeaseExpired, .. }), "{error}");
+    refuse(false);
+    soon(client.idle()).await;
+    for lock in [&lock, &free] {
+        soon(lock.lock()).await.unwrap().unlock().await.unwrap();
+    }
+    drop(kept);
+    soon(client.idle()).await;
+    eventually("no lock", || async { server.dump().is_empty() }).await;
+}
+
+#[tokio::test]
+async fn f26_n4_a_server_that_cannot_save_is_a_typed_error() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = Server::start_with(&["--dir", folder.path().to_str().unwrap()]);
+    server.call(&["CONFIG", "SET", "save", "3600 1000000"]);
+    // where the snapshot should go is a folder
+    std::fs::create_dir(folder.path().join("dump.rdb")).unwrap();
+    let save = |fails: bool| {
+        server.call(&["CONFIG", "SET", "stop-writes-on-bgsave-error", if fails { "yes" } else { "no" }]);
+    };
+    save(false);
+    server.call(&["BGSAVE"]);
+    eventually("a failed save", || async {
+        server.call(&["INFO", "persistence"]).text().contains("rdb_last_bgsave_status:err")
+    })
+    .await;
+    refuses_writes(&server, save, StoreErrorKind::Misconfigured).await;
+}
+
+#[tokio::test]
+async fn f26_n4_a_server_without_replicas_is_a_typed_error() {
+    let server = Server::start();
+    let require = |required: bool| {
+        server.call(&["CONFIG", "SET", "min-replicas-to-write", if required { "1" } else { "0" }]);
+    };
+    refuses_writes(&server, require, StoreErrorKind::NoReplicas).await;
+}
+
+// --- a server that forgets ---
+
+/// R105, F15: no call notices that the server forgot the scripts.
+#[tokio::test]
+async fn r105_f15_script_flush_between_any_two_commands_is_not_noticed() {
+    let server = Server::start();
+    let (a, b) = (server.client_with(quick).await, server.client().await);
+    let flush = || assert_eq!(server.call(&["SCRIPT", "FLUSH"]).text(), "OK");
+    let (la, lb) = (a.reentrant_lock("l").unwrap(), b.reentrant_lock("l").unwrap());
+    flush();
+    let outer = la.lock().await.unwrap();
+    flush();
+    let inner = la.lock().await.unwrap();
+    assert_eq!(server.record("l"), [(outer.owner().to_string(), 2)]);
+    flush();
+    assert!(lb.try_lock().await.unwrap().is_none());
+    flush();
+    inner.unlock().await.unwrap();
+    assert_eq!(server.record("l"), [(outer.owner().to_string(), 1)]);
+    flush();
+    assert!(outer.extend(Duration::from_secs(2)).await.is_ok());
+    flush();
+    assert_eq!(la.hold_count(&outer.owner()).await.unwrap(), 1);
+    flush();
+    let waiter = tokio::spawn(async move { lb.lock().await.unwrap() });
+    eventually("a waiter", || async { !server.channels().is_empty() }).await;
+    for _ in 0..3 {
+        flush();
+        let renewals = server.command_count("pexpire");
+        eventually("a renewal", || async { server.command_count("pexpire") > renewals }).await;
+    }
+    flush();
+    outer.unlock().await.unwrap();
+    drop(soon(waiter).await.unwrap());
+    flush();
+    b.idle().await;
+    flush();
+    assert!(!la.force_unlock().await.unwrap());
+    assert_eq!(server.dump(), []);
+}
+
+/// F15, R110: a flush costs one more round trip for each script, no more.
+#[tokio::test]
+async fn f15_r110_script_flush_in_a_loop_costs_round_trips_only() {
+    let server = Server::start();
+    let client = server.client().await;
+    let mut wire = server.wire();
+    let (stop, mut stopped) = tokio::sync::oneshot::channel::<()>();
+    let flushing = tokio::task::spawn_blocking(move || {
+        let mut flushes = 0;
+        while stopped.try_recv().is_err() {
+            assert_eq!(wire.call(&["SCRIPT", "FLUSH"]).unwrap().text(), "OK");
+            flushes += 1;
+        }
+        flushes
+    });
+    let lock = client.reentrant_lock("l").unwrap();
+    for _ in 0..300 {
+        let outer = soon(lock.lock()).await.unwrap();
+        let inner = soon(lock.lock()).await.unwrap();
+        assert_eq!(server.record("l"), [(outer.owner().to_string(), 2)]);
+        inner.unlock().await.unwrap();
+        outer.unlock().await.unwrap();
+    }
+    stop.send(()).unwrap();
+    assert!(flushing.await.unwrap() > 100);
+    assert_eq!(server.dump(), []);
+    // each script is learned once, then called by its digest
+    lock.lock().await.unwrap().unlock().await.unwrap();
+    let texts = server.command_count("eval");
+    assert!(texts <= 1202, "{texts} texts for 1202 calls");
+    for _ in 0..10 {
+        lock.lock().await.unwrap().unlock().await.unwrap();
+    }
+    assert_eq!(server.command_count("eval"), texts);
+}
+
+/// R17, R20, R22, F16: the holder learns that all data is gone long before its lease ends; then nothing is renewed,
+/// and a new hold is.
+#[tokio::test]
+async fn r17_r20_r22_f16_flushall_under_a_held_lock_is_noticed_and_forgotten() {
+    let server = Server::start();
+    let lease = Duration::from_secs(2);
+    let client = server.client_with(|b| b.watchdog_timeout(lease).command_timeout(Duration::from_millis(500))).await;
+    let lock = client.reentrant_lock("l").unwrap();
+    let guard = lock.lock().await.unwrap();
+    let inner = lock.lock().await.unwrap();
+    let flushed = Instant::now();
+    server.call(&["FLUSHALL"]);
+    let error = soon(guard.lost()).await;
+    let took = flushed.elapsed();
+    assert!(matches!(error, Error::Lost { reason: LossReason::RecordMissing, .. }), "{error}");
+    assert!(took < lease / 3 + Duration::from_millis(500) + Duration::from_millis(500), "{took:?}");
+    assert!(guard.is_lost() && inner.is_lost() && guard.remaining().is_zero());
+    // R22: nobody asks again
+    client.idle().await;
+    let scripts = server.script_count();
+    let quiet = Instant::now();
+    within(lease * 3, "a quiet lease", || async {
+        assert_eq!(server.script_count(), scripts);
+        quiet.elapsed() > lease
+    })
+    .await;
+    assert!(matches!(inner.unlock().await, Err(Error::Lost { .. })));
+    assert!(matches!(guard.unlock().await, Err(Error::Lost { .. })));
+    assert_eq!((client.stats().holds, server.script_count()), (0, scripts));
+    // R20: the next hold is renewed as any other
+    let guard = lock.lock().await.unwrap();
+    let relocked = Instant::now();
+    within(lease * 6, "three leases", || async {
+        assert!(server.exists("l") && !guard.is_lost());
+        relocked.elapsed() > lease * 3
+    })
+    .await;
+    guard.unlock().await.unwrap();
+    assert_eq!(server.dump(), []);
+}
+
+/// F17, P8, R17: somebody frees the lock by force: waiters are woken, the holder is told, and touches nothing.
+#[tokio::test]
+async fn f17_p8_r17_force_unlock_by_another_client_wakes_waiters_and_tells_the_holder() {
+    let server = Server::start();
+    let a = server.client_with(quick).await;
+    let b = server.client_with(|builder| builder.poll_cap(Duration::from_secs(600))).await;
+    let c = server.client().await;
+    let guard = a.reentrant_lock("l").unwrap().lock().await.unwrap();
+    let lb = b.reentrant_lock("l").unwrap();
+    let waiter = tokio::spawn(async move { lb.lock().await.unwrap() });
+    eventually("a waiter", || async { !server.channels().is_empty() }).await;
+    assert!(c.reentrant_lock("l").unwrap().force_unlock().await.unwrap());
+    let new = soon(waiter).await.unwrap();
+    let error = soon(guard.lost()).await;
+    assert!(matches!(error, Error::Lost { reason: LossReason::TakenOver, .. }), "{error}");
+    assert!(matches!(guard.unlock().await, Err(Error::Lost { .. })));
+    soon(a.idle()).await;
+    assert_eq!(server.record("l"), [(new.owner().to_string(), 1)]);
+    new.unlock().await.unwrap();
+    // nobody took it
+    let guard = a.reentrant_lock("l").unwrap().lock().await.unwrap();
+    assert!(c.reentrant_lock("l").unwrap().force_unlock().await.unwrap());
+    let error = soon(guard.lost()).await;
+    assert!(matches!(error, Error::Lost { reason: LossReason::RecordMissing, .. }), "{error}");
+    assert!(!c.reentrant_lock("l").unwrap().force_unlock().await.unwrap());
+}
+
+// --- permissions ---
+
+/// All that the reentrant lock needs: lua/README.md says so to administrators.
+const COMMANDS: [&str; 17] = [
+    "evalsha",
+    "eval",
+    "hset",
+    "hget",
+    "hlen",
+    "hkeys",
+    "hexists",
+    "hdel",
+    "del",
+    "pexpire",
+    "pttl",
+    "publish",
+    "subscribe",
+    "unsubscribe",
+    "ping",
+    "client|id",
+    "info",
+];
+
+fn set_user(server: &Server, name: &str, commands: &[&str], rules: &[&str]) {
+    let grants: Vec<String> = commands.iter().map(|command| format!("+{command}")).collect();
+    let mut parts = vec!["ACL", "SETUSER", name, "reset", "on", ">pw"];
+    parts.extend(rules);
+    parts.extend(grants.iter().map(String::as_str));
+    assert_eq!(server.call(&parts).text(), "OK", "{parts:?}");
+}
+
+async fn log_in(server: &Server, name: &str, builder: LockClientBuilder) -> LockClient {
+    builder.connect(format!("redis://{name}:pw@{}", server.addr())).await.expect("a connection")
+}
+
+/// What the server refused to anybody: commands, keys, channels.
+fn denials(server: &Server) -> BTreeSet<String> {
+    let log = server.call(&["ACL", "LOG"]);
+    let object = |entry: &Reply| {
+        let fields = entry.list();
+        let at = fields.iter().position(|field| *field == Reply::Text("object".into())).unwrap();
+        fields[at + 1].text().to_owned()
+    };
+    log.list().iter().map(object).collect()
+}
+
+const APP: [&str; 2] = ["~app:*", "&redisson_lock__channel:{app:*"];
+
+/// R112, F28: everything works for a user who may do just what the README lists.
+#[tokio::test]
+async fn r112_f28_everything_works_with_the_minimal_permissions() {
+    let server = Server::start();
+    set_user(&server, "locks", &COMMANDS, &APP);
+    let a = log_in(&server, "locks", quick(LockClient::builder())).await;
+    let b = log_in(&server, "locks", LockClient::builder().poll_cap(Duration::from_secs(600))).await;
+    let (la, lb) = (a.reentrant_lock("app:l").unwrap(), b.reentrant_lock("app:l").unwrap());
+    server.call(&["SCRIPT", "FLUSH"]);
+    let outer = la.lock().await.unwrap();
+    let inner = la.lock().await.unwrap();
+    assert!(lb.try_lock().await.unwrap().is_none());
+    inner.unlock().await.unwrap();
+    outer.extend(Duration::from_secs(5)).await.unwrap();
+    assert_eq!(la.hold_count(&outer.owner()).await.unwrap(), 1);
+    assert_eq!(lb.holder().await.unwrap(), Some(outer.owner()));
+    assert!(lb.is_locked().await.unwrap() && lb.remaining_lease().await.unwrap().is_some());
+    let (other, renewals) = (a.reentrant_lock("app:r").unwrap().lock().await.unwrap(), server.command_count("pexpire"));
+    let waiter = tokio::spawn(async move { lb.lock().await.unwrap() });
+    eventually("renewals", || async { server.command_count("pexpire") >= renewals + 3 }).await;
+    eventually("a waiter", || async { !server.channels().is_empty() }).await;
+    outer.unlock().await.unwrap();
+    let taken = soon(waiter).await.unwrap();
+    assert!(la.force_unlock().await.unwrap());
+    drop((taken, other));
+    soon(a.idle()).await;
+    soon(b.idle()).await;
+    eventually("no channel", || async { server.channels().is_empty() }).await;
+    a.shutdown().await.unwrap();
+    b.shutdown().await.unwrap();
+    assert_eq!(denials(&server), BTreeSet::new());
+    assert_eq!(server.dump(), []);
+}
+
+/// R112: each of the commands is needed: without it, the server has something to refuse.
+#[tokio::test]
+async fn r112_f28_no_permission_in_the_list_is_superfluous() {
+    let server = Server::start();
+    set_user(&server, "other", &["@all"], &["~*", "&*"]);
+    for missing in COMMANDS {
+        let rest: Vec<&str> = COMMANDS.iter().copied().filter(|command| *command != missing).collect();
+        set_user(&server, "locks", &rest, &APP);
+        server.call(&["ACL", "LOG", "RESET"]);
+        server.call(&["FLUSHALL"]);
+        server.call(&["SCRIPT", "FLUSH"]);
+        let url = format!("redis://locks:pw@{}", server.addr());
+        let builder = LockClient::builder().watchdog_timeout(Duration::from_millis(600));
+        if let Ok(client) = soon(builder.connect(url)).await {
+            let lock = client.reentrant_lock("app:l").unwrap();
+            let _ = soon(lock.try_lock_for(Duration::from_millis(1))).await.map(drop);
+            let _ = soon(lock.try_lock_for(Duration::from_millis(1))).await.map(drop);
+            soon(client.idle()).await;
+            if let Ok(Some(guard)) = soon(lock.try_lock()).await {
+                let _ = soon(lock.try_lock()).await.map(drop);
+                let _ = soon(guard.extend(Duration::from_secs(60))).await;
+                let _ = soon(lock.holder()).await;
+                server.call(&["HSET", "app:l", "data", "1"]);
+                let _ = soon(guard.unlock()).await;
+            }
+            server.call(&["DEL", "app:l"]);
+            server.call(&["HSET", "app:l", "0a1b2c3d-1111-4222-8333-444455556666:42", "1"]);
+            let _ = soon(lock.try_lock_for(Duration::from_millis(400))).await;
+            let _ = soon(lock.force_unlock()).await;
+            // after the last waiter has left, the channel is left
+            let until = Instant::now() + Duration::from_millis(400);
+            within(Duration::from_secs(10), "a denial", || async {
+                !denials(&server).is_empty() || Instant::now() > until
+            })
+            .await;
+        }
+        let denied = denials(&server);
+        assert!(denied.contains(missing), "without {missing}, denied: {denied:?}");
+    }
+}
+
+/// F28: a command that is denied is a typed error, not tried again, and leaves no half of a write.
+#[tokio::test]
+async fn f28_a_denied_command_is_a_typed_error_and_writes_nothing() {
+    let server = Server::start();
+    set_user(&server, "locks", &COMMANDS, &APP);
+    let client = log_in(&server, "locks", LockClient::builder()).await;
+    let (free, held) = (client.reentrant_lock("app:free").unwrap(), client.reentrant_lock("app:held").unwrap());
+    let denied = |command: &str| assert!(!server.call(&["ACL", "SETUSER", "locks", command]).is_error());
+    for command in ["evalsha", "hlen", "hset", "pexpire"] {
+        denied(&format!("-{command}"));
+        let start = Instant::now();
+        assert_refused(soon(free.lock()).await, StoreErrorKind::NoPermission);
+        assert_refused(soon(free.try_lock_for(Duration::from_secs(600))).await, StoreErrorKind::NoPermission);
+        assert!(start.elapsed() < Duration::from_secs(5), "{command} was tried again");
+        assert_eq!(server.dump(), [], "without {command}");
+        denied(&format!("+{command}"));
+    }
+    for command in ["evalsha", "hget", "publish", "hlen", "del"] {
+        let guard = held.lock().await.unwrap();
+        let before = snapshot(&server);
+        denied(&format!("-{command}"));
+        assert_refused(soon(guard.unlock()).await, StoreErrorKind::NoPermission);
+        assert_eq!(snapshot(&server), before, "without {command}");
+        if command != "hget" {
+            assert_refused(soon(held.force_unlock()).await, StoreErrorKind::NoPermission);
+            assert_eq!(snapshot(&server), before, "without {command}");
+        }
+        soon(client.idle()).await;
+        denied(&format!("+{command}"));
+        assert!(held.force_unlock().await.unwrap());
+        soon(client.idle()).await;
+    }
+    let guard = held.lock().await.unwrap();
+    for command in ["pttl", "pexpire", "hexists"] {
+        denied(&format!("-{command}"));
+        let before = snapshot(&server);
+        assert_refused(soon(guard.extend(Duration::from_secs(600))).await, StoreErrorKind::NoPermission);
+        assert_eq!(snapshot(&server), before, "without {command}");
+        denied(&format!("+{command}"));
+    }
+    guard.extend(Duration::from_secs(600)).await.unwrap();
+    guard.unlock().await.unwrap();
+}
+
+/// F28: the same for keys and channels.
+#[tokio::test]
+async fn f28_r112_a_denied_key_or_channel_is_a_typed_error_and_writes_nothing() {
+    let server = Server::start();
+    set_user(&server, "locks", &COMMANDS, &["~app:*", "~mute:*", "&redisson_lock__channel:{app:*"]);
+    let client = log_in(&server, "locks", LockClient::builder()).await;
+    let other = client.reentrant_lock("other").unwrap();
+    server.call(&["HSET", "other", "0a1b2c3d-1111-4222-8333-444455556666:42", "1"]);
+    let before = snapshot(&server);
+    assert_refused(soon(other.lock()).await, StoreErrorKind::NoPermission);
+    assert_refused(soon(other.force_unlock()).await, StoreErrorKind::NoPermission);
+    assert_refused(soon(other.holder()).await, StoreErrorKind::NoPermission);
+    assert_eq!(snapshot(&server), before);
+    server.call(&["DEL", "other"]);
+
+    // it may write the record, and may not say that it is gone: then it stays until its lease ends
+    let mute = client.reentrant_lock("mute:l").unwrap();
+    let guard = mute.acquire(AcquireOptions::new().lease(Duration::from_secs(60))).await.unwrap().unwrap();
+    let before = snapshot(&server);
+    assert_refused(soon(guard.unlock()).await, StoreErrorKind::NoPermission);
+    assert_refused(soon(mute.force_unlock()).await, StoreErrorKind::NoPermission);
+    soon(client.idle()).await;
+    assert_eq!(snapshot(&server), before);
+    // the other locks of this client do not suffer
+    client.reentrant_lock("app:l").unwrap().lock().await.unwrap().unlock().await.unwrap();
+}
+
+fn connections(server: &Server) -> u64 {
+    let stats = server.call(&["INFO", "stats"]);
+    let line = stats.text().lines().find_map(|line| line.strip_prefix("total_connections_received:")).unwrap();
+    line.trim().parse().unwrap()
+}
+
+/// R112, F28: who may not listen polls, and everybody else's messages go on.
+#[tokio::test]
+async fn r112_f28_a_denied_subscription_degrades_to_polling_and_spares_the_other_channels() {
+    let server = Server::start();
+    set_user(&server, "locks", &COMMANDS, &["~*", "&redisson_lock__channel:{app:*"]);
+    let client = log_in(&server, "locks", LockClient::builder().poll_cap(Duration::from_millis(400))).await;
+    let holder = server.client().await;
+    let (good, bad) = ("app:l", "deaf:l");
+    let guards = [
+        holder.reentrant_lock(good).unwrap().lock().await.unwrap(),
+        holder.reentrant_lock(bad).unwrap().lock().await.unwrap(),
+    ];
+    let mut waiters = Vec::new();
+    for name in [good, bad] {
+        let lock = client.reentrant_lock(name).unwrap();
+        waiters.push(tokio::spawn(async move { lock.lock().await.unwrap() }));
+    }
+    let channels = ["redisson_lock__channel:{app:l}"];
+    eventually("a subscription", || async { server.channels() == channels }).await;
+    eventually("a denial", || async { denials(&server).contains("redisson_lock__channel:{deaf:l}") }).await;
+    // what came of the denial is over, and the good channel keeps its subscription
+    let settled = tokio::sync::Mutex::new((connections(&server), Instant::now()));
+    within(Duration::from_secs(20), "an end of reconnecting", || async {
+        let mut settled = settled.lock().await;
+        // each call of ours is a connection as well: nobody else's
+        let (before, now) = (settled.0, connections(&server));
+        if now != before + 1 {
+            *settled = (now, Instant::now());
+        } else {
+            settled.0 = now;
+        }
+        settled.1.elapsed() > Duration::from_secs(1)
+    })
+    .await;
+    assert_eq!(server.channels(), channels);
+    for guard in guards {
+        guard.unlock().await.unwrap();
+    }
+    let [heard, polled] = <[_; 2]>::try_from(waiters).unwrap();
+    soon(heard).await.unwrap().unlock().await.unwrap();
+    // nor may it say that the lock is free
+    assert_refused(soon(polled).await.unwrap().unlock().await, StoreErrorKind::NoPermission);
+    assert_eq!(server.dump().len(), 1);
+}
+
+/// R93, F41: the password is changed and every connection cut: with the new one still to come nothing is lost that
+/// the lease covers, and waiters are told again.
+#[tokio::test]
+async fn r93_f41_rotated_credentials_lose_no_lock() {
+    let server = Server::start();
+    server.call(&["ACL", "SETUSER", "locks", "on", ">pw", "~*", "&*", "+@all"]);
+    let a = log_in(&server, "locks", LockClient::builder().watchdog_timeout(Duration::from_secs(6))).await;
+    let b = log_in(&server, "locks", LockClient::builder().poll_cap(Duration::from_secs(600))).await;
+    let guard = a.reentrant_lock("l").unwrap().lock().await.unwrap();
+    let lb = b.reentrant_lock("l").unwrap();
+    let waiter = tokio::spawn(async move { lb.lock().await.unwrap() });
+    eventually("a waiter", || async { !server.channels().is_empty() }).await;
+    let logged_in = || server.call(&["CLIENT", "LIST"]).text().matches("user=locks").count();
+    let cut = || server.call(&["CLIENT", "KILL", "USER", "locks"]).int();
+    // both passwords are good for a while
+    server.call(&["ACL", "SETUSER", "locks", ">new"]);
+    assert_eq!(cut(), 4);
+    eventually("the connections again", || async { logged_in() == 4 }).await;
+    eventually("the subscription again", || async { !server.channels().is_empty() }).await;
+    // the old one is gone for a while: nobody can log in
+    server.call(&["ACL", "SETUSER", "locks", "<pw"]);
+    assert_eq!(cut(), 4);
+    let failures = || denials(&server).contains("AUTH") || denials(&server).contains("HELLO");
+    eventually("failed logins", || async { failures() }).await;
+    assert!(!guard.is_lost());
+    server.call(&["ACL", "SETUSER", "locks", ">pw"]);
+    eventually("the subscription again", || async { !server.channels().is_empty() }).await;
+    let renewals = server.command_count("pexpire");
+    eventually("a renewal", || async { server.command_count("pexpire") > renewals }).await;
+    assert!(!guard.is_lost());
+    soon(guard.unlock()).await.unwrap();
+    soon(waiter).await.unwrap().unlock().await.unwrap();
+    assert_eq!(server.dump(), []);
+}

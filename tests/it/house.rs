@@ -1,1 +1,547 @@
-//! stub
+//! The rules of the house, read off the sources.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::{Path, PathBuf},
+};
+
+/// A source file: its path from the repository's root, and its text.
+struct Source {
+    path: String,
+    text: String,
+}
+
+fn root() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn sources(folder: &str, extension: &str) -> Vec<Source> {
+    fn walk(folder: &Path, extension: &str, found: &mut Vec<PathBuf>) {
+        for entry in fs::read_dir(folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display())) {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                walk(&path, extension, found);
+            } else if path.extension().is_some_and(|found| found == extension) {
+                found.push(path);
+            }
+        }
+    }
+    let mut found = Vec::new();
+    walk(&root().join(folder), extension, &mut found);
+    found.sort();
+    assert!(!found.is_empty(), "no {extension} files in {folder}");
+    found
+        .into_iter()
+        .map(|path| Source {
+            text: fs::read_to_string(&path).unwrap(),
+            path: path.strip_prefix(root()).unwrap().to_str().unwrap().replace('\\', "/"),
+        })
+        .collect()
+}
+
+impl Source {
+    /// The module: `crate::engine::hub` is `engine/hub`, `engine/mod.rs` is `engine`, `lib.rs` is the empty one.
+    fn module(&self) -> &str {
+        let module = self.path.trim_start_matches("src/").trim_end_matches(".rs");
+        if module == "lib" { "" } else { module.trim_end_matches("/mod") }
+    }
+
+    /// Lines of code that ship: no comments, no unit tests (which stand at the end).
+    fn code(&self) -> Vec<&str> {
+        self.text
+            .lines()
+            .take_while(|line| *line != "#[cfg(test)]" || self.module().is_empty())
+            .filter(|line| !line.trim_start().starts_with("//"))
+            .collect()
+    }
+}
+
+// --- floors ---
+
+/// The floor of a module; the longest name that fits counts.
+const FLOORS: [(&str, u8); 12] = [
+    ("", 5),
+    ("client", 5),
+    ("lock", 4),
+    ("rlock", 3),
+    ("guard", 3),
+    ("engine/acquire", 3),
+    ("engine", 2),
+    ("store", 1),
+    ("owner", 0),
+    ("keys", 0),
+    ("options", 0),
+    ("error", 0),
+];
+
+fn floor(module: &str) -> Option<u8> {
+    let fits = |name: &str| name == module || !name.is_empty() && module.starts_with(&format!("{name}/"));
+    FLOORS.iter().filter(|(name, _)| fits(name)).max_by_key(|(name, _)| name.len()).map(|(_, floor)| *floor)
+}
+
+/// The paths that a `use` tree names: `a::{b, c::d}` names `a::b` and `a::c::d`.
+fn flatten(tree: &str, base: &str, paths: &mut Vec<String>) {
+    let tree = tree.trim();
+    if let Some((head, rest)) = tree.split_once('{') {
+        let inner = rest.strip_suffix('}').unwrap_or(rest);
+        let (mut depth, mut from) = (0, 0);
+        for (at, letter) in inner.char_indices().chain([(inner.len(), ',')]) {
+            match letter {
+                '{' => depth += 1,
+                '}' => depth -= 1,
+                ',' if depth == 0 => {
+                    flatten(&inner[from..at], &format!("{base}{}", head.trim()), paths);
+                    from = at + 1;
+                }
+                _ => {}
+            }
+        }
+    } else if !tree.is_empty() {
+        paths.push(format!("{base}{tree}"));
+    }
+}
+
+/// Every module of this crate that a file uses, in `use` statements and in the middle of the code.
+fn used_modules(source: &Source, modules: &BTreeSet<String>) -> BTreeSet<String> {
+    let (code, mut paths) = (source.code().join("\n"), Vec::new());
+    for (at, _) in code.match_indices("use ") {
+        let before = code[..at].chars().next_back();
+        if before.is_none_or(char::is_whitespace) && code[at..].contains(';') {
+            let statement = code[at + 4..].split(';').next().unwrap();
+            flatten(&statement.split_whitespace().collect::<Vec<_>>().join(" "), "", &mut paths);
+        }
+    }
+    // paths in expressions and types
+    for prefix in ["crate::", "super::"] {
+        for (at, _) in code.match_indices(prefix) {
+            let name = |letter: char| letter.is_alphanumeric() || letter == '_' || letter == ':';
+            paths.push(code[at..].chars().take_while(|letter| name(*letter)).collect());
+        }
+    }
+    let parent = if source.path.ends_with("/mod.rs") {
+        source.module()
+    } else {
+        source.module().rsplit_once('/').map_or("", |(parent, _)| parent)
+    };
+    paths
+        .iter()
+        .filter_map(|path| {
+            let full = if let Some(path) = path.strip_prefix("crate::") {
+                path.to_owned()
+            } else if let Some(path) = path.strip_prefix("super::") {
+                // in mod.rs, `super` is one up
+                let up = if source.path.ends_with("/mod.rs") { "" } else { parent };
+                format!("{}{}{path}", up.replace('/', "::"), if up.is_empty() { "" } else { "::" })
+            } else {
+                return None;
+            };
+            // the longest module that the path begins with, else something that lib.rs re-exports
+            let parts: Vec<&str> = full.split("::").filter(|part| !part.is_empty()).collect();
+            let module = (1..=parts.len()).rev().map(|n| parts[..n].join("/")).find(|path| modules.contains(path));
+            (!parts.is_empty()).then(|| module.unwrap_or_default())
+        })
+        .collect()
+}
+
+#[test]
+fn a_use_tree_is_taken_apart() {
+    let mut paths = Vec::new();
+    flatten("crate::{ engine::{self, acquire}, error::Result, lock::{Lock, a::{b, c}} }", "", &mut paths);
+    assert_eq!(
+        paths,
+        [
+            "crate::engine::self",
+            "crate::engine::acquire",
+            "crate::error::Result",
+            "crate::lock::Lock",
+            "crate::lock::a::b",
+            "crate::lock::a::c"
+        ]
+    );
+}
+
+#[test]
+fn a_file_uses_its_own_floor_and_those_below() {
+    let files = sources("src", "rs");
+    let modules: BTreeSet<String> = files.iter().map(|file| file.module().to_owned()).collect();
+    let (mut wrong, mut uses) = (Vec::new(), 0);
+    for file in &files {
+        let Some(own) = floor(file.module()) else {
+            panic!("{}: on no floor; add it to FLOORS here, and to ARCHITECTURE.md", file.path);
+        };
+        for used in used_modules(file, &modules) {
+            uses += 1;
+            if floor(&used).is_some_and(|floor| floor > own) {
+                wrong.push(format!("{} (floor {own}) uses {used} (floor {})", file.path, floor(&used).unwrap()));
+            }
+        }
+    }
+    assert!(uses > 50, "the check sees {uses} uses only: it is broken");
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+#[test]
+fn only_the_store_talks_to_fred() {
+    for file in sources("src", "rs") {
+        let allowed = file.module().starts_with("store") || file.module().is_empty();
+        let talks = file.code().into_iter().find(|line| {
+            line.match_indices("fred").any(|(at, _)| {
+                let word =
+                    |letter: Option<char>| letter.is_some_and(|letter| letter.is_alphanumeric() || letter == '_');
+                !word(line[..at].chars().next_back()) && !word(line[at + 4..].chars().next())
+            })
+        });
+        assert!(allowed || talks.is_none(), "{}: {}", file.path, talks.unwrap_or_default());
+    }
+}
+
+// --- Rust ---
+
+#[test]
+fn every_file_says_what_it_is() {
+    for file in sources("src", "rs").into_iter().chain(sources("tests", "rs")) {
+        let first = file.text.lines().next().unwrap_or("");
+        let says = first.starts_with("//! ") || first.starts_with("#![doc = include_str!");
+        assert!(says, "{}: begins with {first:?}, not with //!", file.path);
+    }
+}
+
+#[test]
+fn the_library_prints_nothing_and_does_not_panic_by_unwrap() {
+    for file in sources("src", "rs") {
+        for line in file.code() {
+            for word in ["println!", "print!(", "eprint!(", "dbg!", ".unwrap()", "todo!", "unimplemented!"] {
+                assert!(!line.contains(word), "{}: {word} in: {}", file.path, line.trim());
+            }
+        }
+    }
+}
+
+/// The lines of a block that begins at `start`, up to the closing brace of the same indentation.
+fn block<'a>(lines: &[&'a str], start: usize) -> Vec<&'a str> {
+    let indent = lines[start].len() - lines[start].trim_start().len();
+    let end = format!("{}}}", " ".repeat(indent));
+    let len = lines[start..].iter().position(|line| *line == end).map_or(1, |len| len + 1);
+    lines[start..start + len].to_vec()
+}
+
+/// L1, R34: a drop needs no runtime of the caller's.
+#[test]
+fn no_drop_spawns_or_blocks() {
+    let mut drops = 0;
+    for file in sources("src", "rs") {
+        let lines = file.code();
+        for (at, line) in lines.iter().enumerate() {
+            if line.starts_with("impl") && line.contains(" Drop for ") {
+                drops += 1;
+                let body = block(&lines, at);
+                assert!(body.len() > 1, "{}: {line}", file.path);
+                for inside in body {
+                    for word in ["tokio::spawn", "block_on", "Handle::current", "blocking_", "thread::", ".await"] {
+                        // what is spawned on the client's own runtime may await
+                        let own = word == ".await" && block(&lines, at).iter().any(|l| l.contains("runtime.spawn("));
+                        assert!(own || !inside.contains(word), "{}: {word} in {line}", file.path);
+                    }
+                }
+            }
+        }
+    }
+    assert!(drops >= 4, "the check sees {drops} drops only: it is broken");
+}
+
+#[test]
+fn every_public_async_method_says_what_cancelling_it_does() {
+    let mut methods = 0;
+    for file in sources("src", "rs") {
+        let lines: Vec<&str> = file.text.lines().take_while(|line| *line != "#[cfg(test)]").collect();
+        let in_public_trait = |at: usize| {
+            let opening = lines[..at].iter().rev().find(|line| line.ends_with('{') && !line.starts_with(' '));
+            opening.is_some_and(|line| line.starts_with("pub trait "))
+        };
+        for (at, line) in lines.iter().enumerate() {
+            let code = line.trim_start();
+            if code.starts_with("pub async fn ") || code.starts_with("async fn ") && in_public_trait(at) {
+                methods += 1;
+                let about = |line: &&&str| line.trim_start().starts_with("///") || line.trim_start().starts_with("#[");
+                let docs: Vec<_> = lines[..at].iter().rev().take_while(about).collect();
+                let says = docs.iter().any(|line| line.contains("# Cancel safety"));
+                assert!(says, "{}: no `# Cancel safety` at: {code}", file.path);
+            }
+        }
+    }
+    assert!(methods >= 20, "the check sees {methods} methods only: it is broken");
+}
+
+/// Rule 3 of the safety design rests on it, and is proven for one version.
+#[test]
+fn fred_is_pinned() {
+    let manifest = fs::read_to_string(root().join("Cargo.toml")).unwrap();
+    let lines: Vec<&str> = manifest.lines().filter(|line| line.starts_with("fred ")).collect();
+    assert!(!lines.is_empty());
+    for line in lines {
+        assert!(line.contains("version = \"=") && line.contains("default-features = false"), "{line}");
+    }
+}
+
+// --- Lua ---
+
+/// What `script!` in `src/lock` declares: name -> (keys, args, one more for each lock).
+fn declared() -> BTreeMap<String, (usize, usize, bool)> {
+    let mut declared = BTreeMap::new();
+    for file in sources("src/lock", "rs") {
+        for line in file.code() {
+            let Some(inside) = line.strip_prefix("script!(").and_then(|line| line.strip_suffix(");")) else { continue };
+            let name = inside.split('"').nth(1).unwrap().to_owned();
+            let number = |key: &str| -> usize {
+                let rest = inside.split(&format!("{key} = ")).nth(1).unwrap();
+                rest.split([',', ' ', ')']).next().unwrap().parse().unwrap()
+            };
+            let kind = file.module().trim_start_matches("lock/");
+            assert!(name.starts_with(&format!("{kind}/")), "{}: declares {name} of another kind", file.path);
+            let per_lock = inside.matches("per_lock").count();
+            assert!(per_lock == 0 || per_lock == 2, "{inside}");
+            let arity = (number("keys"), number("args"), per_lock == 2);
+            assert!(declared.insert(name.clone(), arity).is_none(), "{name} is declared twice");
+        }
+    }
+    declared
+}
+
+fn header(file: &Source) -> Vec<&str> {
+    file.text.lines().take_while(|line| line.starts_with("--")).collect()
+}
+
+/// The lines after the header, without comments and blank lines.
+fn lua_code(file: &Source) -> Vec<String> {
+    let body = file.text.lines().skip(header(file).len());
+    body.map(|line| line.split("--").next().unwrap().trim_end().to_owned()).filter(|line| !line.is_empty()).collect()
+}
+
+/// The arguments that a line of the header documents: `KEYS[1]`, `ARGV[n+1]`, ...
+fn documented<'a>(header: &[&'a str], what: &str) -> Vec<&'a str> {
+    header
+        .iter()
+        .filter_map(|line| line.trim_start_matches("--").trim_start().strip_prefix(what))
+        .filter_map(|rest| rest.strip_prefix('[')?.split_once(']'))
+        .map(|(index, rest)| {
+            assert!(rest.starts_with(' ') && rest.split_whitespace().count() >= 2, "say what {what}[{index}] is");
+            index
+        })
+        .collect()
+}
+
+fn indices<'a>(code: &'a str, what: &str) -> BTreeSet<&'a str> {
+    code.match_indices(&format!("{what}["))
+        .map(|(at, _)| code[at + what.len() + 1..].split(']').next().unwrap().trim())
+        .collect()
+}
+
+fn assert_header_fits(file: &Source, (keys, args, per_lock): (usize, usize, bool)) {
+    let (header, code, path) = (header(file), lua_code(file), &file.path);
+    let name = path.trim_start_matches("lua/").trim_end_matches(".lua");
+    assert!(header[0].starts_with(&format!("-- {name}: ")), "{path}: first line is {:?}", header[0]);
+    assert!(header.iter().any(|line| line.starts_with("-- Returns  ")), "{path}: no `Returns`");
+    assert!(header.len() > 3 && header[1] == "--", "{path}: a blank line after the first");
+    let wanted = |fixed: usize, step: &str| -> Vec<String> {
+        let each = match (per_lock, fixed) {
+            (false, _) => None,
+            (true, 0) => Some(step.to_owned()),
+            (true, fixed) => Some(format!("{step}+{fixed}")),
+        };
+        (1..=fixed).map(|n| n.to_string()).chain(each).collect()
+    };
+    for (what, count) in [("KEYS", keys), ("ARGV", args)] {
+        let (listed, used) = (documented(&header, what), code.join("\n"));
+        assert_eq!(listed, wanted(count, "n"), "{path}: {what} of the header and of script!(..)");
+        for index in indices(&used, what) {
+            let index = index.replace(' ', "");
+            assert!(listed.contains(&index.as_str()), "{path}: {what}[{index}] is not in the header");
+        }
+        if !per_lock {
+            let used = indices(&used, what);
+            assert_eq!(used.len(), count, "{path}: uses {used:?} of {what}");
+        }
+    }
+}
+
+#[test]
+fn every_script_is_declared_and_every_declaration_is_a_script() {
+    let files: BTreeSet<String> = sources("lua", "lua")
+        .iter()
+        .map(|file| file.path.trim_start_matches("lua/").trim_end_matches(".lua").to_owned())
+        .filter(|name| !name.rsplit('/').next().unwrap().starts_with('_'))
+        .collect();
+    let declared: BTreeSet<String> = declared().into_keys().collect();
+    assert_eq!(files, declared);
+}
+
+#[test]
+fn every_script_header_fits_its_body_and_its_declaration() {
+    let declared = declared();
+    for file in sources("lua", "lua") {
+        let name = file.path.trim_start_matches("lua/").trim_end_matches(".lua");
+        if let Some(arity) = declared.get(name) {
+            assert_header_fits(&file, *arity);
+        }
+    }
+}
+
+#[test]
+fn every_script_names_its_arguments_first_and_is_short() {
+    for file in sources("lua", "lua") {
+        let code = lua_code(&file);
+        assert!(code.len() < 45, "{}: {} lines", file.path, code.len());
+        let first = &code[0];
+        assert!(first.starts_with("local ") && first.contains(" = "), "{}: first statement: {first}", file.path);
+        let per_lock = header(&file).iter().any(|line| line.contains("[n]"));
+        for (at, line) in code.iter().enumerate().skip(1) {
+            let repeats =
+                line.contains("KEYS[") || line.contains("ARGV[") && !(per_lock && line.contains("ARGV[n + 1]"));
+            assert!(!repeats, "{}, statement {at} uses an index: {line}", file.path);
+        }
+    }
+}
+
+/// Commands that scripts may call: each works in an ACL, in a cluster, and in constant time on a lock's record.
+const COMMANDS: [&str; 10] = ["del", "hdel", "hexists", "hget", "hkeys", "hlen", "hset", "pexpire", "pttl", "publish"];
+
+/// R109: no managed cluster refuses a script of ours, since every command is a literal. P14: none looks at all keys.
+#[test]
+fn r109_p14_scripts_call_known_commands_by_name() {
+    for file in sources("lua", "lua") {
+        let code = lua_code(&file).join("\n");
+        let mut calls = 0;
+        for (at, _) in code.match_indices("redis.") {
+            let rest = &code[at + 6..];
+            let function = rest.split(|letter: char| !letter.is_alphanumeric() && letter != '_').next().unwrap();
+            match function {
+                "call" | "pcall" => {
+                    calls += 1;
+                    let literal = rest[function.len()..].strip_prefix("('").and_then(|rest| rest.split_once('\''));
+                    let Some((command, _)) = literal else {
+                        panic!("{}: a command that is no literal: redis.{}", file.path, &rest[..20.min(rest.len())]);
+                    };
+                    assert!(COMMANDS.contains(&command), "{}: {command} is not in the list of commands", file.path);
+                }
+                "error_reply" | "status_reply" => {}
+                other => panic!("{}: redis.{other}", file.path),
+            }
+        }
+        assert!(calls > 0, "{}: calls nothing", file.path);
+        for word in ["loadstring", "load(", "_G", "setfenv", "getmetatable"] {
+            assert!(!code.contains(word), "{}: {word}", file.path);
+        }
+    }
+}
+
+/// P14: nor does the client.
+#[test]
+fn p14_the_client_never_looks_at_all_keys() {
+    for file in sources("src", "rs") {
+        for line in file.code() {
+            for word in [".keys::<", ".scan", "flushall", "flushdb", "\"KEYS\"", "\"SCAN\""] {
+                assert!(!line.contains(word), "{}: {line}", file.path);
+            }
+        }
+    }
+}
+
+#[test]
+fn scripts_have_no_globals() {
+    for file in sources("lua", "lua") {
+        let mut locals = BTreeSet::new();
+        for line in lua_code(&file) {
+            let code = line.trim();
+            for after in code.split("for ").skip(1) {
+                let names = after.split(" in ").next().unwrap().split('=').next().unwrap();
+                locals.extend(names.split(',').map(|name| name.trim().to_owned()));
+            }
+            let mut statements = code.split(" then ").flat_map(|part| part.split(" do "));
+            while let Some(statement) = statements.next().map(str::trim) {
+                let is_local = statement.starts_with("local ");
+                let Some((names, _)) = statement.trim_start_matches("local ").split_once('=') else { continue };
+                let compares = names.ends_with(['~', '<', '>']) || statement.contains("==");
+                let plain = names.trim().chars().all(|c| c.is_alphanumeric() || " _,[].".contains(c));
+                if !plain || compares && !is_local || names.starts_with("if ") || names.starts_with("return ") {
+                    continue;
+                }
+                for name in names.split(',').map(|name| name.trim().split(['[', '.']).next().unwrap().to_owned()) {
+                    if is_local {
+                        locals.insert(name);
+                    } else {
+                        assert!(locals.contains(&name), "{}: {name} is no local in: {code}", file.path);
+                    }
+                }
+            }
+        }
+        assert!(locals.len() > 1, "{}: the check sees {locals:?} only", file.path);
+    }
+}
+
+// --- the catalogue ---
+
+/// Names of all test functions, with their module: `lost_reply::r31_...`.
+fn tests() -> BTreeSet<String> {
+    let mut tests = BTreeSet::new();
+    for file in sources("tests", "rs").into_iter().chain(sources("src", "rs")) {
+        let module = file.path.trim_start_matches("tests/it/").trim_start_matches("src/").trim_end_matches(".rs");
+        let module = module.trim_end_matches("/mod").replace('/', "::");
+        let lines: Vec<&str> = file.text.lines().map(str::trim_start).collect();
+        for (at, line) in lines.iter().enumerate() {
+            let Some(rest) = line.strip_prefix("async fn ").or_else(|| line.strip_prefix("fn ")) else { continue };
+            let is_attribute = |line: &&&str| line.starts_with("#[") || line.starts_with("//");
+            let is_test = |line: &&str| {
+                line.starts_with("#[test]") || line.starts_with("#[tokio::test") || line.starts_with("#[should_panic")
+            };
+            if lines[..at].iter().rev().take_while(is_attribute).any(is_test) {
+                tests.insert(format!("{module}::{}", rest.split('(').next().unwrap()));
+            }
+        }
+    }
+    tests
+}
+
+/// The ids in a test's name: `r43_f38_release_...` names `R43` and `F38`.
+fn ids(test: &str) -> Vec<String> {
+    let name = test.rsplit("::").next().unwrap();
+    let is_id = |part: &&str| {
+        let number = part.strip_prefix(['r', 'h', 's', 'p', 'n', 'l', 'f']);
+        number.is_some_and(|number| !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit()))
+    };
+    name.split('_').take_while(is_id).map(str::to_uppercase).collect()
+}
+
+#[test]
+fn ids_are_read_off_names() {
+    assert_eq!(ids("a::r43_f38_release"), ["R43", "F38"]);
+    assert_eq!(ids("a::release_r43"), [] as [&str; 0]);
+    assert_eq!(ids("a::s_3"), [] as [&str; 0]);
+}
+
+/// `tests/catalogue.md` has rows `| R31 | lost_reply::r31_... |` (several tests: separated by commas or blanks).
+#[test]
+fn the_catalogue_and_the_tests_agree() {
+    let Ok(catalogue) = fs::read_to_string(root().join("tests/catalogue.md")) else { return };
+    let tests = tests();
+    assert!(tests.len() > 20, "the check sees {} tests only: it is broken", tests.len());
+    let (mut seen, mut listed) = (BTreeSet::new(), BTreeSet::new());
+    for line in catalogue.lines() {
+        let cells: Vec<&str> = line.split('|').map(str::trim).collect();
+        let [_, id, named, ..] = cells[..] else { continue };
+        if ids(&format!("{}_", id.to_lowercase())).is_empty() {
+            continue; // the table's head, or another table
+        }
+        assert!(seen.insert(id.to_owned()), "{id} stands there twice");
+        for test in named.split([',', ' ']).map(|test| test.trim_matches('`')).filter(|test| test.contains("::")) {
+            let known = tests.iter().any(|known| known == test || known.ends_with(&format!("::{test}")));
+            assert!(known, "{id}: there is no test {test}");
+            listed.insert(test.rsplit("::").next().unwrap().to_owned());
+        }
+    }
+    let missing: Vec<&String> = tests
+        .iter()
+        .filter(|test| !ids(test).is_empty() && !listed.contains(test.rsplit("::").next().unwrap()))
+        .collect();
+    assert!(missing.is_empty(), "not in tests/catalogue.md: {missing:#?}");
+}

@@ -1,1 +1,117 @@
-//! stub
+//! The scripts, each alone: sent as text over a plain connection, below nestlock's own code.
+
+mod reentrant;
+
+use std::{cell::RefCell, fs, path::Path};
+
+use crate::support::{
+    Server,
+    wire::{Reply, Wire},
+};
+
+/// A server, and a connection that runs scripts on it.
+pub struct Bench {
+    pub server: Server,
+    wire: RefCell<Wire>,
+}
+
+impl Bench {
+    pub fn new() -> Self {
+        let server = Server::start();
+        let wire = RefCell::new(server.wire());
+        Self { server, wire }
+    }
+
+    pub fn call(&self, parts: &[&str]) -> Reply {
+        self.wire.borrow_mut().call(parts).expect("an answer")
+    }
+
+    /// A set-up step, which must not fail.
+    pub fn set_up(&self, parts: &[&str]) {
+        let reply = self.call(parts);
+        assert!(!reply.is_error(), "{parts:?}: {reply:?}");
+    }
+
+    /// Runs `lua/<script>.lua`, with the text that is in the file now.
+    pub fn run(&self, script: &str, keys: &[&str], args: &[&str]) -> Reply {
+        self.call(&eval(&source(script), keys, args).iter().map(String::as_str).collect::<Vec<_>>())
+    }
+
+    /// Every key, its value, and when it expires: equal before and after means that nothing was touched.
+    pub fn snapshot(&self) -> Vec<(String, Reply, i64)> {
+        let dump = self.server.dump();
+        dump.into_iter()
+            .map(|(key, value)| {
+                let expires = self.call(&["PEXPIRETIME", &key]).int();
+                (key, value, expires)
+            })
+            .collect()
+    }
+
+    /// Runs a script that must touch nothing, and returns its answer.
+    pub fn untouched(&self, script: &str, keys: &[&str], args: &[&str]) -> Reply {
+        let before = self.snapshot();
+        let reply = self.run(script, keys, args);
+        assert_eq!(self.snapshot(), before, "{script} {keys:?} {args:?} answered {reply:?} and touched something");
+        reply
+    }
+
+    /// As [`Bench::untouched`], for calls that must be refused with an error.
+    pub fn refused(&self, script: &str, keys: &[&str], args: &[&str]) -> String {
+        let reply = self.untouched(script, keys, args);
+        assert!(reply.is_error(), "{script} {keys:?} {args:?} answered {reply:?}");
+        reply.text().to_owned()
+    }
+
+    pub fn expires(&self, key: &str) -> i64 {
+        self.call(&["PEXPIRETIME", key]).int()
+    }
+
+    /// That no record lives for ever.
+    pub fn assert_every_key_expires(&self) {
+        for (key, _, expires) in self.snapshot() {
+            assert!(expires > 0, "{key:?} has no TTL");
+        }
+    }
+
+    pub fn listen(&self, channel: &str) -> Ears {
+        let mut wire = self.server.wire();
+        assert!(!wire.call(&["SUBSCRIBE", channel]).unwrap().is_error());
+        Ears { wire, channel: channel.to_owned() }
+    }
+}
+
+/// Hears everything that is published on one channel.
+pub struct Ears {
+    wire: Wire,
+    channel: String,
+}
+
+impl Ears {
+    /// What was published since the last call. Waits for nothing: a message of its own marks the end.
+    pub fn heard(&mut self, bench: &Bench) -> Vec<String> {
+        bench.set_up(&["PUBLISH", &self.channel, "end"]);
+        let mut heard = Vec::new();
+        loop {
+            let message = self.wire.read().unwrap();
+            let [kind, channel, payload] = message.list() else { panic!("{message:?}") };
+            assert_eq!((kind.text(), channel.text()), ("message", &*self.channel));
+            match payload.text() {
+                "end" => return heard,
+                payload => heard.push(payload.to_owned()),
+            }
+        }
+    }
+}
+
+/// The text of a script.
+pub fn source(script: &str) -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("lua").join(format!("{script}.lua"));
+    fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// The command that runs a script's text.
+pub fn eval(source: &str, keys: &[&str], args: &[&str]) -> Vec<String> {
+    let count = keys.len().to_string();
+    ["EVAL", source, &count].iter().chain(keys).chain(args).map(ToString::to_string).collect()
+}

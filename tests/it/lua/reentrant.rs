@@ -1,0 +1,734 @@
+//! `lua/reentrant`: each line under "Returns", each refusal, each script sent twice.
+
+use proptest::{
+    collection::vec,
+    prelude::*,
+    test_runner::{Config, RngSeed, TestRunner},
+};
+
+use super::{Bench, eval, source};
+use crate::support::wire::{Reply, Wire};
+
+const LOCK: &str = "orders:7";
+const CHANNEL: &str = "redisson_lock__channel:{orders:7}";
+const A: &str = "0a1b2c3d-1111-4222-8333-444455556666:42";
+const B: &str = "0a1b2c3d-1111-4222-8333-444455556666:43";
+/// Another client, with Redisson's numbering of threads.
+const R: &str = "ffffffff-1111-4222-8333-444455556666:1";
+
+const ACQUIRE: &str = "reentrant/acquire";
+const RELEASE: &str = "reentrant/release";
+const RENEW: &str = "reentrant/renew";
+const FORCE: &str = "reentrant/force_release";
+const INSPECT: &str = "reentrant/inspect";
+
+/// Numbers that are no lease: zero, negative, no number, not whole, and more than the server can count.
+const NO_LEASES: [&str; 16] = [
+    "0",
+    "-1",
+    "-30000",
+    "",
+    "x",
+    "1.5",
+    "0.4",
+    "1e3",
+    "0x10",
+    " 10",
+    "10 ",
+    "nan",
+    "inf",
+    "9223372036854775807",
+    "9223372036854775808",
+    "99999999999999999999999",
+];
+const NO_COUNTS: [&str; 10] = ["-1", "", "x", "1.5", "0.4", "1e3", "0x10", " 1", "nan", "inf"];
+
+impl Bench {
+    fn acquire(&self, owner: &str, lease: &str, holds: &str) -> Reply {
+        self.run(ACQUIRE, &[LOCK], &[owner, lease, holds])
+    }
+
+    fn release(&self, owner: &str, holds: &str) -> Reply {
+        self.run(RELEASE, &[LOCK], &[owner, holds, CHANNEL])
+    }
+
+    fn held_by(&self, owner: &str, lease: &str, holds: &str) {
+        assert_eq!(self.acquire(owner, lease, "1"), Reply::Nil);
+        if holds != "1" {
+            assert_eq!(self.acquire(owner, lease, holds), Reply::Nil);
+        }
+    }
+
+    fn assert_record(&self, owner: &str, holds: i64) {
+        assert_eq!(self.server.record(LOCK), [(owner.to_owned(), holds)]);
+    }
+
+    fn assert_ttl_about(&self, lease: i64) {
+        let ttl = self.server.pttl(LOCK);
+        assert!(ttl > lease - 5_000 && ttl <= lease, "TTL {ttl} for a lease of {lease}");
+    }
+
+    /// Puts something else at the lock's name; returns what it is.
+    fn put(&self, what: usize) -> &'static str {
+        self.set_up(&["DEL", LOCK]);
+        let commands: [(&str, &[&str]); 6] = [
+            ("string", &["SET", LOCK, "data"]),
+            ("list", &["RPUSH", LOCK, "a", "b"]),
+            ("set", &["SADD", LOCK, "a"]),
+            ("zset", &["ZADD", LOCK, "1", "a"]),
+            ("stream", &["XADD", LOCK, "*", "a", "b"]),
+            ("string with TTL", &["SET", LOCK, "data", "PX", "60000"]),
+        ];
+        self.set_up(commands[what].1);
+        commands[what].0
+    }
+
+    /// Puts a hash that is no record of a reentrant lock.
+    fn put_hash(&self, what: usize) -> &'static str {
+        self.set_up(&["DEL", LOCK]);
+        let (name, fields): (_, &[&str]) = [
+            ("one field of data", &["name", "Ada"] as &[&str]),
+            ("several fields of data", &["name", "Ada", "born", "1815"]),
+            ("a Redisson read lock", &["mode", "read", R, "1"]),
+            ("a Redisson write lock", &["mode", "write", "ffffffff-1111-4222-8333-444455556666:1:write", "1"]),
+            ("two owners", &[R, "1", "eeeeeeee-1111-4222-8333-444455556666:1", "1"]),
+        ][what];
+        let command: Vec<&str> = ["HSET", LOCK].iter().chain(fields).copied().collect();
+        self.set_up(&command);
+        if what == 1 {
+            self.set_up(&["PEXPIRE", LOCK, "60000"]);
+        }
+        name
+    }
+}
+
+// --- acquire ---
+
+#[test]
+fn acquire_of_a_free_lock_answers_nil_and_writes_the_whole_record() {
+    let bench = Bench::new();
+    assert_eq!(bench.acquire(A, "30000", "1"), Reply::Nil);
+    bench.assert_record(A, 1);
+    bench.assert_ttl_about(30_000);
+    assert_eq!(bench.snapshot().len(), 1, "nothing but the record");
+}
+
+#[test]
+fn acquire_sent_twice_changes_nothing_and_answers_the_same() {
+    let bench = Bench::new();
+    bench.held_by(A, "60000", "1");
+    let first = bench.snapshot();
+    assert_eq!(bench.acquire(A, "30000", "1"), Reply::Nil);
+    assert_eq!(bench.snapshot(), first, "the count stays 1, the longer TTL stays");
+    assert_eq!(bench.acquire(A, "90000", "1"), Reply::Nil);
+    bench.assert_record(A, 1);
+    bench.assert_ttl_about(90_000);
+}
+
+#[test]
+fn acquire_overwrites_the_count_on_re_entry() {
+    let bench = Bench::new();
+    bench.held_by(A, "30000", "1");
+    for holds in [2, 2, 3, 2, 7, 1] {
+        assert_eq!(bench.acquire(A, "30000", &holds.to_string()), Reply::Nil);
+        bench.assert_record(A, holds);
+    }
+}
+
+#[test]
+fn acquire_on_re_entry_lengthens_the_ttl_and_never_shortens_it() {
+    let bench = Bench::new();
+    bench.held_by(A, "60000", "1");
+    let expires = bench.expires(LOCK);
+    assert_eq!(bench.acquire(A, "1000", "2"), Reply::Nil);
+    assert_eq!(bench.expires(LOCK), expires);
+    assert_eq!(bench.acquire(A, "120000", "3"), Reply::Nil);
+    bench.assert_ttl_about(120_000);
+}
+
+#[test]
+fn acquire_of_a_held_lock_answers_its_ttl() {
+    let bench = Bench::new();
+    bench.held_by(A, "30000", "2");
+    for _ in 0..2 {
+        let ttl = bench.untouched(ACQUIRE, &[LOCK], &[B, "60000", "1"]).int();
+        assert!((25_000..=30_000).contains(&ttl), "{ttl}");
+    }
+}
+
+/// H3: a record without a TTL is busy, and never acquired, whoever asks.
+#[test]
+fn h3_acquire_of_a_record_without_ttl_answers_minus_1() {
+    let bench = Bench::new();
+    bench.held_by(A, "30000", "1");
+    bench.set_up(&["PERSIST", LOCK]);
+    assert_eq!(bench.untouched(ACQUIRE, &[LOCK], &[B, "30000", "1"]), Reply::Int(-1));
+    // its own owner gives it a TTL again
+    assert_eq!(bench.acquire(A, "30000", "1"), Reply::Nil);
+    bench.assert_ttl_about(30_000);
+}
+
+#[test]
+fn acquire_of_a_second_hold_without_a_first_answers_lost() {
+    let bench = Bench::new();
+    assert_eq!(bench.untouched(ACQUIRE, &[LOCK], &[A, "30000", "2"]), Reply::Int(-2));
+    bench.held_by(B, "30000", "1");
+    for _ in 0..2 {
+        assert_eq!(bench.untouched(ACQUIRE, &[LOCK], &[A, "30000", "2"]), Reply::Int(-2), "taken over");
+    }
+}
+
+#[test]
+fn f30_acquire_of_another_hash_answers_wrong_kind() {
+    let bench = Bench::new();
+    for what in 0..5 {
+        let name = bench.put_hash(what);
+        for holds in ["1", "2"] {
+            assert_eq!(bench.untouched(ACQUIRE, &[LOCK], &[A, "30000", holds]), Reply::Int(-3), "{name}");
+        }
+    }
+}
+
+#[test]
+fn f29_scripts_refuse_a_key_of_another_type() {
+    let bench = Bench::new();
+    for what in 0..6 {
+        let name = bench.put(what);
+        for (script, args) in [
+            (ACQUIRE, &[A, "30000", "1"] as &[&str]),
+            (ACQUIRE, &[A, "30000", "2"]),
+            (RELEASE, &[A, "0", CHANNEL]),
+            (RELEASE, &[A, "1", CHANNEL]),
+            (FORCE, &[CHANNEL]),
+            (INSPECT, &[]),
+        ] {
+            let error = bench.refused(script, &[LOCK], args);
+            assert!(error.starts_with("WRONGTYPE"), "{script} on a {name}: {error}");
+        }
+        assert_eq!(bench.untouched(RENEW, &[LOCK], &["30000", A]), Reply::List(vec![Reply::Int(-1)]), "{name}");
+    }
+}
+
+/// H1, H2, F39, L14: a lease that is no lease is refused, and no record is left, least of all one that never ends.
+#[test]
+fn h1_h2_f39_acquire_refuses_leases_that_are_none() {
+    let bench = Bench::new();
+    for lease in NO_LEASES {
+        bench.refused(ACQUIRE, &[LOCK], &[A, lease, "1"]);
+    }
+    bench.held_by(A, "30000", "1");
+    for lease in NO_LEASES {
+        let renewed = bench.untouched(RENEW, &[LOCK], &[lease, A]);
+        assert!(renewed.is_error() || renewed.list() == [Reply::Int(-2)], "{lease:?}: {renewed:?}");
+        bench.refused(ACQUIRE, &[LOCK], &[A, lease, "2"]);
+        bench.refused(ACQUIRE, &[LOCK], &[A, lease, "1"]);
+        bench.untouched(ACQUIRE, &[LOCK], &[B, lease, "1"]);
+    }
+    bench.assert_every_key_expires();
+}
+
+/// R111: the count is a whole number in decimal digits.
+#[test]
+fn r111_scripts_refuse_counts_that_are_none() {
+    let bench = Bench::new();
+    let no_holds: Vec<&str> = NO_COUNTS.iter().copied().chain(["0"]).collect();
+    for holds in &no_holds {
+        bench.refused(ACQUIRE, &[LOCK], &[A, "30000", holds]);
+    }
+    bench.held_by(A, "30000", "3");
+    for holds in &no_holds {
+        bench.refused(ACQUIRE, &[LOCK], &[A, "60000", holds]);
+    }
+    for holds in NO_COUNTS {
+        bench.refused(RELEASE, &[LOCK], &[A, holds, CHANNEL]);
+    }
+}
+
+/// F39: the server may refuse the TTL after the record was written: then the write is taken back.
+#[test]
+fn f39_acquire_takes_its_write_back_when_the_ttl_is_refused() {
+    let bench = Bench::new();
+    // what passes the checks, and the server cannot add to its clock
+    let error = bench.refused(ACQUIRE, &[LOCK], &[A, "9223372036854775807", "1"]);
+    assert!(error.contains("lease") || error.contains("expire"), "{error}");
+    // a user who may do everything but PEXPIRE
+    bench.set_up(&["ACL", "SETUSER", "limited", "on", ">pw", "~*", "&*", "+@all", "-pexpire"]);
+    let mut limited = bench.server.wire();
+    limited.call(&["AUTH", "limited", "pw"]).unwrap();
+    let before = bench.snapshot();
+    let command = eval(&source(ACQUIRE), &[LOCK], &[A, "30000", "1"]);
+    let reply = limited.call(&command.iter().map(String::as_str).collect::<Vec<_>>()).unwrap();
+    assert!(reply.text().contains("The user executing the script can't") || reply.text().starts_with("NOPERM"));
+    assert_eq!(bench.snapshot(), before);
+}
+
+// --- release ---
+
+#[test]
+fn release_to_zero_answers_1_deletes_the_record_and_says_so_once() {
+    let bench = Bench::new();
+    let mut ears = bench.listen(CHANNEL);
+    for holds in ["1", "5"] {
+        bench.held_by(A, "30000", holds);
+        assert_eq!(bench.release(A, "0"), Reply::Int(1));
+        assert_eq!(bench.snapshot(), []);
+        assert_eq!(ears.heard(&bench), ["0"]);
+        // a second send finds nothing, which after the first means that it worked
+        assert_eq!(bench.untouched(RELEASE, &[LOCK], &[A, "0", CHANNEL]), Reply::Nil);
+        assert_eq!(ears.heard(&bench), [] as [&str; 0], "said once only");
+    }
+}
+
+#[test]
+fn release_of_some_holds_answers_0_and_leaves_the_ttl() {
+    let bench = Bench::new();
+    let mut ears = bench.listen(CHANNEL);
+    bench.held_by(A, "30000", "3");
+    let expires = bench.expires(LOCK);
+    for holds in [2, 2, 1, 1] {
+        assert_eq!(bench.release(A, &holds.to_string()), Reply::Int(0));
+        bench.assert_record(A, holds);
+        assert_eq!(bench.expires(LOCK), expires, "Redisson resets the TTL here; we do not");
+    }
+    assert_eq!(bench.untouched(RELEASE, &[LOCK], &[A, "1", CHANNEL]), Reply::Int(0), "a second send changes nothing");
+    assert_eq!(bench.untouched(RELEASE, &[LOCK], &[A, "9", CHANNEL]), Reply::Int(0), "a release never adds holds");
+    assert_eq!(ears.heard(&bench), [] as [&str; 0]);
+}
+
+/// R43, F38, P9: a release by somebody else, or of nothing, answers nil.
+#[test]
+fn r43_f38_release_by_somebody_else_answers_nil() {
+    let bench = Bench::new();
+    let mut ears = bench.listen(CHANNEL);
+    for holds in ["0", "1"] {
+        assert_eq!(bench.untouched(RELEASE, &[LOCK], &[A, holds, CHANNEL]), Reply::Nil, "of nothing");
+    }
+    bench.held_by(A, "30000", "2");
+    for holds in ["0", "1"] {
+        assert_eq!(bench.untouched(RELEASE, &[LOCK], &[B, holds, CHANNEL]), Reply::Nil);
+        // neither a part of the name nor more than the name is the name
+        assert_eq!(bench.untouched(RELEASE, &[LOCK], &[&A[..36], holds, CHANNEL]), Reply::Nil);
+        assert_eq!(bench.untouched(RELEASE, &[LOCK], &[&format!("{A}.1"), holds, CHANNEL]), Reply::Nil);
+    }
+    assert_eq!(ears.heard(&bench), [] as [&str; 0]);
+}
+
+#[test]
+fn release_deletes_its_own_field_only() {
+    let bench = Bench::new();
+    bench.held_by(A, "30000", "1");
+    bench.set_up(&["HSET", LOCK, "name", "Ada"]);
+    let expires = bench.expires(LOCK);
+    assert_eq!(bench.release(A, "0"), Reply::Int(1));
+    assert_eq!(bench.call(&["HGETALL", LOCK]).list(), [Reply::Text("name".into()), Reply::Text("Ada".into())]);
+    assert_eq!(bench.expires(LOCK), expires);
+}
+
+// --- renew ---
+
+#[test]
+fn renew_answers_for_each_lock_and_one_bad_key_costs_the_others_nothing() {
+    let bench = Bench::new();
+    for lock in ["held", "long", "taken", "persisted"] {
+        let owner = if lock == "taken" { B } else { A };
+        let lease = if lock == "long" { "90000" } else { "10000" };
+        assert_eq!(bench.run(ACQUIRE, &[lock], &[owner, lease, "1"]), Reply::Nil);
+    }
+    bench.set_up(&["PERSIST", "persisted"]);
+    bench.set_up(&["SET", "string", "data"]);
+    bench.set_up(&["HSET", "hash", "name", "Ada"]);
+    bench.set_up(&["HSET", "rw", "mode", "read", R, "1"]);
+    assert_eq!(bench.run(ACQUIRE, &["last"], &[A, "10000", "1"]), Reply::Nil);
+    let keys = ["string", "held", "gone", "taken", "hash", "long", "rw", "persisted", "last"];
+    let mut args = vec!["30000"];
+    args.extend([A; 9]);
+    let (others, long) = (bench.server.dump(), bench.expires("long"));
+    for _ in 0..2 {
+        let answers: Vec<i64> = bench.run(RENEW, &keys, &args).list().iter().map(Reply::int).collect();
+        assert_eq!(answers, [-1, 1, 0, -1, -1, 1, -1, 1, 1]);
+    }
+    assert_eq!(bench.server.dump(), others, "renewing writes no value");
+    for lock in ["held", "last"] {
+        let ttl = bench.server.pttl(lock);
+        assert!((25_000..=30_000).contains(&ttl), "{lock}: {ttl}");
+    }
+    assert_eq!(bench.expires("long"), long, "a longer TTL is never shortened");
+    assert!(bench.server.pttl("taken") <= 10_000, "somebody else's lock is not renewed");
+    assert_eq!(bench.server.pttl("persisted"), -1);
+    for data in ["string", "hash", "rw"] {
+        assert_eq!(bench.server.pttl(data), -1, "{data}");
+    }
+}
+
+#[test]
+fn renew_answers_minus_2_where_the_server_refuses() {
+    let bench = Bench::new();
+    bench.held_by(A, "10000", "1");
+    assert_eq!(bench.run(ACQUIRE, &["long"], &[A, "90000", "1"]), Reply::Nil);
+    bench.set_up(&["ACL", "SETUSER", "limited", "on", ">pw", "~*", "&*", "+@all", "-pexpire"]);
+    let mut limited = bench.server.wire();
+    limited.call(&["AUTH", "limited", "pw"]).unwrap();
+    let before = bench.snapshot();
+    let command = eval(&source(RENEW), &[LOCK, "gone", "long"], &["30000", A, A, A]);
+    let reply = limited.call(&command.iter().map(String::as_str).collect::<Vec<_>>()).unwrap();
+    assert_eq!(reply.list(), [Reply::Int(-2), Reply::Int(0), Reply::Int(1)]);
+    assert_eq!(bench.snapshot(), before);
+}
+
+#[test]
+fn renew_of_a_single_lock_answers_the_servers_refusal() {
+    let bench = Bench::new();
+    bench.held_by(A, "10000", "1");
+    for denied in ["pexpire", "pttl", "hexists"] {
+        bench.set_up(&["ACL", "SETUSER", "limited", "on", ">pw", "~*", "&*", "+@all", &format!("-{denied}")]);
+        let mut limited = bench.server.wire();
+        limited.call(&["AUTH", "limited", "pw"]).unwrap();
+        let before = bench.snapshot();
+        for (keys, args) in [(&[LOCK] as &[&str], &["30000", A] as &[&str]), (&[LOCK, LOCK], &["30000", A, A])] {
+            let command = eval(&source(RENEW), keys, args);
+            let reply = limited.call(&command.iter().map(String::as_str).collect::<Vec<_>>()).unwrap();
+            match reply {
+                Reply::Error(error) if keys.len() == 1 => assert!(
+                    error.contains("The user executing the script can't") || error.starts_with("NOPERM"),
+                    "without {denied}: {error}"
+                ),
+                Reply::List(answers) if keys.len() == 2 => assert_eq!(answers, [Reply::Int(-2), Reply::Int(-2)]),
+                reply => panic!("without {denied}: {reply:?}"),
+            }
+        }
+        assert_eq!(bench.snapshot(), before);
+    }
+}
+
+#[test]
+fn renew_refuses_calls_that_do_not_add_up() {
+    let bench = Bench::new();
+    bench.held_by(A, "10000", "1");
+    bench.refused(RENEW, &[LOCK], &["30000"]);
+    bench.refused(RENEW, &[LOCK], &["30000", A, B]);
+    bench.refused(RENEW, &[LOCK, "other"], &["30000", A]);
+}
+
+#[test]
+fn renew_takes_500_locks_at_once() {
+    let bench = Bench::new();
+    let locks: Vec<String> = (0..500).map(|n| format!("l{n}")).collect();
+    for lock in &locks {
+        assert_eq!(bench.run(ACQUIRE, &[lock], &[A, "10000", "1"]), Reply::Nil);
+    }
+    let keys: Vec<&str> = locks.iter().map(String::as_str).collect();
+    let args: Vec<&str> = std::iter::once("30000").chain(std::iter::repeat_n(A, 500)).collect();
+    assert_eq!(bench.run(RENEW, &keys, &args).list(), vec![Reply::Int(1); 500]);
+    assert!(locks.iter().all(|lock| bench.server.pttl(lock) > 20_000));
+}
+
+// --- force_release and inspect ---
+
+/// P8: whoever waits is told.
+#[test]
+fn p8_force_release_frees_anybodys_lock_and_says_so_once() {
+    let bench = Bench::new();
+    let mut ears = bench.listen(CHANNEL);
+    for _ in 0..2 {
+        assert_eq!(bench.untouched(FORCE, &[LOCK], &[CHANNEL]), Reply::Int(0), "nobody holds it");
+    }
+    assert_eq!(ears.heard(&bench), [] as [&str; 0]);
+    for persisted in [false, true] {
+        bench.held_by(A, "30000", "3");
+        if persisted {
+            bench.set_up(&["PERSIST", LOCK]);
+        }
+        assert_eq!(bench.run(FORCE, &[LOCK], &[CHANNEL]), Reply::Int(1));
+        assert_eq!(bench.snapshot(), []);
+        assert_eq!(bench.untouched(FORCE, &[LOCK], &[CHANNEL]), Reply::Int(0), "sent twice");
+        assert_eq!(ears.heard(&bench), ["0"]);
+    }
+}
+
+#[test]
+fn f30_force_release_and_inspect_leave_other_hashes_alone() {
+    let bench = Bench::new();
+    let mut ears = bench.listen(CHANNEL);
+    for what in 0..5 {
+        let name = bench.put_hash(what);
+        assert_eq!(bench.untouched(FORCE, &[LOCK], &[CHANNEL]), Reply::Int(-3), "{name}");
+        assert_eq!(bench.untouched(INSPECT, &[LOCK], &[]), Reply::Int(-3), "{name}");
+        assert_eq!(bench.untouched(RELEASE, &[LOCK], &[A, "0", CHANNEL]), Reply::Nil, "{name}");
+        assert_eq!(bench.untouched(RENEW, &[LOCK], &["30000", A]), Reply::List(vec![Reply::Int(-1)]), "{name}");
+    }
+    assert_eq!(ears.heard(&bench), [] as [&str; 0]);
+}
+
+#[test]
+fn inspect_answers_nil_or_who_holds_it_and_writes_nothing() {
+    let bench = Bench::new();
+    assert_eq!(bench.untouched(INSPECT, &[LOCK], &[]), Reply::Nil);
+    bench.held_by(A, "30000", "4");
+    let answer = bench.untouched(INSPECT, &[LOCK], &[]);
+    assert!((25_000..=30_000).contains(&answer.list()[0].int()));
+    assert_eq!(answer.list()[1..], [Reply::Text(A.into()), Reply::Int(4)]);
+    bench.set_up(&["PERSIST", LOCK]);
+    let answer = bench.untouched(INSPECT, &[LOCK], &[]);
+    assert_eq!(answer.list(), [Reply::Int(-1), Reply::Text(A.into()), Reply::Int(4)]);
+}
+
+// --- a full server, and a Redisson peer ---
+
+/// R25, H12, F25: without memory nothing is acquired, and everything can be released and renewed.
+#[test]
+fn h12_f25_without_memory_locks_can_be_released_and_renewed() {
+    let bench = Bench::new();
+    let mut ears = bench.listen(CHANNEL);
+    bench.held_by(A, "10000", "2");
+    for maxmemory in ["0", "1"] {
+        bench.set_up(&["CONFIG", "SET", "maxmemory", maxmemory]);
+    }
+    assert!(bench.refused(ACQUIRE, &["other"], &[A, "30000", "1"]).starts_with("OOM"));
+    assert!(bench.untouched(ACQUIRE, &[LOCK], &[B, "30000", "1"]).int() > 0, "busy as ever");
+    assert!(bench.refused(ACQUIRE, &[LOCK], &[A, "1", "3"]).starts_with("OOM"), "a re-entry is one more number");
+    assert_eq!(bench.release(A, "1"), Reply::Int(0), "one number less");
+    bench.assert_record(A, 1);
+    assert_eq!(bench.run(RENEW, &[LOCK], &["30000", A]).list(), [Reply::Int(1)]);
+    bench.assert_ttl_about(30_000);
+    assert!(bench.untouched(INSPECT, &[LOCK], &[]).list()[0].int() > 0);
+    assert_eq!(bench.release(A, "0"), Reply::Int(1));
+    assert_eq!(ears.heard(&bench), ["0"]);
+    assert_eq!(bench.snapshot(), []);
+
+    bench.set_up(&["CONFIG", "SET", "maxmemory", "0"]);
+    bench.held_by(A, "10000", "2");
+    bench.set_up(&["CONFIG", "SET", "maxmemory", "1"]);
+    assert_eq!(bench.run(FORCE, &[LOCK], &[CHANNEL]), Reply::Int(1));
+    assert_eq!(bench.snapshot(), []);
+}
+
+#[test]
+fn a_record_that_redisson_wrote_is_respected() {
+    let bench = Bench::new();
+    let mut ears = bench.listen(CHANNEL);
+    bench.set_up(&["HINCRBY", LOCK, R, "1"]);
+    bench.set_up(&["PEXPIRE", LOCK, "30000"]);
+    assert!(bench.untouched(ACQUIRE, &[LOCK], &[A, "60000", "1"]).int() > 25_000);
+    assert_eq!(bench.untouched(RELEASE, &[LOCK], &[A, "0", CHANNEL]), Reply::Nil);
+    assert_eq!(bench.untouched(RENEW, &[LOCK], &["60000", A]), Reply::List(vec![Reply::Int(-1)]));
+    bench.set_up(&["HINCRBY", LOCK, R, "1"]);
+    let answer = bench.untouched(INSPECT, &[LOCK], &[]);
+    assert_eq!(answer.list()[1..], [Reply::Text(R.into()), Reply::Int(2)]);
+    assert_eq!(bench.run(FORCE, &[LOCK], &[CHANNEL]), Reply::Int(1));
+    assert_eq!(ears.heard(&bench), ["0"]);
+    // and what we write, Redisson can count on
+    bench.held_by(A, "30000", "2");
+    assert_eq!(bench.call(&["HINCRBY", LOCK, A, "-1"]), Reply::Int(1));
+}
+
+#[test]
+fn nothing_is_published_anywhere_else() {
+    let bench = Bench::new();
+    let mut wire = bench.server.wire();
+    assert!(!wire.call(&["PSUBSCRIBE", "*"]).unwrap().is_error());
+    bench.held_by(A, "30000", "2");
+    bench.acquire(B, "30000", "1");
+    bench.run(RENEW, &[LOCK], &["30000", A]);
+    bench.run(INSPECT, &[LOCK], &[]);
+    bench.release(A, "1");
+    bench.release(A, "0");
+    bench.set_up(&["PUBLISH", "end", "end"]);
+    let first = wire.read().unwrap();
+    assert_eq!(first.list()[2..], [Reply::Text(CHANNEL.into()), Reply::Text("0".into())]);
+    assert_eq!(wire.read().unwrap().list()[2], Reply::Text("end".into()));
+}
+
+// --- any order ---
+
+#[derive(Debug, Clone, Copy)]
+enum Op {
+    Acquire {
+        owner: usize,
+        lease: i64,
+        holds: i64,
+    },
+    Release {
+        owner: usize,
+        holds: i64,
+    },
+    Renew {
+        owner: usize,
+        lease: i64,
+    },
+    ForceRelease,
+    /// The lease ends.
+    Expire,
+    Persist,
+    Inspect,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Held {
+    owner: usize,
+    holds: i64,
+    /// `None`: no TTL.
+    ttl: Option<i64>,
+}
+
+/// What a script should answer: a number, or one that counts down from here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Answer {
+    Nil,
+    Exactly(i64),
+    About(i64),
+}
+
+/// What the scripts should do, in a few lines.
+#[derive(Debug, Default)]
+struct Model {
+    held: Option<Held>,
+    messages: usize,
+}
+
+impl Model {
+    fn step(&mut self, op: Op) -> Answer {
+        let ttl_or = |ttl: Option<i64>| ttl.map_or(Answer::Exactly(-1), Answer::About);
+        match (op, self.held) {
+            (Op::Acquire { holds, .. }, None) if holds > 1 => Answer::Exactly(-2),
+            (Op::Acquire { owner, lease, holds }, None) => {
+                self.held = Some(Held { owner, holds, ttl: Some(lease) });
+                Answer::Nil
+            }
+            (Op::Acquire { owner, lease, holds }, Some(held)) if held.owner == owner => {
+                let ttl = Some(held.ttl.map_or(lease, |ttl| ttl.max(lease)));
+                self.held = Some(Held { owner, holds, ttl });
+                Answer::Nil
+            }
+            (Op::Acquire { holds, .. }, Some(_)) if holds > 1 => Answer::Exactly(-2),
+            (Op::Acquire { .. }, Some(held)) => ttl_or(held.ttl),
+            (Op::Release { owner, holds: 0 }, Some(held)) if held.owner == owner => {
+                self.held = None;
+                self.messages += 1;
+                Answer::Exactly(1)
+            }
+            (Op::Release { owner, holds }, Some(held)) if held.owner == owner => {
+                self.held = Some(Held { holds: holds.min(held.holds), ..held });
+                Answer::Exactly(0)
+            }
+            (Op::Release { .. }, _) | (Op::Inspect, None) => Answer::Nil,
+            (Op::Renew { .. } | Op::ForceRelease | Op::Expire | Op::Persist, None) => Answer::Exactly(0),
+            (Op::Renew { owner, lease }, Some(held)) if held.owner == owner => {
+                self.held = Some(Held { ttl: held.ttl.map(|ttl| ttl.max(lease)), ..held });
+                Answer::Exactly(1)
+            }
+            (Op::Renew { .. }, Some(_)) => Answer::Exactly(-1),
+            (Op::ForceRelease, Some(_)) => {
+                self.held = None;
+                self.messages += 1;
+                Answer::Exactly(1)
+            }
+            (Op::Expire, Some(_)) => {
+                self.held = None;
+                Answer::Exactly(1)
+            }
+            (Op::Persist, Some(held)) => {
+                self.held = Some(Held { ttl: None, ..held });
+                Answer::Exactly(i64::from(held.ttl.is_some()))
+            }
+            (Op::Inspect, Some(held)) => ttl_or(held.ttl),
+        }
+    }
+}
+
+const OWNERS: [&str; 3] = [A, B, R];
+
+fn ops() -> impl Strategy<Value = Vec<Op>> {
+    let owner = 0..3_usize;
+    let lease = prop::sample::select(vec![30_000_i64, 60_000, 90_000]);
+    let op = prop_oneof![
+        6 => (owner.clone(), lease.clone(), 1..4_i64).prop_map(|(owner, lease, holds)| Op::Acquire { owner, lease, holds }),
+        4 => (owner.clone(), 0..4_i64).prop_map(|(owner, holds)| Op::Release { owner, holds }),
+        3 => (owner, lease).prop_map(|(owner, lease)| Op::Renew { owner, lease }),
+        1 => Just(Op::ForceRelease),
+        1 => Just(Op::Expire),
+        1 => Just(Op::Persist),
+        2 => Just(Op::Inspect),
+    ];
+    vec(op, 1..25)
+}
+
+/// The scripts by their digests, so that a case is fast.
+struct Digests([String; 5]);
+
+impl Digests {
+    fn load(wire: &mut Wire) -> Self {
+        let mut load = |script| wire.call(&["SCRIPT", "LOAD", &source(script)]).unwrap().text().to_owned();
+        Self([ACQUIRE, RELEASE, RENEW, FORCE, INSPECT].map(&mut load))
+    }
+
+    fn run(&self, wire: &mut Wire, op: Op) -> Reply {
+        let [acquire, release, renew, force, inspect] = &self.0;
+        match op {
+            Op::Acquire { owner, lease, holds } => {
+                let (lease, holds) = (lease.to_string(), holds.to_string());
+                wire.call(&["EVALSHA", acquire, "1", LOCK, OWNERS[owner], &lease, &holds])
+            }
+            Op::Release { owner, holds } => {
+                wire.call(&["EVALSHA", release, "1", LOCK, OWNERS[owner], &holds.to_string(), CHANNEL])
+            }
+            Op::Renew { owner, lease } => wire.call(&["EVALSHA", renew, "1", LOCK, &lease.to_string(), OWNERS[owner]]),
+            Op::ForceRelease => wire.call(&["EVALSHA", force, "1", LOCK, CHANNEL]),
+            Op::Inspect => wire.call(&["EVALSHA", inspect, "1", LOCK]),
+            Op::Expire => wire.call(&["PEXPIRE", LOCK, "0"]),
+            Op::Persist => wire.call(&["PERSIST", LOCK]),
+        }
+        .unwrap()
+    }
+}
+
+fn about(ttl: i64, lease: i64) -> bool {
+    ttl > lease - 20_000 && ttl <= lease
+}
+
+#[test]
+fn any_sequence_of_calls_agrees_with_the_model() {
+    let bench = Bench::new();
+    let mut ears = bench.listen(CHANNEL);
+    let digests = Digests::load(&mut bench.wire.borrow_mut());
+    let config = Config { cases: 300, failure_persistence: None, rng_seed: RngSeed::Fixed(7), ..Config::default() };
+    let ears = std::cell::RefCell::new(&mut ears);
+    let outcome = TestRunner::new(config).run(&ops(), |ops| {
+        bench.set_up(&["DEL", LOCK]);
+        ears.borrow_mut().heard(&bench);
+        let mut model = Model::default();
+        for op in ops {
+            let wanted = model.step(op);
+            let reply = digests.run(&mut bench.wire.borrow_mut(), op);
+            let reply = match (op, &reply) {
+                (Op::Renew { .. }, Reply::List(answers)) => answers[0].clone(),
+                (Op::Inspect, Reply::List(answer)) => {
+                    let held = model.held.expect("held");
+                    prop_assert_eq!(&answer[1..], [Reply::Text(OWNERS[held.owner].into()), Reply::Int(held.holds)]);
+                    answer[0].clone()
+                }
+                _ => reply,
+            };
+            let agrees = match (wanted, &reply) {
+                (Answer::Nil, Reply::Nil) => true,
+                (Answer::Exactly(wanted), Reply::Int(number)) => wanted == *number,
+                (Answer::About(wanted), Reply::Int(number)) => about(*number, wanted),
+                _ => false,
+            };
+            prop_assert!(agrees, "{:?}: wanted {:?}, got {:?}", op, wanted, reply);
+            let record = bench.call(&["HGETALL", LOCK]);
+            let ttl = bench.call(&["PTTL", LOCK]).int();
+            match model.held {
+                None => prop_assert_eq!((record.list().len(), ttl), (0, -2)),
+                Some(held) => {
+                    let wanted = [Reply::Text(OWNERS[held.owner].into()), Reply::Text(held.holds.to_string())];
+                    prop_assert_eq!(record.list(), wanted);
+                    prop_assert!(held.ttl.map_or(ttl == -1, |lease| about(ttl, lease)), "{:?}: TTL {}", held, ttl);
+                }
+            }
+        }
+        let heard = ears.borrow_mut().heard(&bench);
+        prop_assert_eq!(heard, vec!["0"; model.messages]);
+        Ok(())
+    });
+    outcome.unwrap_or_else(|failure| panic!("{failure}"));
+}
