@@ -134,8 +134,7 @@ fn main() {
     let server = server().expect("a server");
     let multi = || Builder::new_multi_thread().enable_all().build().expect("a runtime");
     let single = || Builder::new_current_thread().enable_all().build().expect("a runtime");
-    let runtimes: [(&str, fn() -> Runtime); 2] = [("multi-thread", multi), ("current-thread", single)];
-    for (name, make) in runtimes {
+    for (name, make) in [("multi-thread", multi as fn() -> Runtime), ("current-thread", single)] {
         for own in [true, false] {
             let runtime = make();
             let driver = (!own).then(|| runtime.handle().clone());

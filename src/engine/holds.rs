@@ -455,7 +455,7 @@ impl Hold {
             Some((_, End::Lost(reason))) => Err(self.lost_error(reason)),
             Some((_, End::Refused(kind))) => {
                 let refusal = StoreError::new(kind, false, "the release was refused");
-                Err(Error::Store { lock: self.key.lock.to_string(), source: refusal })
+                Err(super::store_error(&self.key.lock, refusal))
             }
             _ => Ok(()),
         }

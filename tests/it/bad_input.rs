@@ -628,7 +628,7 @@ async fn the_password_never_shows() {
         let Error::Connect { address, source } = &error else { panic!("{error}") };
         assert!(address.starts_with("127.0.0.1:"), "{address}");
         let chain = std::iter::successors(Some(source as &dyn std::error::Error), |error| error.source());
-        let told: String = chain.map(|error| format!("{error} {error:?} ")).collect();
+        let told = chain.map(|error| format!("{error} {error:?}")).collect::<Vec<_>>().join(" ");
         assert_hides_the_password("Error", &format!("{error} {error:?} {error:#?} {told}"));
     }
 }

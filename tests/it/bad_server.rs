@@ -588,10 +588,10 @@ async fn r112_f28_a_denied_subscription_degrades_to_polling_and_spares_the_other
         let mut settled = settled.lock().await;
         // each call of ours is a connection as well: nobody else's
         let (before, now) = (settled.0, connections(&server));
-        if now != before + 1 {
-            *settled = (now, Instant::now());
-        } else {
+        if now == before + 1 {
             settled.0 = now;
+        } else {
+            *settled = (now, Instant::now());
         }
         settled.1.elapsed() > Duration::from_secs(1)
     })

@@ -1,5 +1,20 @@
 //! The integration tests: one binary, a real server for each test.
-#![allow(missing_docs, clippy::cast_sign_loss, clippy::missing_panics_doc, unreachable_pub, dead_code)]
+#![allow(missing_docs, unreachable_pub, dead_code)]
+#![allow(
+    clippy::cast_possible_wrap,
+    clippy::cast_precision_loss,
+    clippy::cast_sign_loss,
+    clippy::doc_markdown,
+    clippy::items_after_statements,
+    clippy::match_same_arms,
+    clippy::missing_panics_doc,
+    clippy::needless_pass_by_value,
+    clippy::print_stdout,
+    clippy::similar_names,
+    clippy::struct_excessive_bools,
+    clippy::unchecked_time_subtraction,
+    clippy::unwrap_used
+)]
 
 mod bad_input;
 mod bad_server;
@@ -16,6 +31,8 @@ mod reentrant;
 mod resend;
 mod residue;
 mod support;
+#[cfg(feature = "rustls")]
+mod tls;
 mod waiters;
 mod watchdog;
 mod wire_format;

@@ -363,3 +363,41 @@ async fn f37_more_holds_than_allowed_are_refused_and_change_nothing() {
     drop(guards);
     nothing_is_left(&server, &[&client]).await;
 }
+
+/// R02, R05, R12: whatever comes and goes at the registry while the watchdog looks, a hold stays renewed. One owner
+/// holds each lock throughout, and re-enters and releases it from several threads at once.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn r02_r05_r12_a_held_lock_is_renewed_whatever_comes_and_goes_beside_it() {
+    let server = Server::start();
+    let client = server.client_with(|builder| builder.watchdog_timeout(Duration::from_millis(900))).await;
+    let (mut held, mut busy) = (Vec::new(), Vec::new());
+    let until = std::time::Instant::now() + Duration::from_secs(3);
+    for number in 0..16 {
+        let owner = client.owner(format!("owner-{number}")).unwrap();
+        let lock = client.reentrant_lock(format!("l{number}")).unwrap();
+        held.push(lock.acquire(AcquireOptions::new().owner(owner.clone())).await.unwrap().unwrap());
+        for _ in 0..2 {
+            let (lock, owner, client) = (lock.clone(), owner.clone(), client.clone());
+            busy.push(tokio::spawn(async move {
+                let mut rounds = 0_u32;
+                while std::time::Instant::now() < until {
+                    let again = lock.acquire(AcquireOptions::new().owner(owner.clone())).await.unwrap().unwrap();
+                    // and an entry that is made and removed at once
+                    let other = client.reentrant_lock(format!("{}:{rounds}", again.name())).unwrap();
+                    drop(other.acquire(AcquireOptions::new().owner(owner.clone())).await.unwrap().unwrap());
+                    again.unlock().await.unwrap();
+                    rounds += 1;
+                }
+                rounds
+            }));
+        }
+    }
+    for task in busy {
+        assert!(task.await.unwrap() > 1);
+    }
+    for guard in held {
+        assert!(!guard.is_lost(), "{guard:?}");
+        guard.unlock().await.unwrap();
+    }
+    nothing_is_left(&server, &[&client]).await;
+}

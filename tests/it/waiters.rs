@@ -247,9 +247,9 @@ async fn r104_a_wait_ends_at_its_bound_while_the_server_is_away() {
     let wait = ms(700);
     for hang in [true, false] {
         if hang {
-            server.stop()
+            server.stop();
         } else {
-            server.kill()
+            server.kill();
         }
         let start = Instant::now();
         let outcome = client.reentrant_lock("l").unwrap().try_lock_for(wait).await;

@@ -313,7 +313,7 @@ async fn r09_holds_that_end_while_a_batch_is_under_way_harm_nobody() {
         let guards = hold_many(&client, 100).await;
         for (n, guard) in guards.into_iter().enumerate() {
             if n % 2 == 0 {
-                drop(guard)
+                drop(guard);
             } else {
                 let _ = guard.unlock().await;
             }

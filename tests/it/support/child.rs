@@ -73,10 +73,10 @@ impl Worker {
         std::thread::spawn(move || {
             for line in output.lines().map_while(Result::ok) {
                 // libtest may have begun the line
-                if let Some((_, answer)) = line.split_once(MARK) {
-                    if sender.send(answer.to_owned()).is_err() {
-                        return;
-                    }
+                if let Some((_, answer)) = line.split_once(MARK)
+                    && sender.send(answer.to_owned()).is_err()
+                {
+                    return;
                 }
             }
         });
