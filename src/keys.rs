@@ -75,7 +75,7 @@ mod tests {
 
     /// R54, R107: every derived key is in the slot of the record. H10: names that would split are refused.
     #[test]
-    fn r54_h10_braces_never_split_the_slots() {
+    fn r54_r107_h10_braces_never_split_the_slots() {
         for good in ["a", "a:b", "{a}", "{a}b", "x{a}y", "{a}{b}", "{a}}", "ä\0\r\n"] {
             let name = check(good).unwrap();
             assert_eq!(hash_tag(good), hash_tag(&name.channel()), "{good:?}");

@@ -192,7 +192,7 @@ async fn l2_n2_leases_at_the_edges_work() {
 
 /// F39, N9, P1: whatever the duration, there never is a record without a TTL.
 #[test]
-fn f39_n9_p1_no_duration_leaves_a_record_without_ttl() {
+fn r37_f39_n9_p1_no_duration_leaves_a_record_without_ttl() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let server = Server::start();
     let client = runtime.block_on(server.client());

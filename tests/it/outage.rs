@@ -284,7 +284,7 @@ const NOT_NOW: [(&str, StoreErrorKind); 6] = [
 ];
 
 #[tokio::test]
-async fn r102_r103_refusals_for_now_are_absorbed_by_the_wait_and_typed_without_one() {
+async fn r102_r103_f27_refusals_for_now_are_absorbed_by_the_wait_and_typed_without_one() {
     let server = Server::start();
     let proxy = Proxy::start(&server);
     let client = LockClient::connect(proxy.url()).await.unwrap();

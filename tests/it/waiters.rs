@@ -298,7 +298,7 @@ async fn waiters_of_a_dead_holder_get_the_lock_when_its_ttl_is_over() {
 }
 
 #[tokio::test]
-async fn r58_waiters_get_the_lock_one_by_one_where_nobody_ever_unlocks() {
+async fn r58_p7_waiters_get_the_lock_one_by_one_where_nobody_ever_unlocks() {
     let server = Server::start();
     let client = server.client().await;
     let start = Instant::now();

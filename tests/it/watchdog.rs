@@ -119,7 +119,7 @@ async fn r10_one_bad_record_does_not_cost_a_thousand_others_their_renewal() {
 }
 
 #[tokio::test]
-async fn r11_after_a_failed_tick_the_next_one_renews() {
+async fn r11_p12_after_a_failed_tick_the_next_one_renews() {
     let server = Server::start();
     let client = client(&server, ms(3000)).await;
     let guard = hold(&client, "l").await;
@@ -535,7 +535,7 @@ async fn a_record_without_a_ttl_stays_held_and_is_released() {
 }
 
 #[tokio::test]
-async fn what_remains_only_falls_between_renewals_and_is_never_more_than_the_server_gives() {
+async fn s2_n7_what_remains_only_falls_between_renewals_and_is_never_more_than_the_server_gives() {
     let server = Server::start();
     let watchdog = ms(1200);
     let client = client(&server, watchdog).await;

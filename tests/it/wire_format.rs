@@ -68,7 +68,7 @@ async fn deaf_client(server: &Server) -> LockClient {
 }
 
 #[tokio::test]
-async fn r111_the_record_is_redissons_byte_for_byte() {
+async fn r35_r111_the_record_is_redissons_byte_for_byte_and_nothing_stands_beside_it() {
     let server = Server::start();
     let client = server.client().await;
     let lock = client.reentrant_lock(LOCK).unwrap();
