@@ -128,7 +128,8 @@ impl LockGuard {
     /// Lets go of the guard without releasing: the lock stays held, and is renewed if it has no lease of its own.
     ///
     /// Release it with [`RLock::release`](crate::RLock::release) and the owner returned, here or in another process.
-    /// Where another process does so, this client notices at its next renewal.
+    /// Where another process does so, this client notices at its next renewal, or when this owner next acquires: that call
+    /// then answers [`Error::Lost`], once.
     #[must_use = "the owner is what the lock can be released with"]
     pub fn forget(mut self) -> OwnerId {
         self.ticket = None;

@@ -78,7 +78,8 @@ impl AcquireOptions {
         self
     }
 
-    /// Acquires as this owner instead of the calling task; see [`LockClient::owner`](crate::LockClient::owner).
+    /// Acquires as this owner instead of the calling task; see [`LockClient::owner`](crate::LockClient::owner). An owner
+    /// of another client is refused: it can be released and extended here, not acquired as.
     pub fn owner(mut self, owner: OwnerId) -> Self {
         self.owner = Some(owner);
         self

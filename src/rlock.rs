@@ -27,8 +27,9 @@ pub trait RLock: fmt::Debug + Send + Sync {
     /// [`Error::Lost`](crate::Error::Lost) if this owner held the lock and this call found out that it does not any
     /// more; [`Error::WrongLockKind`](crate::Error::WrongLockKind) and [`Error::WrongType`](crate::Error::WrongType) if
     /// something else lives at this name; [`Error::Store`](crate::Error::Store) and
-    /// [`Error::Unconfirmed`](crate::Error::Unconfirmed) if the server did not answer within the wait (without a limit:
-    /// within the client's [`outage_patience`](crate::LockClientBuilder::outage_patience)).
+    /// [`Error::Unconfirmed`](crate::Error::Unconfirmed) if the server did not answer within the wait and 40 ms more
+    /// (without a wait: within the command timeout; without a limit: within the client's
+    /// [`outage_patience`](crate::LockClientBuilder::outage_patience)).
     ///
     /// # Cancel safety
     ///
@@ -67,12 +68,24 @@ pub trait RLock: fmt::Debug + Send + Sync {
 
     /// Whether anybody holds the lock, as the server saw it a moment ago.
     ///
+    /// # Errors
+    ///
+    /// [`Error::WrongLockKind`](crate::Error::WrongLockKind) and [`Error::WrongType`](crate::Error::WrongType) if something
+    /// else lives at this name; [`Error::Store`](crate::Error::Store) and
+    /// [`Error::Unconfirmed`](crate::Error::Unconfirmed) if the server did not answer.
+    ///
     /// # Cancel safety
     ///
     /// Cancel safe.
     async fn is_locked(&self) -> Result<bool>;
 
     /// How often `owner` holds the lock, as the server saw it a moment ago.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::WrongLockKind`](crate::Error::WrongLockKind) and [`Error::WrongType`](crate::Error::WrongType) if something
+    /// else lives at this name; [`Error::Store`](crate::Error::Store) and
+    /// [`Error::Unconfirmed`](crate::Error::Unconfirmed) if the server did not answer.
     ///
     /// # Cancel safety
     ///
@@ -81,6 +94,12 @@ pub trait RLock: fmt::Debug + Send + Sync {
 
     /// Who holds the lock, as the server saw it a moment ago.
     ///
+    /// # Errors
+    ///
+    /// [`Error::WrongLockKind`](crate::Error::WrongLockKind) and [`Error::WrongType`](crate::Error::WrongType) if something
+    /// else lives at this name; [`Error::Store`](crate::Error::Store) and
+    /// [`Error::Unconfirmed`](crate::Error::Unconfirmed) if the server did not answer.
+    ///
     /// # Cancel safety
     ///
     /// Cancel safe.
@@ -88,6 +107,12 @@ pub trait RLock: fmt::Debug + Send + Sync {
 
     /// How long the record lives unless it is renewed, in milliseconds precision; `None`: nobody holds the lock, or the
     /// record has no TTL.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::WrongLockKind`](crate::Error::WrongLockKind) and [`Error::WrongType`](crate::Error::WrongType) if something
+    /// else lives at this name; [`Error::Store`](crate::Error::Store) and
+    /// [`Error::Unconfirmed`](crate::Error::Unconfirmed) if the server did not answer.
     ///
     /// # Cancel safety
     ///
