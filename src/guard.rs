@@ -132,6 +132,8 @@ impl LockGuard {
     #[must_use = "the owner is what the lock can be released with"]
     pub fn forget(mut self) -> OwnerId {
         self.ticket = None;
+        // another process may release it, and do so late: the next hold has another name
+        self.anchor.holds.retire_names();
         self.hold.owner()
     }
 

@@ -205,6 +205,11 @@ impl Holds {
         self.by_lock_and_owner.len()
     }
 
+    /// No name used so far is used for a new hold: somebody else may still send requests under one.
+    pub(crate) fn retire_names(&self) {
+        self.era.fetch_add(1, Ordering::AcqRel);
+    }
+
     fn era(&self) -> u64 {
         self.era.load(Ordering::Acquire)
     }
@@ -561,7 +566,7 @@ impl Hold {
     fn abandon_name(&self, core: &Core, epoch: u64) {
         let owner = {
             let mut state = self.state();
-            core.holds.era.fetch_add(1, Ordering::AcqRel);
+            core.holds.retire_names();
             state.server = ServerSide::Holds(0);
             state.owner.clone()
         };
