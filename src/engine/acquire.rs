@@ -168,13 +168,17 @@ impl Acquire<'_> {
         let _turn = hold.turn.lock().await;
 
         // what this owner left behind comes first: a dropped guard, a cancelled call, a lost reply
-        match hold.agree(core).await {
-            Agreement::Reached { .. } => {}
-            Agreement::Refused(error) => return self.failed(error),
-            Agreement::Silent(error) if hold.count() > 0 => return self.failed(error),
-            Agreement::Silent(_) => hold.abandon_name_in_doubt(core),
-        }
-        let plan = hold.plan(&core.holds, core.config.max_holds)?;
+        let plan = loop {
+            match hold.agree(core).await {
+                Agreement::Reached { .. } => {}
+                Agreement::Refused(error) => return self.failed(error),
+                Agreement::Silent(error) if hold.count() > 0 => return self.failed(error),
+                Agreement::Silent(_) => hold.abandon_name_in_doubt(core),
+            }
+            if let Some(plan) = hold.plan(&core.holds, core.config.max_holds)? {
+                break plan;
+            }
+        };
         let link = core.store.link(kind.name());
         hold.sending(link.epoch());
         // looked at after the hold is in doubt: a shutdown that this look misses will wait for this turn

@@ -263,12 +263,16 @@ impl Hold {
 
     // --- acquiring: in turn ---
 
-    /// What the next acquire should send. A re-entry into a hold whose lease is over is refused.
-    pub(crate) fn plan(&self, holds: &Holds, max_holds: u32) -> Result<Plan> {
+    /// What the next acquire should send. A re-entry into a hold whose lease is over is refused. `None`: a hold was
+    /// given back since the server agreed; a new name now would leave the record under the old one behind.
+    pub(crate) fn plan(&self, holds: &Holds, max_holds: u32) -> Result<Option<Plan>> {
         if self.lose_if_over() {
             return Err(self.lost_error(LossReason::LeaseExpired));
         }
         let mut state = self.state();
+        if state.server != ServerSide::Holds(state.count) {
+            return Ok(None);
+        }
         if state.count >= max_holds {
             return Err(Error::TooManyHolds {
                 lock: self.key.lock.to_string(),
@@ -281,7 +285,7 @@ impl Hold {
             state.owner = self.key.owner.in_era(era);
             state.era = Some(era);
         }
-        Ok(Plan { owner: state.owner.clone(), holds: state.count + 1 })
+        Ok(Some(Plan { owner: state.owner.clone(), holds: state.count + 1 }))
     }
 
     /// From here on a request is under way: if nobody hears its answer, the server's side is unknown.
@@ -598,7 +602,7 @@ mod tests {
     use crate::{keys::LockName, lock::Reentrant, owner::ClientId};
 
     fn entered(holds: &Holds, hold: &Hold) -> Ticket {
-        let plan = hold.plan(holds, u32::MAX).unwrap();
+        let plan = hold.plan(holds, u32::MAX).unwrap().unwrap();
         hold.enter(&plan, Instant::now(), Duration::from_secs(30), None).unwrap()
     }
 
@@ -625,13 +629,15 @@ mod tests {
         let kind: Arc<dyn Kind> = Arc::new(Reentrant::new(&LockName::new("", "l", 1024).unwrap()));
         let hold = holds.get_or_insert(&kind, &OwnerId::named(&ClientId::random(), "me").unwrap());
         let over = Instant::now().checked_sub(Duration::from_millis(50)).unwrap();
-        let plan = hold.plan(&holds, u32::MAX).unwrap();
+        let plan = hold.plan(&holds, u32::MAX).unwrap().unwrap();
         let stale = hold.enter(&plan, over, Duration::from_millis(60), None);
         std::thread::sleep(Duration::from_millis(20));
         assert!(matches!(hold.due(Instant::now(), Duration::ZERO), Due::Expired | Due::Never));
         if let Some(stale) = stale {
             assert!(hold.leave(Some(stale)).is_err());
         }
+        assert!(hold.plan(&holds, u32::MAX).unwrap().is_none(), "the server still records it");
+        hold.server_holds_nothing();
         let fresh = entered(&holds, &hold);
         hold.lose_if_over();
         assert!(hold.remaining(fresh).is_ok());
