@@ -28,7 +28,7 @@ impl Wait {
     pub(crate) fn until(self, now: Instant) -> Option<Instant> {
         match self {
             Self::No => Some(now),
-            Self::For(wait) => now.checked_add(wait),
+            Self::For(wait) => (wait <= MAX_LEASE).then(|| now + wait),
             Self::Forever => None,
         }
     }
@@ -57,7 +57,7 @@ impl AcquireOptions {
         Self::default()
     }
 
-    /// Waits for a busy lock at most this long. Zero tries once. More than the clock can count waits without limit.
+    /// Waits for a busy lock at most this long. Zero tries once. More than ten years waits without limit.
     pub fn wait(mut self, wait: Duration) -> Self {
         self.wait = if wait.is_zero() { Wait::No } else { Wait::For(wait) };
         self
@@ -158,6 +158,10 @@ impl Config {
         }
         if self.connect_timeout < Duration::from_millis(1) {
             return refuse(format!("connect_timeout is {:?}; use at least 1 ms", self.connect_timeout));
+        }
+        // "for ever" must not overflow the clock
+        for endless in [&mut self.poll_cap, &mut self.connect_timeout, &mut self.outage_patience] {
+            *endless = (*endless).min(MAX_LEASE);
         }
         if self.max_name_len == 0 || self.max_holds == 0 {
             return refuse("max_name_len and max_holds must be at least 1".into());
