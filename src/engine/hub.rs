@@ -53,6 +53,8 @@ pub(crate) struct Gate {
     waiters: AtomicUsize,
     /// It was subscribed to once; from then on, a subscription means that messages may have been missed.
     was_live: AtomicBool,
+    /// The server refused the subscription; to ask again costs the connection.
+    refused: AtomicBool,
     /// The next time that one waiter tries without having been told to.
     next_poll: Mutex<Instant>,
 }
@@ -134,6 +136,7 @@ impl Hub {
                     permits: Arc::new(Semaphore::new(0)),
                     waiters: AtomicUsize::new(1),
                     was_live: AtomicBool::new(false),
+                    refused: AtomicBool::new(false),
                     next_poll: Mutex::new(Instant::now()),
                 });
                 place.insert(Arc::clone(&gate));
@@ -276,6 +279,7 @@ pub(crate) async fn subscribe(hub: &Hub, link: &Link, mut queue: mpsc::Unbounded
                     return;
                 }
                 (wanted, connected) = (hub.all(), true);
+                wanted.retain(|gate| !gate.refused.load(Ordering::Acquire));
             }
             () = sleep(RETRY), if retry => {}
             () = sleep_until(grace.unwrap_or_else(Instant::now).into()), if grace.is_some() => {}
@@ -331,6 +335,7 @@ async fn subscribe_batch(link: &Link, batch: &[Arc<Gate>]) -> Vec<Arc<Gate>> {
     }
     if let [gate] = batch {
         tracing::warn!(channel = %gate.channel, %error, "may not subscribe; waiters poll instead");
+        gate.refused.store(true, Ordering::Release);
         return Vec::new();
     }
     let (first, second) = batch.split_at(batch.len() / 2);
