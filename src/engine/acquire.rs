@@ -188,13 +188,14 @@ impl Acquire<'_> {
         }
         let sent = Instant::now();
         match core.store.acquire(kind.acquire(&plan.owner, millis(self.lease), plan.holds)).await {
-            // the shutdown has ended all holds already, and waits until this one is undone
-            Ok(Acquired::Yes) if core.check_open().is_err() => {
-                hold.server_holds(&plan);
-                Err(Error::Closed)
-            }
             Ok(Acquired::Yes) => {
-                match hold.enter(&plan, sent, self.lease, self.watched.then_some(core.config.watchdog_timeout)) {
+                let entered = hold.enter(&plan, sent, self.lease, self.watched.then_some(core.config.watchdog_timeout));
+                // looked at after the hold is entered: a shutdown that this look misses will end it
+                if let Err(closed) = core.check_open() {
+                    hold.lose(LossReason::ShutDown);
+                    return Err(closed);
+                }
+                match entered {
                     Some(ticket) => Ok(Attempt::Entered((Arc::clone(hold), ticket))),
                     None => self.failed(super::silent("the answer came when the lease was over already")),
                 }

@@ -301,11 +301,6 @@ impl Hold {
         self.state().server = ServerSide::Holds(plan.holds - 1);
     }
 
-    /// The server did what was planned, and nobody wants it any more.
-    pub(crate) fn server_holds(&self, plan: &Plan) {
-        self.state().server = ServerSide::Holds(plan.holds);
-    }
-
     /// The server said that this owner holds nothing.
     pub(crate) fn server_holds_nothing(&self) {
         self.state().server = ServerSide::Holds(0);
