@@ -347,6 +347,8 @@ async fn r86_a_refused_subscription_does_not_make_connections_again_and_again() 
     tokio::time::sleep(Duration::from_secs(2)).await;
     let connections = proxy.connections();
     assert!(connections <= 5, "{connections} connections");
+    // a release publishes
+    server.call(&["ACL", "SETUSER", "u", "allchannels"]);
     others.iter().for_each(ByHand::release);
     all_end("both waiters", PROMPT, tasks).await;
 }
