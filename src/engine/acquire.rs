@@ -165,7 +165,11 @@ impl Acquire<'_> {
         let Self { core, kind, .. } = *self;
         let under_way = UnderWay { core, hold: core.holds.get_or_insert(kind, &self.owner) };
         let hold = &under_way.hold;
-        let _turn = hold.turn.lock().await;
+        // whoever has the turn sends two requests at most
+        let _turn = match core.turn(hold, Instant::now() + 2 * core.config.command_timeout()).await {
+            Ok(turn) => turn,
+            Err(error) => return self.failed(error),
+        };
 
         // what this owner left behind comes first: a dropped guard, a cancelled call, a lost reply
         let plan = loop {
