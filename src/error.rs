@@ -221,7 +221,7 @@ pub enum StoreErrorKind {
     Timeout,
     /// The connection broke while the answer was awaited.
     Disconnected,
-    /// Too many requests are queued in this client already.
+    /// Too many requests are queued in this client already, or another call of this owner about this lock does not end.
     Overloaded,
     /// User name or password were refused.
     Auth,

@@ -128,11 +128,15 @@ impl LockGuard {
     /// Lets go of the guard without releasing: the lock stays held, and is renewed if it has no lease of its own.
     ///
     /// Release it with [`RLock::release`](crate::RLock::release) and the owner returned, here or in another process.
+    /// This is the one way to hand a hold over: the next hold of this owner has another name, so that a late release by
+    /// the other process meets nobody. Renewal lasts as long as this client has a lock, a guard or itself alive.
     /// Where another process does so, this client notices at its next renewal, or when this owner next acquires: that call
     /// then answers [`Error::Lost`], once.
     #[must_use = "the owner is what the lock can be released with"]
     pub fn forget(mut self) -> OwnerId {
         self.ticket = None;
+        // another process may release it, and do so late: the next hold has another name
+        self.anchor.holds.retire_names();
         self.hold.owner()
     }
 

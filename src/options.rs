@@ -28,7 +28,7 @@ impl Wait {
     pub(crate) fn until(self, now: Instant) -> Option<Instant> {
         match self {
             Self::No => Some(now),
-            Self::For(wait) => now.checked_add(wait),
+            Self::For(wait) => (wait <= MAX_LEASE).then(|| now + wait),
             Self::Forever => None,
         }
     }
@@ -57,7 +57,7 @@ impl AcquireOptions {
         Self::default()
     }
 
-    /// Waits for a busy lock at most this long. Zero tries once. More than the clock can count waits without limit.
+    /// Waits for a busy lock at most this long. Zero tries once. More than ten years waits without limit.
     pub fn wait(mut self, wait: Duration) -> Self {
         self.wait = if wait.is_zero() { Wait::No } else { Wait::For(wait) };
         self
@@ -157,11 +157,12 @@ impl Config {
         if self.poll_cap < Duration::from_millis(1) {
             return refuse(format!("poll_cap is {:?}; use at least 1 ms", self.poll_cap));
         }
-        // beyond what clocks can add, and as good as for ever
-        self.poll_cap = self.poll_cap.min(MAX_LEASE);
-        self.outage_patience = self.outage_patience.min(MAX_LEASE);
         if self.connect_timeout < Duration::from_millis(1) {
             return refuse(format!("connect_timeout is {:?}; use at least 1 ms", self.connect_timeout));
+        }
+        // "for ever" must not overflow the clock
+        for endless in [&mut self.poll_cap, &mut self.connect_timeout, &mut self.outage_patience] {
+            *endless = (*endless).min(MAX_LEASE);
         }
         if self.max_name_len == 0 || self.max_holds == 0 {
             return refuse("max_name_len and max_holds must be at least 1".into());

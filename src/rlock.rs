@@ -45,7 +45,8 @@ pub trait RLock: fmt::Debug + Send + Sync {
     ///
     /// # Cancel safety
     ///
-    /// Once polled, the release goes on when the future is dropped.
+    /// Once polled, the release goes on when the future is dropped. For an owner of another client it does not: dropped
+    /// midway, or without an answer, the hold may or may not have been given up.
     async fn release(&self, owner: &OwnerId) -> Result<()>;
 
     /// Lets the holds of `owner` live for at least `lease` from now; `false`: this owner does not hold the lock.

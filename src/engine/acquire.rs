@@ -165,16 +165,24 @@ impl Acquire<'_> {
         let Self { core, kind, .. } = *self;
         let under_way = UnderWay { core, hold: core.holds.get_or_insert(kind, &self.owner) };
         let hold = &under_way.hold;
-        let _turn = hold.turn.lock().await;
+        // whoever has the turn sends two requests at most
+        let _turn = match core.turn(hold, Instant::now() + 2 * core.config.command_timeout()).await {
+            Ok(turn) => turn,
+            Err(error) => return self.failed(error),
+        };
 
         // what this owner left behind comes first: a dropped guard, a cancelled call, a lost reply
-        match hold.agree(core).await {
-            Agreement::Reached { .. } => {}
-            Agreement::Refused(error) => return self.failed(error),
-            Agreement::Silent(error) if hold.count() > 0 => return self.failed(error),
-            Agreement::Silent(_) => hold.abandon_name_in_doubt(core),
-        }
-        let plan = hold.plan(&core.holds, core.config.max_holds)?;
+        let plan = loop {
+            match hold.agree(core).await {
+                Agreement::Reached { .. } => {}
+                Agreement::Refused(error) => return self.failed(error),
+                Agreement::Silent(error) if hold.count() > 0 => return self.failed(error),
+                Agreement::Silent(_) => hold.abandon_name_in_doubt(core),
+            }
+            if let Some(plan) = hold.plan(&core.holds, core.config.max_holds)? {
+                break plan;
+            }
+        };
         let link = core.store.link(kind.name());
         hold.sending(link.epoch());
         // looked at after the hold is in doubt: a shutdown that this look misses will wait for this turn
@@ -184,13 +192,14 @@ impl Acquire<'_> {
         }
         let sent = Instant::now();
         match core.store.acquire(kind.acquire(&plan.owner, millis(self.lease), plan.holds)).await {
-            // the shutdown has ended all holds already, and waits until this one is undone
-            Ok(Acquired::Yes) if core.check_open().is_err() => {
-                hold.server_holds(&plan);
-                Err(Error::Closed)
-            }
             Ok(Acquired::Yes) => {
-                match hold.enter(&plan, sent, self.lease, self.watched.then_some(core.config.watchdog_timeout)) {
+                let entered = hold.enter(&plan, sent, self.lease, self.watched.then_some(core.config.watchdog_timeout));
+                // looked at after the hold is entered: a shutdown that this look misses will end it
+                if let Err(closed) = core.check_open() {
+                    hold.lose(LossReason::ShutDown);
+                    return Err(closed);
+                }
+                match entered {
                     Some(ticket) => Ok(Attempt::Entered((Arc::clone(hold), ticket))),
                     None => self.failed(super::silent("the answer came when the lease was over already")),
                 }

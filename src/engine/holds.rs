@@ -207,6 +207,11 @@ impl Holds {
         self.by_lock_and_owner.len()
     }
 
+    /// No name used so far is used for a new hold: somebody else may still send requests under one.
+    pub(crate) fn retire_names(&self) {
+        self.era.fetch_add(1, Ordering::AcqRel);
+    }
+
     fn era(&self) -> u64 {
         self.era.load(Ordering::Acquire)
     }
@@ -270,12 +275,16 @@ impl Hold {
 
     // --- acquiring: in turn ---
 
-    /// What the next acquire should send. A re-entry into a hold whose lease is over is refused.
-    pub(crate) fn plan(&self, holds: &Holds, max_holds: u32) -> Result<Plan> {
+    /// What the next acquire should send. A re-entry into a hold whose lease is over is refused. `None`: a hold was
+    /// given back since the server agreed; a new name now would leave the record under the old one behind.
+    pub(crate) fn plan(&self, holds: &Holds, max_holds: u32) -> Result<Option<Plan>> {
         if self.lose_if_over() {
             return Err(self.lost_error(LossReason::LeaseExpired));
         }
         let mut state = self.state();
+        if state.server != ServerSide::Holds(state.count) {
+            return Ok(None);
+        }
         if state.count >= max_holds {
             return Err(Error::TooManyHolds {
                 lock: self.key.lock.to_string(),
@@ -288,7 +297,7 @@ impl Hold {
             state.owner = self.key.owner.in_era(era);
             state.era = Some(era);
         }
-        Ok(Plan { owner: state.owner.clone(), holds: state.count + 1 })
+        Ok(Some(Plan { owner: state.owner.clone(), holds: state.count + 1 }))
     }
 
     /// From here on a request is under way: if nobody hears its answer, the server's side is unknown.
@@ -302,11 +311,6 @@ impl Hold {
     /// The server did not execute the request: nothing is in doubt.
     pub(crate) fn not_sent(&self, plan: &Plan) {
         self.state().server = ServerSide::Holds(plan.holds - 1);
-    }
-
-    /// The server did what was planned, and nobody wants it any more.
-    pub(crate) fn server_holds(&self, plan: &Plan) {
-        self.state().server = ServerSide::Holds(plan.holds);
     }
 
     /// The server said that this owner holds nothing.
@@ -577,7 +581,7 @@ impl Hold {
     fn abandon_name(&self, core: &Core, epoch: u64) {
         let owner = {
             let mut state = self.state();
-            core.holds.era.fetch_add(1, Ordering::AcqRel);
+            core.holds.retire_names();
             state.server = ServerSide::Holds(0);
             state.owner.clone()
         };
@@ -609,7 +613,7 @@ mod tests {
     use crate::{keys::LockName, lock::Reentrant, owner::ClientId};
 
     fn entered(holds: &Holds, hold: &Hold) -> Ticket {
-        let plan = hold.plan(holds, u32::MAX).unwrap();
+        let plan = hold.plan(holds, u32::MAX).unwrap().unwrap();
         hold.enter(&plan, Instant::now(), Duration::from_secs(30), None).unwrap()
     }
 
@@ -636,13 +640,15 @@ mod tests {
         let kind: Arc<dyn Kind> = Arc::new(Reentrant::new(&LockName::new("", "l", 1024).unwrap()));
         let hold = holds.get_or_insert(&kind, &OwnerId::named(&ClientId::random(), "me").unwrap());
         let over = Instant::now().checked_sub(Duration::from_millis(50)).unwrap();
-        let plan = hold.plan(&holds, u32::MAX).unwrap();
+        let plan = hold.plan(&holds, u32::MAX).unwrap().unwrap();
         let stale = hold.enter(&plan, over, Duration::from_millis(60), None);
         std::thread::sleep(Duration::from_millis(20));
         assert!(matches!(hold.due(Instant::now(), Duration::ZERO), Due::Expired | Due::Never));
         if let Some(stale) = stale {
             assert!(hold.leave(Some(stale)).is_err());
         }
+        assert!(hold.plan(&holds, u32::MAX).unwrap().is_none(), "the server still records it");
+        hold.server_holds_nothing();
         let fresh = entered(&holds, &hold);
         hold.lose_if_over();
         assert!(hold.remaining(fresh).is_ok());

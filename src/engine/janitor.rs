@@ -118,12 +118,13 @@ impl Drop for Done<'_> {
 }
 
 async fn settle(core: &Core, hold: Arc<Hold>) {
-    hold.listed.store(false, Ordering::Release);
     let record_ends = hold.deadline().max(Instant::now() + core.config.watchdog_timeout);
     let give_up = record_ends + core.config.command_timeout();
     let mut pause = PAUSE.0;
     loop {
         let turn = hold.turn.lock().await;
+        // from here on a change needs another look
+        hold.listed.store(false, Ordering::Release);
         let error = match hold.agree(core).await {
             Agreement::Reached { .. } => break,
             Agreement::Refused(error) => {
@@ -142,8 +143,8 @@ async fn settle(core: &Core, hold: Arc<Hold>) {
             }
         };
         drop(turn);
-        if hold.leftover() != Leftover::Doubt {
-            break;
+        if hold.leftover() != Leftover::Doubt || hold.listed.swap(true, Ordering::AcqRel) {
+            break; // settled, or on the list again
         }
         tracing::debug!(lock = %hold.lock_name(), %error, "settling again");
         core.store.wait_up(hold.lock_name(), PAUSE.1).await;

@@ -21,7 +21,7 @@ use std::{
 
 use tokio::{
     runtime::{Builder, Handle},
-    sync::oneshot,
+    sync::{MutexGuard, oneshot},
     time::Sleep,
 };
 use uuid::Uuid;
@@ -177,6 +177,22 @@ impl Core {
         2 * self.config.command_timeout() + Duration::from_millis(100)
     }
 
+    /// The turn of a hold; no timer where it is free. Whoever has it may be a future that nobody polls any more.
+    async fn turn<'h>(&self, hold: &'h Hold, limit: Instant) -> Result<MutexGuard<'h, ()>, StoreError> {
+        if let Ok(turn) = hold.turn.try_lock() {
+            return Ok(turn);
+        }
+        tokio::select! {
+            biased;
+            turn = hold.turn.lock() => Ok(turn),
+            () = self.sleep_until(limit) => Err(StoreError::new(
+                StoreErrorKind::Overloaded,
+                false,
+                "another call of this owner is under way; is its future polled?",
+            )),
+        }
+    }
+
     /// Looks after a hold that its user is done with. Call with a handle that is not used again.
     pub(crate) fn tidy(&self, hold: &Arc<Hold>) {
         match hold.leftover() {
@@ -195,13 +211,14 @@ impl Core {
         let budget = Instant::now() + self.config.command_timeout();
         let mut pause = Duration::from_millis(5);
         loop {
-            let turn = hold.turn.lock().await;
-            let error = match hold.agree(self).await {
-                Agreement::Reached { held: true } => return hold.check_released(generation),
-                Agreement::Reached { held: false } => return Err(hold.lost_error(LossReason::RecordMissing)),
-                Agreement::Refused(error) | Agreement::Silent(error) => error,
+            let error = match self.turn(hold, budget).await {
+                Ok(_turn) => match hold.agree(self).await {
+                    Agreement::Reached { held: true } => return hold.check_released(generation),
+                    Agreement::Reached { held: false } => return Err(hold.lost_error(LossReason::RecordMissing)),
+                    Agreement::Refused(error) | Agreement::Silent(error) => error,
+                },
+                Err(error) => error,
             };
-            drop(turn);
             if !error.is_transient() || Instant::now() + pause > budget {
                 return Err(store_error(hold.lock_name(), error));
             }

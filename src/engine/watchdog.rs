@@ -37,7 +37,9 @@ pub(crate) async fn run(core: Arc<Core>) {
     // what is due within this time goes along now: fewer, fuller batches
     let slack = period / 10;
     loop {
-        let next = pass(&core, slack).await.unwrap_or(Instant::now() + period).min(Instant::now() + period);
+        // a hold taken while the pass lasts is due a period after the pass began
+        let latest = Instant::now() + period;
+        let next = pass(&core, slack).await.unwrap_or(latest).min(latest);
         sleep(next.saturating_duration_since(Instant::now()).max(slack)).await;
     }
 }

@@ -69,6 +69,15 @@ impl fmt::Debug for Link {
     }
 }
 
+impl Drop for Link {
+    /// A connect that was given up midway leaves no router behind on a runtime of the user's.
+    fn drop(&mut self) {
+        if let Some(router) = lock(&self.router).take() {
+            router.abort();
+        }
+    }
+}
+
 impl Link {
     /// Connects, and keeps connected until [`Link::close`]. Must run on the client's own runtime.
     pub(crate) async fn connect(
@@ -129,6 +138,8 @@ impl Link {
                     // the connection is back
                     _ => self.set_up(self.client.state() == ClientState::Connected),
                 },
+                // a stale error that was read between the event of a reconnect and the state after it
+                () = sleep(HEARTBEAT), if !self.is_up() => self.set_up(self.client.state() == ClientState::Connected),
                 ended = &mut router => {
                     if self.closed.load(Ordering::Acquire) {
                         return;

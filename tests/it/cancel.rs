@@ -679,3 +679,20 @@ async fn r87_waiters_that_give_up_never_take_a_wake_up_along() {
     }
     nothing_is_left(&server, &[&a, &b]).await;
 }
+
+/// A future that is neither polled nor dropped keeps the owner's turn. Whoever waits for that turn hears of it.
+#[tokio::test]
+async fn a_call_that_is_left_half_way_does_not_hang_the_next_call_of_its_owner() {
+    let server = Server::start();
+    let client = server.client_with(|builder| builder.watchdog_timeout(Duration::from_secs(1))).await;
+    let lock = client.reentrant_lock("l").unwrap();
+    let guard = lock.lock().await.unwrap();
+    let mut parked = std::pin::pin!(lock.lock());
+    assert!(std::future::poll_fn(|cx| std::task::Poll::Ready(parked.as_mut().poll(cx).is_pending())).await);
+    let limit = Duration::from_secs(10);
+    let tried = tokio::time::timeout(limit, lock.try_lock()).await.expect("an answer");
+    assert!(matches!(tried, Err(Error::Store { .. })), "{tried:?}");
+    let released = tokio::time::timeout(limit, guard.unlock()).await.expect("an answer");
+    assert!(released.is_err(), "{released:?}");
+    drop(parked);
+}

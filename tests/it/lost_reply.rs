@@ -248,6 +248,23 @@ async fn f7_a_release_that_is_executed_late_does_not_free_the_next_hold_of_the_s
 }
 
 #[tokio::test]
+async fn f7_a_late_release_by_another_client_does_not_free_the_next_hold_of_the_same_owner() {
+    let bed = Bed::new().await;
+    let (here, there) = (bed.other_lock("l"), bed.lock("l"));
+    let me = || AcquireOptions::new().owner(bed.other.owner("job").unwrap());
+    let owner = here.acquire(me()).await.unwrap().unwrap().forget();
+    bed.proxy.once(Verb::Release, Action::Ghost(Duration::from_secs(2)));
+    unconfirmed(there.release(&owner).await);
+    eventually("a release over the next connection", || async { there.release(&owner).await.is_ok() }).await;
+    // the first owner finds out, and goes on
+    assert!(matches!(here.release(&owner).await, Err(Error::Lost { .. })));
+    let next = here.acquire(me()).await.unwrap().expect("a free lock");
+    eventually("the late release", || async { bed.proxy.ghosts() == 1 }).await;
+    bed.assert_held(&next, 1);
+    next.unlock().await.unwrap();
+}
+
+#[tokio::test]
 async fn f7_a_nested_release_that_is_executed_late_does_not_end_the_hold() {
     let bed = Bed::new().await;
     let outer = bed.lock("l").lock().await.unwrap();

@@ -437,3 +437,19 @@ async fn r113_a_hundred_clients_start_while_the_server_restarts() {
         tokio::time::timeout(Duration::from_secs(120), task).await.expect("no hang").unwrap();
     }
 }
+
+/// `Duration::MAX` is how one says "for ever".
+#[tokio::test]
+async fn endless_durations_in_the_configuration_do_not_panic() {
+    let server = Server::start();
+    let proxy = Proxy::start(&server);
+    let builder = LockClient::builder().poll_cap(Duration::MAX).outage_patience(Duration::MAX);
+    let client = builder.connect_timeout(Duration::MAX).connect(proxy.url()).await.unwrap();
+    server.call(&["HSET", "l", "0a1b2c3d-0000-0000-0000-000000000000:1", "1"]);
+    let lock = client.reentrant_lock("l").unwrap();
+    let busy = tokio::time::timeout(Duration::from_millis(300), lock.lock()).await;
+    assert!(busy.is_err(), "no panic, no lock");
+    server.call(&["DEL", "l"]);
+    proxy.once(Verb::Acquire, Action::Refuse("LOADING Redis is loading the dataset in memory"));
+    lock.lock().await.unwrap().unlock().await.unwrap();
+}

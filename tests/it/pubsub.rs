@@ -16,7 +16,9 @@ use nestlock::{LockClient, RLock};
 use crate::support::{
     Server,
     child::{ByHand, channel},
-    eventually, within,
+    eventually,
+    proxy::Proxy,
+    within,
 };
 
 /// So far beyond each test's patience that a missed wake-up shows.
@@ -330,6 +332,25 @@ async fn f18_without_any_messages_a_lock_changes_hands_within_the_poll_cap() {
     times.sort();
     println!("hand-over without pub/sub, poll cap {poll_cap:?}: median {:?}, worst {:?}", times[5], times[9]);
     assert!(times[9] < 2 * poll_cap + Duration::from_secs(1), "{times:?}");
+}
+
+#[tokio::test]
+async fn r86_a_refused_subscription_does_not_make_connections_again_and_again() {
+    let server = Server::start();
+    server.call(&["ACL", "SETUSER", "u", "on", ">p", "~*", "+@all", "resetchannels", "&*{good}"]);
+    let proxy = Proxy::start(&server);
+    let url = proxy.url().replace("redis://", "redis://u:p@");
+    let client = LockClient::builder().poll_cap(Duration::from_millis(100)).connect(url).await.unwrap();
+    let others = ["bad", "good"].map(|name| ByHand::hold(&server, name, NEVER));
+    let tasks: Vec<_> = ["bad", "good"].iter().flat_map(|name| waiters(&client, name, 1)).collect();
+    subscribed(&server, "good").await;
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let connections = proxy.connections();
+    assert!(connections <= 5, "{connections} connections");
+    // a release publishes
+    server.call(&["ACL", "SETUSER", "u", "allchannels"]);
+    others.iter().for_each(ByHand::release);
+    all_end("both waiters", PROMPT, tasks).await;
 }
 
 #[tokio::test]
