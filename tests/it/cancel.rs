@@ -687,7 +687,7 @@ async fn a_call_that_is_left_half_way_does_not_hang_the_next_call_of_its_owner()
     let client = server.client_with(|builder| builder.watchdog_timeout(Duration::from_secs(1))).await;
     let lock = client.reentrant_lock("l").unwrap();
     let guard = lock.lock().await.unwrap();
-    let mut parked = std::pin::pin!(lock.lock());
+    let mut parked = lock.lock();
     assert!(std::future::poll_fn(|cx| std::task::Poll::Ready(parked.as_mut().poll(cx).is_pending())).await);
     let limit = Duration::from_secs(10);
     let tried = tokio::time::timeout(limit, lock.try_lock()).await.expect("an answer");
@@ -695,4 +695,5 @@ async fn a_call_that_is_left_half_way_does_not_hang_the_next_call_of_its_owner()
     let released = tokio::time::timeout(limit, guard.unlock()).await.expect("an answer");
     assert!(released.is_err(), "{released:?}");
     drop(parked);
+    nothing_is_left(&server, &[&client]).await;
 }
