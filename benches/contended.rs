@@ -19,9 +19,17 @@ use fred::{
 use nestlock::{LockClient, RLock};
 use support::{bare, median, quantile, report, server};
 
-/// Hands the lock over `rounds` times; seconds from the call of `unlock` to the return of `lock`.
-async fn hand_over(from: &LockClient, to: &LockClient, rounds: usize, settle: Duration) -> Vec<f64> {
-    let mut seconds = Vec::with_capacity(rounds);
+/// Hands the lock over `rounds` times, each time after a pause in which the waiter falls asleep: idle, so that cores
+/// sleep too, or filled with PINGs. Returns the seconds of the hand-overs, and of PINGs after the same kind of pause.
+async fn hand_over(
+    from: &LockClient,
+    to: &LockClient,
+    bare: &Client,
+    idle: bool,
+    rounds: usize,
+) -> (Vec<f64>, Vec<f64>) {
+    let pause = Duration::from_millis(4);
+    let (mut hand_overs, mut pings) = (Vec::with_capacity(rounds), Vec::new());
     for round in 0..rounds {
         let name = format!("hand-over-{}", round % 8);
         let guard = from.reentrant_lock(&name).expect("a name").lock().await.expect("the lock");
@@ -32,43 +40,48 @@ async fn hand_over(from: &LockClient, to: &LockClient, rounds: usize, settle: Du
             guard.unlock().await.expect("the unlock");
             returned
         });
-        // long enough for the waiter to have subscribed and looked again
-        tokio::time::sleep(settle).await;
+        // the waiter needs four round trips to subscribe and to look again
+        if idle {
+            tokio::time::sleep(pause).await;
+        } else {
+            for _ in 0..40 {
+                pings.push(ping(bare).await);
+            }
+        }
         let start = Instant::now();
         guard.unlock().await.expect("the unlock");
         let returned = waiter.await.expect("a task");
-        seconds.push(returned.duration_since(start).as_secs_f64());
+        hand_overs.push(returned.duration_since(start).as_secs_f64());
+        if idle {
+            tokio::time::sleep(pause).await;
+            pings.push(ping(bare).await);
+        }
     }
-    seconds
+    (hand_overs, pings)
 }
 
-/// PING round trips, each after the same pause that a hand-over has: an idle machine answers later.
-async fn pings(client: &Client, count: usize, pause: Duration) -> Vec<f64> {
-    let mut seconds = Vec::with_capacity(count);
-    for _ in 0..count {
-        tokio::time::sleep(pause).await;
-        let start = Instant::now();
-        let _: String = client.ping(None).await.expect("an answer");
-        seconds.push(start.elapsed().as_secs_f64());
-    }
-    seconds
+async fn ping(bare: &Client) -> f64 {
+    let start = Instant::now();
+    let _: String = bare.ping(None).await.expect("an answer");
+    start.elapsed().as_secs_f64()
 }
 
 async fn with_messages(url: &str) {
     let bare = bare(url).await;
-    let (a, b) = (LockClient::connect(url).await.expect("a"), LockClient::connect(url).await.expect("b"));
-    let (mut trips, mut ping, mut busy_ping) = (Vec::new(), Vec::new(), Vec::new());
-    let pause = Duration::from_millis(4);
-    for _ in 0..20 {
-        busy_ping.extend(pings(&bare, 100, Duration::ZERO).await);
-        ping.extend(pings(&bare, 50, pause).await);
-        trips.extend(hand_over(&a, &b, 50, pause).await);
+    let own = [LockClient::connect(url).await.expect("a"), LockClient::connect(url).await.expect("b")];
+    let here = || LockClient::builder().drive_connection_on(tokio::runtime::Handle::current()).connect(url);
+    let driven = [here().await.expect("a"), here().await.expect("b")];
+    for (thread, [a, b]) in [("own thread", &own), ("caller's runtime", &driven)] {
+        for (machine, idle) in [("idle before", true), ("busy before", false)] {
+            let (hand_overs, mut pings) = hand_over(a, b, &bare, idle, 1000).await;
+            let ping = median(&mut pings);
+            let mut trips: Vec<f64> = hand_overs.into_iter().map(|seconds| seconds / ping).collect();
+            println!("    PING {:.0} us", ping * 1e6);
+            let what = format!("hand-over in PING round trips, {thread}, {machine}");
+            report(&format!("{what}, median"), median(&mut trips), "<= 3");
+            report(&format!("{what}, p99"), quantile(&mut trips, 0.99), "<= 10");
+        }
     }
-    let (ping, busy_ping) = (median(&mut ping), median(&mut busy_ping));
-    let mut trips: Vec<f64> = trips.into_iter().map(|seconds| seconds / ping).collect();
-    println!("    PING {:.0} us, back to back {:.0} us", ping * 1e6, busy_ping * 1e6);
-    report("hand-over to a waiter of another client, in PING round trips, median", median(&mut trips), "<= 3");
-    report("hand-over to a waiter of another client, in PING round trips, p99", quantile(&mut trips, 0.99), "<= 10");
 }
 
 /// The waiter's user may not subscribe: not one message reaches it.
