@@ -1,0 +1,1 @@
+//! Servers for running and testing nestlock with nothing installed.
