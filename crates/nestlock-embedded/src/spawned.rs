@@ -146,11 +146,14 @@ impl SpawnedServer {
     where
         A: IntoIterator<Item: Into<OsString>>,
     {
+        Self::start_at(args.into_iter().map(Into::into).collect(), free_port)
+    }
+
+    fn start_at(args: Vec<OsString>, mut port: impl FnMut() -> io::Result<u16>) -> Result<Self, SpawnError> {
         let program = program()?;
-        let args: Vec<OsString> = args.into_iter().map(Into::into).collect();
         let mut tried = 1;
         loop {
-            let (folder, port) = (new_folder()?, free_port()?);
+            let (folder, port) = (new_folder()?, port()?);
             match Guard::start(&program, &args, &folder, port, true) {
                 Ok(guard) => return Ok(Self { program, args, folder, port, guard: Mutex::new(guard) }),
                 Err(error) if port_taken(&error) && tried < PORTS_TRIED => tried += 1,
@@ -466,4 +469,123 @@ fn free_port() -> io::Result<u16> {
 
 fn random() -> u64 {
     RandomState::new().build_hasher().finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixListener;
+
+    use super::*;
+
+    #[test]
+    fn a_port_that_somebody_takes_first_is_passed_over() {
+        let taken = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let taken = || taken.local_addr().unwrap().port();
+        let mut asked = 0;
+        let server = SpawnedServer::start_at(Vec::new(), || {
+            asked += 1;
+            if asked <= 2 { Ok(taken()) } else { free_port() }
+        });
+        assert_ne!(server.unwrap().port, taken());
+        assert_eq!(asked, 3);
+        let mut asked = 0;
+        let server = SpawnedServer::start_at(Vec::new(), || {
+            asked += 1;
+            Ok(taken())
+        });
+        assert!(port_taken(&server.unwrap_err()));
+        assert_eq!(asked, PORTS_TRIED);
+    }
+
+    #[test]
+    fn any_answer_will_do_but_loading() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = socket(folder.path());
+        assert!(!answers(&socket), "nobody is there");
+        let listener = UnixListener::bind(&socket).unwrap();
+        let replies = ["+PONG\r\n", "-NOAUTH Authentication required.\r\n", "-LOADING Redis is loading\r\n", ""];
+        let server = thread::spawn(move || {
+            for reply in replies {
+                let (mut stream, _) = listener.accept().unwrap();
+                let mut line = String::new();
+                BufReader::new(&stream).read_line(&mut line).unwrap();
+                stream.write_all(reply.as_bytes()).unwrap();
+            }
+        });
+        assert_eq!(replies.map(|_| answers(&socket)), [true, true, false, false]);
+        server.join().unwrap();
+    }
+
+    #[test]
+    fn a_long_log_is_quoted_by_its_end() {
+        let folder = tempfile::tempdir().unwrap();
+        let log = folder.path().join("log");
+        assert_eq!(last_lines(b"a\r\n\n b \n", &log, 0), "a\n b");
+        let lines: Vec<String> = (0..100).map(|n| n.to_string()).collect();
+        std::fs::write(&log, lines.join("\n")).unwrap();
+        assert_eq!(last_lines(b"output", &log, 0), lines[100 - LINES_QUOTED..].join("\n"));
+        // what was there before the start is not this start's
+        assert_eq!(last_lines(b"output", &log, (lines.join("\n").len() - 5) as u64), "output\n98\n99");
+    }
+
+    /// The guard in each shell that is here, with a "server" that has a child.
+    #[test]
+    fn any_shell_can_be_the_guard() {
+        let mut shells = 0;
+        for shell in [&["/bin/sh"] as &[&str], &["dash"], &["bash", "--posix"], &["busybox", "sh"]] {
+            for end in ["", "STOP\n", "KILL\n", "LEAVE\n"] {
+                let folder = new_folder().unwrap();
+                let mut command = Command::new(shell[0]);
+                command.args(&shell[1..]).args(["-c", GUARD, "sh"]).arg(&folder).arg("yes");
+                command
+                    .args(["/bin/sh", "-c", "sleep 60 & echo $! >\"$0/new\"; mv \"$0/new\" \"$0/child\"; wait"])
+                    .arg(&folder);
+                command.process_group(0).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+                let Ok((mut guard, ended)) = Guard::spawn(command) else { continue };
+                shells += 1;
+                let what = format!("{shell:?} {end:?}");
+                let line = guard.answer().unwrap();
+                let pid = line.strip_prefix("pid ").unwrap_or_else(|| panic!("{what}: {line:?}"));
+                let child = read_soon(&folder.join("child"));
+                let lives = |pid: &str| {
+                    let state = Command::new("ps").args(["-o", "stat=", "-p", pid.trim()]).output().unwrap();
+                    let state = String::from_utf8_lossy(&state.stdout).into_owned();
+                    !state.is_empty() && !state.starts_with('Z')
+                };
+                assert!(lives(pid) && lives(&child), "{what}");
+                guard.order("STOP").unwrap();
+                guard.order("CONT").unwrap();
+                if end == "LEAVE\n" {
+                    guard.order("KILL").unwrap();
+                    assert!(!lives(pid), "{what}");
+                    assert!(guard.order("STOP").is_err() && guard.order("CONT").is_err(), "{what}");
+                    guard.leave();
+                    assert!(folder.exists(), "{what}");
+                    std::fs::remove_dir_all(&folder).unwrap();
+                    assert!(Command::new("kill").args(["-KILL", child.trim()]).status().unwrap().success());
+                } else {
+                    if !end.is_empty() {
+                        guard.order(end.trim()).unwrap();
+                    }
+                    drop(guard);
+                    assert!(!folder.exists(), "{what}");
+                    // the child has been killed, too: the pipe has nobody left
+                    ended.recv_timeout(PATIENCE).unwrap_or_else(|_| panic!("{what}: the pipe is held"));
+                    assert!(!lives(pid) && !lives(&child), "{what}");
+                }
+            }
+        }
+        assert!(shells >= 4, "{shells}");
+    }
+
+    fn read_soon(path: &Path) -> String {
+        let start = Instant::now();
+        loop {
+            match std::fs::read_to_string(path) {
+                Ok(text) => return text,
+                Err(error) => assert!(start.elapsed() < PATIENCE, "{}: {error}", path.display()),
+            }
+            thread::sleep(PAUSE);
+        }
+    }
 }
