@@ -10,8 +10,8 @@ use crate::{
     engine::{self, Anchor},
     error::Result,
     keys::LockName,
-    lock::{Lock, Reentrant},
-    options::Config,
+    lock::{Fair, Fenced, Lock, NonReentrant, Read, ReadWriteLock, Reentrant, Spin, Write},
+    options::{Backoff, Config},
     owner::OwnerId,
     store::Endpoint,
 };
@@ -60,6 +60,96 @@ impl LockClient {
     /// and its channel into different slots of a cluster.
     pub fn reentrant_lock(&self, name: impl AsRef<str>) -> Result<Lock> {
         Ok(Lock::new(&self.anchor, Reentrant::new(&self.name(name.as_ref())?)))
+    }
+
+    /// The fenced lock of this name: Redisson's `RFencedLock`. Its guards carry a token that only grows.
+    ///
+    /// [`LockGuard::fencing_token`](crate::LockGuard::fencing_token) is higher than that of every earlier holder, and the
+    /// same for all holds of one owner. Hand it to the guarded resource, and let that refuse whatever is lower than what
+    /// it has seen: then a paused holder can do no harm, however late it wakes.
+    ///
+    /// The record is the reentrant lock's: one name excludes both. A hold taken as a reentrant lock has no token.
+    ///
+    /// # Errors
+    ///
+    /// As [`LockClient::reentrant_lock`].
+    pub fn fenced_lock(&self, name: impl AsRef<str>) -> Result<Lock> {
+        Ok(Lock::new(&self.anchor, Fenced::new(&self.name(name.as_ref())?)))
+    }
+
+    /// The fair lock of this name: Redisson's `RFairLock`. First come, first served, in the order in which the server saw
+    /// the requests of all processes.
+    ///
+    /// A waiter that is not heard of for the client's [`fair_patience`](LockClientBuilder::fair_patience) loses its place;
+    /// one that lives looks often enough to keep it. A try without a wait takes no place, and gets the lock only if nobody
+    /// waits. Not to be mixed with other kinds at one name: a reentrant lock would not see the queue.
+    ///
+    /// # Errors
+    ///
+    /// As [`LockClient::reentrant_lock`].
+    pub fn fair_lock(&self, name: impl AsRef<str>) -> Result<Lock> {
+        Ok(Lock::new(&self.anchor, self.fair(name.as_ref())?))
+    }
+
+    /// The fair lock of this name that its owner can not take again: Redisson's `NonReentrantFairLock`.
+    ///
+    /// # Errors
+    ///
+    /// As [`LockClient::reentrant_lock`].
+    pub fn non_reentrant_fair_lock(&self, name: impl AsRef<str>) -> Result<Lock> {
+        Ok(Lock::new(&self.anchor, NonReentrant(self.fair(name.as_ref())?)))
+    }
+
+    fn fair(&self, name: &str) -> Result<Fair> {
+        Ok(Fair::new(&self.name(name)?, self.anchor.config.fair_patience))
+    }
+
+    /// The read-write lock of this name: Redisson's `RReadWriteLock`. Many may hold `read()`, or one `write()`.
+    ///
+    /// A writer that waits holds new readers back, so that it waits only for those who read already; readers of other
+    /// clients of the format (Redisson) do not know of that.
+    ///
+    /// # Errors
+    ///
+    /// As [`LockClient::reentrant_lock`].
+    pub fn read_write_lock(&self, name: impl AsRef<str>) -> Result<ReadWriteLock> {
+        let name = self.name(name.as_ref())?;
+        let (read, write) = (Read::new(&name), Write::new(&name));
+        Ok(ReadWriteLock::new(Lock::new(&self.anchor, read), Lock::new(&self.anchor, write)))
+    }
+
+    /// The spin lock of this name, with the default [`Backoff`]: Redisson's `RSpinLock`.
+    ///
+    /// For many locks that are held for moments: nobody subscribes, and a release tells nobody. Waiters try again after
+    /// pauses, so that it is not fair, and a wait costs requests. The record is the reentrant lock's: one name excludes
+    /// both; a reentrant lock's waiter then learns of a release by looking, within the poll cap.
+    ///
+    /// # Errors
+    ///
+    /// As [`LockClient::reentrant_lock`].
+    pub fn spin_lock(&self, name: impl AsRef<str>) -> Result<Lock> {
+        self.spin_lock_with(name, Backoff::default())
+    }
+
+    /// The spin lock of this name, with pauses of your choice.
+    ///
+    /// # Errors
+    ///
+    /// As [`LockClient::reentrant_lock`].
+    pub fn spin_lock_with(&self, name: impl AsRef<str>, backoff: Backoff) -> Result<Lock> {
+        Ok(Lock::new(&self.anchor, Spin::new(&self.name(name.as_ref())?, backoff)))
+    }
+
+    /// The lock of this name that its owner can not take again: Redisson's `NonReentrantLock`.
+    ///
+    /// [`Error::NotReentrant`] at once, where waiting would never end. Record and messages are the reentrant lock's: one
+    /// name excludes both.
+    ///
+    /// # Errors
+    ///
+    /// As [`LockClient::reentrant_lock`].
+    pub fn non_reentrant_lock(&self, name: impl AsRef<str>) -> Result<Lock> {
+        Ok(Lock::new(&self.anchor, NonReentrant(Reentrant::new(&self.name(name.as_ref())?))))
     }
 
     fn name(&self, name: &str) -> Result<LockName> {
@@ -181,6 +271,13 @@ impl LockClientBuilder {
     /// tries once.
     pub fn outage_patience(mut self, patience: Duration) -> Self {
         self.config.outage_patience = patience;
+        self
+    }
+
+    /// After how long a silent waiter of a fair lock counts as gone. Default 5 min, as Redisson's `fairLockWaitTimeout`;
+    /// 200 ms to 10 years. A waiter that lives is never silent for that long. The same for all clients of a lock, best.
+    pub fn fair_patience(mut self, patience: Duration) -> Self {
+        self.config.fair_patience = patience;
         self
     }
 

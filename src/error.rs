@@ -81,6 +81,22 @@ pub enum Error {
         /// How often.
         holds: u32,
     },
+    /// The owner holds this non-reentrant lock already. Nothing was sent; waiting would never end.
+    #[error("lock {lock:?} is held by {owner} already and is not reentrant; release it first")]
+    NotReentrant {
+        /// The lock's name.
+        lock: String,
+        /// Who holds it.
+        owner: String,
+    },
+    /// The owner holds the read lock and asked for the write lock. Nothing was sent; he would wait for himself.
+    #[error("lock {lock:?} is read-locked by {owner}, who would wait for himself; release the read lock first")]
+    UpgradeRefused {
+        /// The lock's name.
+        lock: String,
+        /// Who holds the read lock.
+        owner: String,
+    },
     /// The request was sent, no answer came: it may or may not have been executed. The client is making the server
     /// agree in the background; at the latest the lease ends what is left.
     #[error("lock {lock:?}: no answer from the server, the outcome is unknown and being settled: {source}")]

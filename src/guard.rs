@@ -46,6 +46,13 @@ impl LockGuard {
         self.hold.owner()
     }
 
+    /// The fencing token: higher than that of every earlier holder. `None` if the kind has none; see
+    /// [`LockClient::fenced_lock`](crate::LockClient::fenced_lock).
+    #[must_use]
+    pub fn fencing_token(&self) -> Option<u64> {
+        self.ticket.and_then(|ticket| ticket.token)
+    }
+
     /// Releases this hold, and waits until the server has done so.
     ///
     /// # Errors

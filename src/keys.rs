@@ -20,7 +20,8 @@ impl LockName {
         if full.len() > max_len {
             return refuse(format!("{} bytes are more than the limit of {max_len}; use a shorter name", full.len()));
         }
-        if full.starts_with("redisson_") || full.contains(":rwlock_timeout:") {
+        let reserved = ["redisson_", "nestlock_rwlock_intent:"];
+        if reserved.iter().any(|prefix| full.starts_with(prefix)) || full.contains(":rwlock_timeout:") {
             return refuse("locks keep their own keys under such names; use another one".into());
         }
         let derived = derive("redisson_lock__channel", &full);
@@ -40,7 +41,20 @@ impl LockName {
 
     /// The pub/sub channel of a plain lock.
     pub(crate) fn channel(&self) -> Arc<str> {
-        derive("redisson_lock__channel", &self.0).into()
+        self.derived("redisson_lock__channel")
+    }
+
+    /// A further key or channel of this lock, in its slot.
+    pub(crate) fn derived(&self, prefix: &str) -> Arc<str> {
+        derive(prefix, &self.0).into()
+    }
+}
+
+impl LockName {
+    /// `{name}:suffix`, or `name:suffix` where the name has braces already.
+    pub(crate) fn with_suffix(&self, suffix: &str) -> Arc<str> {
+        let name = &self.0;
+        if name.contains('{') { format!("{name}:{suffix}").into() } else { format!("{{{name}}}:{suffix}").into() }
     }
 }
 

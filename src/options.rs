@@ -86,6 +86,51 @@ impl AcquireOptions {
     }
 }
 
+/// How long a spin lock's waiter pauses between two tries.
+///
+/// Every pause is shortened by a random part, up to a half, so that waiters do not try in step.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Backoff {
+    initial: Duration,
+    max: Duration,
+    multiplier: f64,
+}
+
+impl Backoff {
+    /// Pauses that grow from `initial` by `multiplier` up to `max`. Redisson's default is 1 ms, 128 ms and 2.
+    ///
+    /// A pause is at least 1 ms, and at most an hour; a multiplier below 1, or that is no number, counts as 1.
+    #[must_use]
+    pub fn exponential(initial: Duration, max: Duration, multiplier: f64) -> Self {
+        let initial = initial.clamp(Duration::from_millis(1), Duration::from_secs(3600));
+        Self {
+            initial,
+            max: max.clamp(initial, Duration::from_secs(3600)),
+            multiplier: if multiplier >= 1.0 { multiplier } else { 1.0 },
+        }
+    }
+
+    /// Pauses of one length, 1 ms to an hour. Redisson's default is 64 ms.
+    #[must_use]
+    pub fn constant(pause: Duration) -> Self {
+        Self::exponential(pause, pause, 1.0)
+    }
+
+    /// The pause after this many tries, before its random part.
+    pub(crate) fn pause(&self, tries: u32) -> Duration {
+        let exponent = i32::try_from(tries.saturating_sub(1)).unwrap_or(i32::MAX);
+        let factor = self.multiplier.powi(exponent).min(1e9);
+        self.initial.mul_f64(factor).min(self.max)
+    }
+}
+
+impl Default for Backoff {
+    /// From 1 ms to 128 ms, doubling.
+    fn default() -> Self {
+        Self::exponential(Duration::from_millis(1), Duration::from_millis(128), 2.0)
+    }
+}
+
 /// Checks a lease, and rounds it up to whole milliseconds.
 pub(crate) fn checked_lease(lock: &str, lease: Duration) -> Result<Duration> {
     let refuse = |reason| Err(Error::InvalidLease { lock: lock.to_owned(), lease, reason });
@@ -117,6 +162,7 @@ pub(crate) struct Config {
     pub(crate) command_timeout: Option<Duration>,
     pub(crate) connect_timeout: Duration,
     pub(crate) outage_patience: Duration,
+    pub(crate) fair_patience: Duration,
     pub(crate) name_prefix: String,
     pub(crate) max_name_len: usize,
     pub(crate) max_holds: u32,
@@ -130,6 +176,7 @@ impl Default for Config {
             command_timeout: None,
             connect_timeout: Duration::from_secs(5),
             outage_patience: Duration::from_secs(10),
+            fair_patience: Duration::from_secs(300),
             name_prefix: String::new(),
             max_name_len: 1024,
             max_holds: u32::MAX,
@@ -156,6 +203,9 @@ impl Config {
         }
         if self.poll_cap < Duration::from_millis(1) {
             return refuse(format!("poll_cap is {:?}; use at least 1 ms", self.poll_cap));
+        }
+        if self.fair_patience < MIN_WATCHDOG || self.fair_patience > MAX_LEASE {
+            return refuse(format!("fair_patience is {:?}; use 200 ms to 10 years", self.fair_patience));
         }
         if self.connect_timeout < Duration::from_millis(1) {
             return refuse(format!("connect_timeout is {:?}; use at least 1 ms", self.connect_timeout));
@@ -197,6 +247,16 @@ mod tests {
         let now = Instant::now();
         assert_eq!(Wait::For(Duration::MAX).until(now), None);
         assert_eq!(AcquireOptions::new().wait(Duration::ZERO).wait, Wait::No);
+    }
+
+    #[test]
+    fn pauses_grow_to_their_limit() {
+        let pauses: Vec<_> = (1..=10).map(|tries| Backoff::default().pause(tries).as_millis()).collect();
+        assert_eq!(pauses, [1, 2, 4, 8, 16, 32, 64, 128, 128, 128]);
+        assert_eq!(Backoff::default().pause(u32::MAX), Duration::from_millis(128));
+        assert_eq!(Backoff::constant(Duration::from_millis(64)).pause(9), Duration::from_millis(64));
+        let odd = Backoff::exponential(Duration::ZERO, Duration::MAX, f64::NAN);
+        assert_eq!(odd.pause(1), Duration::from_millis(1));
     }
 
     /// R26, R36, L5: extremes of the configuration are refused or work.

@@ -105,6 +105,9 @@ impl OwnerId {
         if !name.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'.') {
             return refuse("use visible ASCII characters without '.'");
         }
+        if name.ends_with(":write") {
+            return refuse("it ends like the field of a writer; use another name");
+        }
         Ok(Self::new(client, format_args!("x/{name}")))
     }
 

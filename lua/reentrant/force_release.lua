@@ -1,7 +1,7 @@
 -- reentrant/force_release: free the lock, whoever holds it. Safe to send twice.
 --
 -- KEYS[1]  lock     hash     owner -> hold count; its TTL is the lease
--- ARGV[1]  channel  string   where waiters listen
+-- ARGV[1]  channel  string   where waiters listen; empty: nobody does
 -- Returns  1        free now; waiters were told
 --          0        nobody held it
 --          -3       WRONG_KIND: the hash at this name is not a record of this kind
@@ -12,6 +12,6 @@ if fields == 0 then return 0 end
 if fields > 1 or not string.find(redis.call('hkeys', lock)[1], '^%x+%-%x+%-%x+%-%x+%-%x+:') then return -3 end
 
 -- told first: where PUBLISH is refused, nothing is written
-redis.call('publish', channel, '0')
+if channel ~= '' then redis.call('publish', channel, '0') end
 redis.call('del', lock)
 return 1

@@ -3,7 +3,7 @@
 -- KEYS[1]  lock     hash     owner -> hold count; its TTL is the lease
 -- ARGV[1]  owner    string   "<client>:<task>"
 -- ARGV[2]  holds    integer  the count that this call leads to; 0 frees the lock
--- ARGV[3]  channel  string   where waiters listen
+-- ARGV[3]  channel  string   where waiters listen; empty: nobody does
 -- Returns  1        free now; waiters were told
 --          0        still held, at most `holds` times; the TTL is as it was
 --          nil      this owner does not hold it
@@ -26,7 +26,7 @@ if holds ~= '0' then
 end
 
 -- told first: where PUBLISH is refused, nothing is written. Nobody runs before this script ends
-redis.call('publish', channel, '0')
+if channel ~= '' then redis.call('publish', channel, '0') end
 -- DEL and HDEL work when the server is out of memory; other fields are not ours to delete
 if redis.call('hlen', lock) == 1 then
     redis.call('del', lock)

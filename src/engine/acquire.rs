@@ -10,9 +10,9 @@ use std::{
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::{
-    Core, Kind, UnderWay,
+    Core, Kind, Request, UnderWay, Wake,
     holds::{Agreement, Hold, Ticket},
-    hub::Woken,
+    hub::{Place, Woken},
 };
 use crate::{
     error::{Error, LossReason, Result, StoreError},
@@ -23,6 +23,9 @@ use crate::{
 
 /// How long past the end of the wait the answer to a request under way is awaited.
 const GRACE: Duration = Duration::from_millis(40);
+/// So many holds are not handed over while a subscription is under way: a waiter with as many before him has missed no
+/// message, and need not try again when he listens. Should he have, he looks for himself within the poll cap.
+const FAR: u32 = 16;
 /// The pause before a request that the server refused for now is repeated; half of it is random.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(500));
 
@@ -43,10 +46,15 @@ pub(crate) struct Acquire<'a> {
     limit: Option<Instant>,
 }
 
-enum Attempt {
+enum Attempt<'a> {
     Entered(Entered),
     Busy {
         ttl: Option<Duration>,
+        /// How to learn that it is worth trying again.
+        wake: Wake,
+        place: Option<Place<'a>>,
+        /// Whether many are before this waiter.
+        far: bool,
     },
     /// It may work a little later. Nothing is held.
     Failed(Error),
@@ -73,7 +81,10 @@ impl<'a> Acquire<'a> {
     /// Acquires; `None`: busy until the wait was over.
     pub(crate) async fn run(&self) -> Result<Option<Entered>> {
         // listening before the first try spares the second
-        let mut waiter = if self.waits { self.core.join_existing(self.kind.channel()) } else { None };
+        let mut waiter = match self.waits.then(|| self.kind.wake(&self.owner)) {
+            Some(Wake::Channel(channel)) => self.core.join_existing(&channel),
+            _ => None,
+        };
         let mut told = None;
         let (mut attempts, mut failing_since, mut pause) = (0_u32, None, PAUSE.0);
         loop {
@@ -92,12 +103,19 @@ impl<'a> Acquire<'a> {
                     }
                     return Ok(Some(entered));
                 }
-                Attempt::Busy { ttl } => {
+                Attempt::Busy { ttl, wake, place, far } => {
                     forget(&mut told);
                     if self.limit.is_some_and(|limit| limit <= Instant::now()) {
                         return Ok(None);
                     }
-                    waiter.get_or_insert_with(|| self.core.join(self.kind.channel())).look_after(ttl);
+                    match wake {
+                        Wake::Channel(channel) => {
+                            // the name in the queue, and the channel with it, may have changed
+                            let same = waiter.take().filter(|waiter| waiter.listens_to(&channel));
+                            waiter.insert(same.unwrap_or_else(|| self.core.join(&channel, place, far))).look_after(ttl);
+                        }
+                        Wake::Poll(backoff) => self.back_off(backoff.pause(attempts), ttl).await,
+                    }
                     None
                 }
                 Attempt::Failed(error) => {
@@ -116,7 +134,7 @@ impl<'a> Acquire<'a> {
                     self.pause(pause, patience).await;
                     pause = (pause * 2).min(PAUSE.1);
                 }
-                (None, None) => {}
+                (None, None) => (failing_since, pause) = (None, PAUSE.0),
                 (None, Some(waiter)) => {
                     (failing_since, pause) = (None, PAUSE.0);
                     match waiter.wait(self.limit).await {
@@ -142,7 +160,10 @@ impl Acquire<'_> {
     /// One attempt, given up a little after the end of the wait: it then counts as cancelled.
     ///
     /// In a box, so that a waiter, which spends its time elsewhere, stays small.
-    fn attempt_in_time(&self, limit: Option<Instant>) -> Pin<Box<dyn Future<Output = Result<Attempt>> + Send + '_>> {
+    fn attempt_in_time(
+        &self,
+        limit: Option<Instant>,
+    ) -> Pin<Box<dyn Future<Output = Result<Attempt<'_>>> + Send + '_>> {
         match limit {
             Some(limit) if self.waits && limit + GRACE < Instant::now() + self.core.config.command_timeout() => {
                 Box::pin(async move {
@@ -161,7 +182,7 @@ impl Acquire<'_> {
     }
 
     /// One attempt, in the owner's turn.
-    async fn attempt(&self) -> Result<Attempt> {
+    async fn attempt(&self) -> Result<Attempt<'_>> {
         let Self { core, kind, .. } = *self;
         let under_way = UnderWay { core, hold: core.holds.get_or_insert(kind, &self.owner) };
         let hold = &under_way.hold;
@@ -191,9 +212,12 @@ impl Acquire<'_> {
             return Err(closed);
         }
         let sent = Instant::now();
-        match core.store.acquire(kind.acquire(&plan.owner, millis(self.lease), plan.holds)).await {
-            Ok(Acquired::Yes) => {
-                let entered = hold.enter(&plan, sent, self.lease, self.watched.then_some(core.config.watchdog_timeout));
+        let request =
+            Request { owner: &plan.owner, lease_ms: millis(self.lease), holds: plan.holds, waits: self.waits };
+        match core.store.acquire(kind.acquire(request)).await {
+            Ok(Acquired::Yes { token }) => {
+                let watchdog = self.watched.then_some(core.config.watchdog_timeout);
+                let entered = hold.enter(&plan, sent, self.lease, watchdog, token);
                 // looked at after the hold is entered: a shutdown that this look misses will end it
                 if let Err(closed) = core.check_open() {
                     hold.lose(LossReason::ShutDown);
@@ -204,9 +228,12 @@ impl Acquire<'_> {
                     None => self.failed(super::silent("the answer came when the lease was over already")),
                 }
             }
-            Ok(Acquired::Busy { ttl }) => {
-                hold.server_holds_nothing();
-                Ok(Attempt::Busy { ttl })
+            Ok(Acquired::Busy { ttl, ahead }) => {
+                let queued = self.waits && kind.queues();
+                let place = queued.then(|| Place::new(core, hold));
+                hold.busy(&plan, queued);
+                let far = ahead.is_some_and(|ahead| ahead >= FAR);
+                Ok(Attempt::Busy { ttl, wake: kind.wake(&plan.owner), place, far })
             }
             Ok(Acquired::Lost) => {
                 hold.server_holds_nothing();
@@ -226,10 +253,18 @@ impl Acquire<'_> {
         }
     }
 
-    fn failed(&self, error: StoreError) -> Result<Attempt> {
+    fn failed(&self, error: StoreError) -> Result<Attempt<'_>> {
         let transient = error.is_transient();
         let error = super::store_error(self.kind.name(), error);
         if transient { Ok(Attempt::Failed(error)) } else { Err(error) }
+    }
+
+    /// Pauses before the next try of a lock that has no channel. In a box, as it is rare.
+    fn back_off(&self, pause: Duration, ttl: Option<Duration>) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
+        let pause = pause.mul_f64(1.0 - 0.5 * super::random_fraction());
+        let pause = ttl.map_or(pause, |ttl| pause.min(ttl + Duration::from_millis(1)));
+        let until = Instant::now() + pause;
+        Box::pin(self.core.sleep_until(self.limit.map_or(until, |limit| limit.min(until))))
     }
 
     /// Waits until the server can be reached, and a little longer, with jitter; at most until `patience`. In a box, as

@@ -18,7 +18,7 @@ use std::{
 use dashmap::DashMap;
 use tokio::sync::Notify;
 
-use super::{Core, Kind};
+use super::{Core, Kind, Sibling};
 use crate::{
     error::{Error, LossReason, Result, StoreError, StoreErrorKind},
     options::validity,
@@ -76,6 +76,12 @@ struct State {
     owner: OwnerId,
     /// The era that the name was made in.
     era: Option<u64>,
+    /// Acquires of this owner that wait in the lock's queue.
+    waiters: u32,
+    /// The name under which the sibling is held may be used by a late execution about this one.
+    sibling_in_doubt: bool,
+    /// The fencing token of the current generation.
+    token: Option<u64>,
     /// The number of holds taken and not given back: what we want the server to record.
     count: u32,
     /// How many of them the watchdog renews.
@@ -93,6 +99,8 @@ struct State {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ServerSide {
     Holds(u32),
+    /// It is in the lock's queue, and holds nothing.
+    Waits,
     /// A request is under way or its answer was lost; the first such went out in this epoch of the link.
     InDoubt {
         epoch: u64,
@@ -111,6 +119,8 @@ enum End {
 pub(crate) struct Plan {
     pub(crate) owner: OwnerId,
     pub(crate) holds: u32,
+    /// What the server records until then.
+    before: ServerSide,
 }
 
 /// The hold that a guard stands for.
@@ -118,6 +128,8 @@ pub(crate) struct Plan {
 pub(crate) struct Ticket {
     pub(crate) generation: u64,
     pub(crate) watched: bool,
+    /// The fencing token, if the kind has one.
+    pub(crate) token: Option<u64>,
 }
 
 /// What came of [`Hold::agree`].
@@ -151,6 +163,9 @@ impl Holds {
                 state: Mutex::new(State {
                     owner: owner.clone(),
                     era: None,
+                    waiters: 0,
+                    sibling_in_doubt: false,
+                    token: None,
                     count: 0,
                     watched: 0,
                     server: ServerSide::Holds(0),
@@ -170,6 +185,14 @@ impl Holds {
     pub(crate) fn get(&self, kind: &Arc<dyn Kind>, owner: &OwnerId) -> Option<Arc<Hold>> {
         let key = HoldKey { family: kind.family(), lock: Arc::clone(kind.name()), owner: owner.clone() };
         self.by_lock_and_owner.get(&key).map(|hold| Arc::clone(&hold))
+    }
+
+    /// What the same owner has of the lock's sibling kind, if he holds that.
+    pub(crate) fn held_sibling(&self, kind: &Arc<dyn Kind>, owner: &OwnerId) -> Option<(Sibling, Arc<Hold>)> {
+        let sibling = kind.sibling()?;
+        let key = HoldKey { family: sibling.family, lock: Arc::clone(kind.name()), owner: owner.clone() };
+        let hold = self.by_lock_and_owner.get(&key).map(|hold| Arc::clone(&hold))?;
+        (hold.count() > 0).then_some((sibling, hold))
     }
 
     /// Everything this client knows of one lock.
@@ -218,6 +241,15 @@ impl Holds {
 }
 
 impl State {
+    /// Whether the server records what we want.
+    fn agrees(&self) -> bool {
+        match self.server {
+            ServerSide::Holds(known) => known == self.count,
+            ServerSide::Waits => self.count == 0 && self.waiters > 0,
+            ServerSide::InDoubt { .. } => false,
+        }
+    }
+
     /// The generation that was given up last, and is being released, turned out otherwise.
     fn release_ended(&mut self, otherwise: End) {
         match &mut self.last_end {
@@ -257,6 +289,7 @@ impl Hold {
         match state.server {
             ServerSide::Holds(0) if state.count == 0 => Leftover::Nothing,
             ServerSide::Holds(known) if state.count == known => Leftover::Held,
+            ServerSide::Waits if state.waiters > 0 => Leftover::Held,
             _ => Leftover::Doubt,
         }
     }
@@ -281,9 +314,15 @@ impl Hold {
         if self.lose_if_over() {
             return Err(self.lost_error(LossReason::LeaseExpired));
         }
+        let sibling = holds.held_sibling(&self.kind, &self.key.owner);
+        let sibling = sibling.map(|(sibling, hold)| (sibling, hold.owner(), hold.state().sibling_in_doubt));
         let mut state = self.state();
-        if state.server != ServerSide::Holds(state.count) {
+        if !state.agrees() {
             return Ok(None);
+        }
+        if state.count > 0 && !self.kind.is_reentrant() {
+            let (lock, owner) = (self.key.lock.to_string(), state.owner.to_string());
+            return Err(Error::NotReentrant { lock, owner });
         }
         if state.count >= max_holds {
             return Err(Error::TooManyHolds {
@@ -293,24 +332,67 @@ impl Hold {
             });
         }
         let era = holds.era();
-        if state.count == 0 && state.era != Some(era) {
-            state.owner = self.key.owner.in_era(era);
-            state.era = Some(era);
+        match sibling {
+            _ if state.count > 0 => {}
+            Some((Sibling { excludes: true, .. }, owner, _)) => {
+                return Err(Error::UpgradeRefused { lock: self.key.lock.to_string(), owner: owner.to_string() });
+            }
+            Some((_, _, true)) => {
+                let source =
+                    super::silent("an earlier request inside the other hold was never answered; release that first");
+                return Err(Error::Unconfirmed { lock: self.key.lock.to_string(), source });
+            }
+            // the server tells by the name that both are one owner's
+            Some((_, owner, false)) => (state.owner, state.era) = (owner, None),
+            // a place in the queue is kept under its name
+            None if state.server == ServerSide::Waits || state.era == Some(era) => {}
+            None => (state.owner, state.era) = (self.key.owner.in_era(era), Some(era)),
         }
-        Ok(Some(Plan { owner: state.owner.clone(), holds: state.count + 1 }))
+        Ok(Some(Plan { owner: state.owner.clone(), holds: state.count + 1, before: state.server }))
     }
 
     /// From here on a request is under way: if nobody hears its answer, the server's side is unknown.
     pub(crate) fn sending(&self, epoch: u64) {
         let mut state = self.state();
-        if let ServerSide::Holds(_) = state.server {
+        if !matches!(state.server, ServerSide::InDoubt { .. }) {
             state.server = ServerSide::InDoubt { epoch };
         }
     }
 
     /// The server did not execute the request: nothing is in doubt.
     pub(crate) fn not_sent(&self, plan: &Plan) {
-        self.state().server = ServerSide::Holds(plan.holds - 1);
+        self.state().server = plan.before;
+    }
+
+    /// The server said that somebody else holds the lock. `queued`: this request has a place in its queue.
+    pub(crate) fn busy(&self, plan: &Plan, queued: bool) {
+        let queued = queued || plan.before == ServerSide::Waits;
+        self.state().server = if queued { ServerSide::Waits } else { ServerSide::Holds(0) };
+    }
+
+    /// Counts a waiter in the queue.
+    pub(crate) fn enter_queue(&self) {
+        self.state().waiters += 1;
+    }
+
+    /// One waiter less; with the last one the place in the queue is given up, by the next who makes the server agree.
+    pub(crate) fn leave_queue_once(&self, core: &Core) {
+        let mut state = self.state();
+        state.waiters = state.waiters.saturating_sub(1);
+        if state.waiters == 0 {
+            self.give_up_place(&mut state, core);
+        }
+    }
+
+    /// All waiters leave the queue.
+    pub(crate) fn leave_queue(&self, core: &Core) {
+        self.give_up_place(&mut self.state(), core);
+    }
+
+    fn give_up_place(&self, state: &mut State, core: &Core) {
+        if state.server == ServerSide::Waits {
+            state.server = ServerSide::InDoubt { epoch: core.store.link(&self.key.lock).epoch() };
+        }
     }
 
     /// The server said that this owner holds nothing.
@@ -325,6 +407,7 @@ impl Hold {
         sent: Instant,
         lease: Duration,
         watchdog: Option<Duration>,
+        token: Option<u64>,
     ) -> Option<Ticket> {
         let mut state = self.state();
         // whoever looked was told of the loss: this is a new hold, not a longer old one
@@ -338,12 +421,16 @@ impl Hold {
             return None;
         }
         state.deadline = deadline;
+        // one token for all holds of a generation
+        if state.count == 0 {
+            state.token = token;
+        }
         state.count += 1;
         if let Some(watchdog) = watchdog {
             state.watched += 1;
             state.renew_at = sent + watchdog / 3;
         }
-        Some(Ticket { generation: state.generation, watched: watchdog.is_some() })
+        Some(Ticket { generation: state.generation, watched: watchdog.is_some(), token: state.token })
     }
 
     // --- holding ---
@@ -446,6 +533,7 @@ impl Hold {
         state.watched = state.watched.min(state.count);
         if state.count == 0 {
             state.last_end = Some((generation, End::Released));
+            state.sibling_in_doubt = false;
             state.generation += 1;
             self.ended.notify_waiters();
         }
@@ -505,6 +593,7 @@ impl Hold {
         state.generation += 1;
         state.count = 0;
         state.watched = 0;
+        state.sibling_in_doubt = false;
         self.ended.notify_waiters();
     }
 
@@ -529,10 +618,10 @@ impl Hold {
         let (owner, wanted, before) = {
             let mut state = self.state();
             let before = state.server;
-            if before == ServerSide::Holds(state.count) {
+            if state.agrees() {
                 return Agreement::Reached { held: true };
             }
-            if let ServerSide::Holds(_) = before {
+            if !matches!(before, ServerSide::InDoubt { .. }) {
                 state.server = ServerSide::InDoubt { epoch: link.epoch() };
             }
             (state.owner.clone(), state.count, before)
@@ -585,6 +674,10 @@ impl Hold {
             state.server = ServerSide::Holds(0);
             state.owner.clone()
         };
+        if let Some((_, sibling)) = core.holds.held_sibling(&self.kind, &self.key.owner) {
+            let mut state = sibling.state();
+            state.sibling_in_doubt |= state.owner == owner;
+        }
         core.janitor.lay(Ghost { kind: Arc::clone(&self.kind), owner, epoch });
     }
 }
@@ -614,7 +707,7 @@ mod tests {
 
     fn entered(holds: &Holds, hold: &Hold) -> Ticket {
         let plan = hold.plan(holds, u32::MAX).unwrap().unwrap();
-        hold.enter(&plan, Instant::now(), Duration::from_secs(30), None).unwrap()
+        hold.enter(&plan, Instant::now(), Duration::from_secs(30), None, None).unwrap()
     }
 
     /// A guard that is given up while its hold is lost and taken anew must not take the new hold along.
@@ -641,7 +734,7 @@ mod tests {
         let hold = holds.get_or_insert(&kind, &OwnerId::named(&ClientId::random(), "me").unwrap());
         let over = Instant::now().checked_sub(Duration::from_millis(50)).unwrap();
         let plan = hold.plan(&holds, u32::MAX).unwrap().unwrap();
-        let stale = hold.enter(&plan, over, Duration::from_millis(60), None);
+        let stale = hold.enter(&plan, over, Duration::from_millis(60), None, None);
         std::thread::sleep(Duration::from_millis(20));
         assert!(matches!(hold.due(Instant::now(), Duration::ZERO), Due::Expired | Due::Never));
         if let Some(stale) = stale {

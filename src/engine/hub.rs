@@ -17,7 +17,7 @@ use tokio::{
     time::{Sleep, sleep, sleep_until},
 };
 
-use super::Core;
+use super::{Core, holds::Hold};
 use crate::{
     error::StoreErrorKind,
     store::{ChannelMessage, Link},
@@ -53,6 +53,8 @@ pub(crate) struct Gate {
     waiters: AtomicUsize,
     /// It was subscribed to once; from then on, a subscription means that messages may have been missed.
     was_live: AtomicBool,
+    /// What happened before its subscription is nothing to its waiters.
+    quiet: bool,
     /// The ACL user may not listen: waiters poll, and nobody subscribes again while they do.
     denied: AtomicBool,
     /// The next time that one waiter tries without having been told to.
@@ -76,7 +78,11 @@ impl Gate {
     /// The subscription has arrived. The first time, one waiter tries again: it gets the lock, and its release is
     /// heard; or somebody has the lock, whose release will be. Later, all do.
     fn live(&self) {
-        if self.was_live.swap(true, Ordering::AcqRel) { self.wake_all() } else { self.wake_one() }
+        if self.was_live.swap(true, Ordering::AcqRel) {
+            self.wake_all();
+        } else if !self.quiet {
+            self.wake_one();
+        }
     }
 
     fn next_poll(&self) -> MutexGuard<'_, Instant> {
@@ -89,6 +95,8 @@ impl Gate {
 pub(crate) struct Waiter<'a> {
     core: &'a Core,
     gate: Arc<Gate>,
+    /// Where the lock has a queue: the place in it.
+    _place: Option<Place<'a>>,
 }
 
 impl Drop for Waiter<'_> {
@@ -100,6 +108,27 @@ impl Drop for Waiter<'_> {
             }
             let _ = self.core.hub.requests.send(Request::Left(Arc::clone(&self.gate)));
         }
+    }
+}
+
+/// A place in the lock's queue, kept for one waiter. Given up when dropped: with the last one, the server is told.
+#[derive(Debug)]
+pub(crate) struct Place<'a> {
+    core: &'a Core,
+    hold: Arc<Hold>,
+}
+
+impl<'a> Place<'a> {
+    pub(crate) fn new(core: &'a Core, hold: &Arc<Hold>) -> Self {
+        hold.enter_queue();
+        Self { core, hold: Arc::clone(hold) }
+    }
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        self.hold.leave_queue_once(self.core);
+        self.core.tidy(&self.hold);
     }
 }
 
@@ -124,7 +153,7 @@ impl Hub {
 
     /// Counts one waiter more at a channel; the first one subscribes. A permit that nobody was there to take stays: who
     /// comes now may have tried before the message came.
-    fn enter(&self, channel: &Arc<str>) -> Arc<Gate> {
+    fn enter(&self, channel: &Arc<str>, quiet: bool) -> Arc<Gate> {
         let gate = match self.gates.entry(Arc::clone(channel)) {
             Entry::Occupied(gate) => {
                 gate.get().waiters.fetch_add(1, Ordering::AcqRel);
@@ -136,6 +165,7 @@ impl Hub {
                     permits: Arc::new(Semaphore::new(0)),
                     waiters: AtomicUsize::new(1),
                     was_live: AtomicBool::new(false),
+                    quiet,
                     denied: AtomicBool::new(false),
                     next_poll: Mutex::new(Instant::now()),
                 });
@@ -180,18 +210,23 @@ impl Hub {
 }
 
 impl Core {
-    /// Waits at a channel from now on.
-    pub(super) fn join(&self, channel: &Arc<str>) -> Waiter<'_> {
-        Waiter { core: self, gate: self.hub.enter(channel) }
+    /// Waits at a channel from now on. `quiet`: no message can have been sent there yet.
+    pub(super) fn join<'a>(&'a self, channel: &Arc<str>, place: Option<Place<'a>>, quiet: bool) -> Waiter<'a> {
+        Waiter { core: self, gate: self.hub.enter(channel, quiet), _place: place }
     }
 
     /// As [`Core::join`], if somebody waits there already. Whoever listens before trying needs to try but once.
     pub(super) fn join_existing(&self, channel: &Arc<str>) -> Option<Waiter<'_>> {
-        (!self.hub.gates.is_empty() && self.hub.gates.contains_key(channel)).then(|| self.join(channel))
+        (!self.hub.gates.is_empty() && self.hub.gates.contains_key(channel)).then(|| self.join(channel, None, false))
     }
 }
 
 impl Waiter<'_> {
+    /// Whether it listens to this channel.
+    pub(crate) fn listens_to(&self, channel: &str) -> bool {
+        *self.gate.channel == *channel
+    }
+
     /// The lock is busy, for `ttl` at most: somebody must look by then, or when the poll cap is over.
     pub(crate) fn look_after(&self, ttl: Option<Duration>) {
         let (now, cap) = (Instant::now(), self.core.config.poll_cap);

@@ -3,9 +3,38 @@
 use std::{fmt, sync::Arc};
 
 use crate::{
+    options::Backoff,
     owner::OwnerId,
     store::{Call, Script},
 };
+
+/// One acquire, as a kind sees it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Request<'a> {
+    pub(crate) owner: &'a OwnerId,
+    pub(crate) lease_ms: u64,
+    /// The count that this call leads to: one more than before.
+    pub(crate) holds: u32,
+    /// The caller will wait if the lock is busy.
+    pub(crate) waits: bool,
+}
+
+/// How a waiter learns that it is worth trying again.
+#[derive(Debug)]
+pub(crate) enum Wake {
+    /// By messages of this channel, and by looking once in a while.
+    Channel(Arc<str>),
+    /// By trying again, after pauses.
+    Poll(Backoff),
+}
+
+/// Another kind whose records share this one's: the other half of a read-write lock.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Sibling {
+    pub(crate) family: &'static str,
+    /// Whoever holds the sibling would wait for himself.
+    pub(crate) excludes: bool,
+}
 
 /// A lock kind: which scripts to run on which keys. The engine does the rest.
 pub(crate) trait Kind: Send + Sync + fmt::Debug + 'static {
@@ -15,13 +44,28 @@ pub(crate) trait Kind: Send + Sync + fmt::Debug + 'static {
     /// Kinds of one family share their record, and hence their hold counts.
     fn family(&self) -> &'static str;
 
-    /// Where the release of this lock is announced.
-    fn channel(&self) -> &Arc<str>;
+    /// How waiters of this owner are woken.
+    fn wake(&self, owner: &OwnerId) -> Wake;
 
-    /// Makes `owner` hold the lock `holds` times, one more than before.
-    fn acquire(&self, owner: &OwnerId, lease_ms: u64, holds: u32) -> Call;
+    /// Whether its owner may take it again.
+    fn is_reentrant(&self) -> bool {
+        true
+    }
 
-    /// Makes `owner` hold the lock `holds` times, fewer than before.
+    /// Whether waiting leaves something on the server, which a release with a count of zero takes back.
+    fn queues(&self) -> bool {
+        false
+    }
+
+    /// The kind that the same owner may hold at the same name, under the same name of his.
+    fn sibling(&self) -> Option<Sibling> {
+        None
+    }
+
+    /// Makes the owner hold the lock as often as requested.
+    fn acquire(&self, request: Request<'_>) -> Call;
+
+    /// Makes `owner` hold the lock `holds` times, fewer than before. With 0, nothing of him is left.
     fn release(&self, owner: &OwnerId, holds: u32) -> Call;
 
     /// The script that renews many locks: keys are the locks, arguments the lease and one owner for each.

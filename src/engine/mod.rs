@@ -30,7 +30,10 @@ use self::{
     holds::{Agreement, Hold, Holds, Leftover, Ticket},
     hub::Hub,
 };
-pub(crate) use self::{janitor::Janitor, kind::Kind};
+pub(crate) use self::{
+    janitor::Janitor,
+    kind::{Kind, Request, Sibling, Wake},
+};
 use crate::{
     error::{Error, LossReason, Result, StoreError, StoreErrorKind},
     options::{Config, checked_lease},
@@ -249,7 +252,10 @@ impl Core {
         }
         // handed over by another client: the count is in the record only
         let holds = match self.inspect(kind).await? {
-            Inspected::Held { owner: holder, holds, .. } if holder == *owner => holds,
+            Inspected::Held { holders, .. } => {
+                let holder = holders.into_iter().find(|(holder, _)| holder == owner);
+                holder.map(|(_, holds)| holds).ok_or_else(not_held)?
+            }
             _ => return Err(not_held()),
         };
         match self.store.release(kind.release(owner, holds - 1)).await {
@@ -318,7 +324,9 @@ impl Core {
     /// Asks the server how often an owner holds a lock.
     pub(crate) async fn hold_count(&self, kind: &Arc<dyn Kind>, owner: &OwnerId) -> Result<u32> {
         Ok(match self.inspect(kind).await? {
-            Inspected::Held { owner: holder, holds, .. } if holder.base() == owner.base() => holds,
+            Inspected::Held { holders, .. } => {
+                holders.into_iter().find(|(holder, _)| holder.base() == owner.base()).map_or(0, |(_, holds)| holds)
+            }
             _ => 0,
         })
     }
@@ -336,6 +344,7 @@ impl Core {
         self.holds.for_each(|hold| held.push(Arc::clone(hold)));
         for hold in held {
             hold.lose(LossReason::ShutDown);
+            hold.leave_queue(self);
             self.tidy(&hold);
         }
         let settled = tokio::select! {

@@ -1,12 +1,25 @@
 //! The lock kinds, and the one implementation of [`RLock`] over all of them.
 
+mod fair;
+mod fenced;
+mod non_reentrant;
+mod read_write;
 mod reentrant;
+mod spin;
 
 use std::{sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 
-pub(crate) use self::reentrant::Reentrant;
+pub use self::read_write::ReadWriteLock;
+pub(crate) use self::{
+    fair::Fair,
+    fenced::Fenced,
+    non_reentrant::NonReentrant,
+    read_write::{Read, Write},
+    reentrant::Reentrant,
+    spin::Spin,
+};
 use crate::{
     engine::{Anchor, Kind, acquire::Acquire},
     error::Result,
@@ -64,7 +77,7 @@ impl RLock for Lock {
 
     async fn holder(&self) -> Result<Option<OwnerId>> {
         Ok(match self.anchor.inspect(&self.kind).await? {
-            Inspected::Held { owner, .. } => Some(owner),
+            Inspected::Held { holders, .. } => holders.into_iter().next().map(|(owner, _)| owner),
             _ => None,
         })
     }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::{
-    engine::Kind,
+    engine::{Kind, Request, Wake},
     keys::LockName,
     owner::OwnerId,
     store::{Call, Script, script},
@@ -27,6 +27,11 @@ impl Reentrant {
         Self { name: Arc::clone(name.as_arc()), channel: name.channel() }
     }
 
+    /// The same record, without a channel: nobody is told of its release.
+    pub(super) fn silent(name: &LockName) -> Self {
+        Self { name: Arc::clone(name.as_arc()), channel: "".into() }
+    }
+
     fn key(&self) -> Vec<Arc<str>> {
         vec![Arc::clone(&self.name)]
     }
@@ -41,12 +46,12 @@ impl Kind for Reentrant {
         "reentrant"
     }
 
-    fn channel(&self) -> &Arc<str> {
-        &self.channel
+    fn wake(&self, _: &OwnerId) -> Wake {
+        Wake::Channel(Arc::clone(&self.channel))
     }
 
-    fn acquire(&self, owner: &OwnerId, lease_ms: u64, holds: u32) -> Call {
-        Call::new(&ACQUIRE, self.key(), vec![owner.into(), lease_ms.into(), holds.into()])
+    fn acquire(&self, request: Request<'_>) -> Call {
+        Call::new(&ACQUIRE, self.key(), vec![request.owner.into(), request.lease_ms.into(), request.holds.into()])
     }
 
     fn release(&self, owner: &OwnerId, holds: u32) -> Call {
@@ -75,10 +80,12 @@ mod tests {
     fn a_kind_is_a_description() {
         let lock = Reentrant::new(&LockName::new("", "orders:7", 1024).unwrap());
         let owner = OwnerId::named(&ClientId::random(), "me").unwrap();
-        for call in [lock.acquire(&owner, 30_000, 1), lock.release(&owner, 0), lock.force_release(), lock.inspect()] {
+        let request = Request { owner: &owner, lease_ms: 30_000, holds: 1, waits: false };
+        for call in [lock.acquire(request), lock.release(&owner, 0), lock.force_release(), lock.inspect()] {
             assert_eq!(call.keys.len(), 1, "{}", call.script.name);
             assert_eq!(&*call.keys[0], "orders:7");
         }
-        assert_eq!(&**lock.channel(), "redisson_lock__channel:{orders:7}");
+        let Wake::Channel(channel) = lock.wake(&owner) else { panic!("it has a channel") };
+        assert_eq!(&*channel, "redisson_lock__channel:{orders:7}");
     }
 }

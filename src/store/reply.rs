@@ -12,10 +12,15 @@ use crate::{
 /// What an acquire script answered.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Acquired {
-    Yes,
+    /// With the fencing token, if the kind has one.
+    Yes {
+        token: Option<u64>,
+    },
     /// Another owner holds it, for `ttl` at most; `None`: its record has no TTL.
     Busy {
         ttl: Option<Duration>,
+        /// How many wait before this owner, if the lock has a queue.
+        ahead: Option<u32>,
     },
     /// A re-entry into a lock that this owner does not hold.
     Lost,
@@ -51,7 +56,11 @@ pub(crate) enum Forced {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Inspected {
     Free,
-    Held { ttl: Option<Duration>, owner: OwnerId, holds: u32 },
+    /// By whom, and how often.
+    Held {
+        ttl: Option<Duration>,
+        holders: Vec<(OwnerId, u32)>,
+    },
     WrongKind,
 }
 
@@ -65,10 +74,18 @@ fn ttl(millis: i64) -> Option<Duration> {
 
 pub(crate) fn acquired(value: &Value) -> Result<Acquired, StoreError> {
     Ok(match value {
-        Value::Null => Acquired::Yes,
+        Value::Null => Acquired::Yes { token: None },
+        Value::Array(parts) => match parts.as_slice() {
+            [Value::Integer(1), token] => Acquired::Yes { token: Some(token.as_u64().ok_or_else(|| nonsense(value))?) },
+            [Value::Integer(0), Value::Integer(millis @ -1..), ahead] => {
+                let ahead = ahead.as_u64().and_then(|ahead| u32::try_from(ahead).ok());
+                Acquired::Busy { ttl: ttl(*millis), ahead: Some(ahead.ok_or_else(|| nonsense(value))?) }
+            }
+            _ => return Err(nonsense(value)),
+        },
         Value::Integer(-3) => Acquired::WrongKind,
         Value::Integer(-2) => Acquired::Lost,
-        Value::Integer(millis @ -1..) => Acquired::Busy { ttl: ttl(*millis) },
+        Value::Integer(millis @ -1..) => Acquired::Busy { ttl: ttl(*millis), ahead: None },
         other => return Err(nonsense(other)),
     })
 }
@@ -115,11 +132,15 @@ pub(crate) fn inspected(value: &Value) -> Result<Inspected, StoreError> {
         Value::Null => Ok(Inspected::Free),
         Value::Integer(-3) => Ok(Inspected::WrongKind),
         Value::Array(parts) => {
-            let [millis, owner, holds] = parts.as_slice() else { return Err(nonsense(value)) };
-            let owner = owner.as_str().and_then(|owner| owner.parse().ok());
-            let holds = holds.as_u64().and_then(|holds| u32::try_from(holds).ok());
-            match (millis.as_i64(), owner, holds) {
-                (Some(millis), Some(owner), Some(holds)) => Ok(Inspected::Held { ttl: ttl(millis), owner, holds }),
+            let [millis, holders @ ..] = parts.as_slice() else { return Err(nonsense(value)) };
+            let (pairs, []) = holders.as_chunks::<2>() else { return Err(nonsense(value)) };
+            let holder = |[owner, holds]: &[Value; 2]| {
+                Some((owner.as_str()?.parse().ok()?, u32::try_from(holds.as_u64()?).ok()?))
+            };
+            match (millis.as_i64(), pairs.iter().map(holder).collect::<Option<Vec<_>>>()) {
+                (Some(millis), Some(holders)) if !holders.is_empty() => {
+                    Ok(Inspected::Held { ttl: ttl(millis), holders })
+                }
                 _ => Err(nonsense(value)),
             }
         }
@@ -133,10 +154,12 @@ mod tests {
 
     #[test]
     fn answers_are_read_strictly() {
-        assert_eq!(acquired(&Value::Null).unwrap(), Acquired::Yes);
-        assert_eq!(acquired(&Value::Integer(0)).unwrap(), Acquired::Busy { ttl: Some(Duration::ZERO) });
+        assert_eq!(acquired(&Value::Null).unwrap(), Acquired::Yes { token: None });
+        let token = Value::Array(vec![Value::Integer(1), Value::Integer(7)]);
+        assert_eq!(acquired(&token).unwrap(), Acquired::Yes { token: Some(7) });
+        assert_eq!(acquired(&Value::Integer(0)).unwrap(), Acquired::Busy { ttl: Some(Duration::ZERO), ahead: None });
         // H3: a record without a TTL is busy, never acquired
-        assert_eq!(acquired(&Value::Integer(-1)).unwrap(), Acquired::Busy { ttl: None });
+        assert_eq!(acquired(&Value::Integer(-1)).unwrap(), Acquired::Busy { ttl: None, ahead: None });
         assert_eq!(acquired(&Value::Integer(-2)).unwrap(), Acquired::Lost);
         assert_eq!(acquired(&Value::Integer(-3)).unwrap(), Acquired::WrongKind);
         for bad in [Value::Integer(-4), Value::Boolean(true), Value::from_static_str("OK"), Value::Array(vec![])] {

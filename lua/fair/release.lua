@@ -1,0 +1,45 @@
+-- fair/release: make this owner hold the lock `holds` times, fewer than now; 0 leaves the queue. Safe to send twice.
+--
+-- KEYS[1]  lock      hash     owner -> hold count; its TTL is the lease
+-- KEYS[2]  queue     list     waiting owners, the next one first
+-- KEYS[3]  timeouts  zset     waiting owner -> when he counts as gone, in milliseconds of the server's clock
+-- ARGV[1]  owner     string   "<client>:<task>"
+-- ARGV[2]  holds     integer  the count that this call leads to; 0 frees the lock
+-- ARGV[3]  channel   string   where waiters listen, each with ":" and his name added
+-- Returns  1         free now; the next waiter was told
+--          0         still held, at most `holds` times; the TTL is as it was
+--          nil       this owner does not hold it
+local lock, queue, timeouts, owner, holds, channel = KEYS[1], KEYS[2], KEYS[3], ARGV[1], ARGV[2], ARGV[3]
+
+if holds ~= '0' and not string.find(holds, '^[1-9]%d*$') then
+    return redis.error_reply('ERR nestlock: holds must be an integer of at least 0')
+end
+local held = redis.call('hget', lock, owner)
+if holds ~= '0' then
+    if not held then return nil end
+    if tonumber(held) > tonumber(holds) then
+        -- a write that needs no memory lets the next one pass on a server that is out of memory
+        redis.call('hdel', lock, '')
+        redis.call('hset', lock, owner, holds)
+    end
+    return 0
+end
+
+local was_next = redis.call('lindex', queue, 0) == owner
+if redis.call('lrem', queue, 0, owner) + redis.call('zrem', timeouts, owner) == 0 and not held then return nil end
+local others = redis.call('hlen', lock) - (held and 1 or 0)
+if held or was_next and others == 0 then
+    local time = redis.call('time')
+    local now = time[1] * 1000 + math.floor(time[2] / 1000)
+    local head = redis.call('lindex', queue, 0)
+    while head and (tonumber(redis.call('zscore', timeouts, head)) or math.huge) <= now do
+        redis.call('lpop', queue)
+        redis.call('zrem', timeouts, head)
+        head = redis.call('lindex', queue, 0)
+    end
+    if head then redis.call('publish', channel .. ':' .. head, '0') end
+end
+if not held then return nil end
+-- DEL and HDEL work when the server is out of memory; other fields are not ours to delete
+if others == 0 then redis.call('del', lock) else redis.call('hdel', lock, owner) end
+return 1

@@ -1,0 +1,48 @@
+-- fenced/acquire: as reentrant/acquire, and count the token up when the lock goes from free to held.
+--
+-- KEYS[1]  lock     hash     owner -> hold count; its TTL is the lease
+-- KEYS[2]  token    string   the last token given, an integer without a TTL
+-- ARGV[1]  owner    string   "<client>:<task>"
+-- ARGV[2]  lease    integer  milliseconds, at least 1
+-- ARGV[3]  holds    integer  the count that this call leads to, at least 1
+-- Returns  list     acquired: {1, token}
+--          >= 0     busy: milliseconds until the other owner's lease ends
+--          -1       busy, and the record has no TTL
+--          -2       LOST: `holds` is above 1, but this owner holds nothing
+--          -3       WRONG_KIND: the hash at this name is not a record of this kind
+local lock, token, owner, lease, holds = KEYS[1], KEYS[2], ARGV[1], ARGV[2], ARGV[3]
+
+if not string.find(lease, '^[1-9]%d*$') or not string.find(holds, '^[1-9]%d*$') then
+    return redis.error_reply('ERR nestlock: lease and holds must be integers of at least 1')
+end
+
+local fields = redis.call('hlen', lock)
+if fields == 0 then
+    if holds ~= '1' then return -2 end
+    -- a token that is not there was lost, or never given: the server's microseconds are above all that were
+    local now = redis.call('time')
+    local first = redis.call('set', token, now[1] .. string.format('%06d', now[2]), 'NX')
+    local given = first and tonumber(redis.call('get', token)) or redis.call('incr', token)
+    redis.call('hset', lock, owner, holds)
+    local set = redis.pcall('pexpire', lock, lease)
+    if set ~= 1 then
+        -- a record without a TTL would never end: take the write back
+        redis.call('del', lock)
+        return set
+    end
+    return {1, given}
+end
+
+local held = redis.call('hget', lock, owner)
+if held then
+    local given = tonumber(redis.call('get', token)) or 0
+    -- the TTL first: where HSET is refused, a longer TTL harms nobody
+    if redis.call('pttl', lock) < tonumber(lease) then redis.call('pexpire', lock, lease) end
+    if held ~= holds then redis.call('hset', lock, owner, holds) end
+    return {1, given}
+end
+
+-- a record of this kind has exactly one field, named "<36 characters>:<task>"
+if fields > 1 or not string.find(redis.call('hkeys', lock)[1], '^%x+%-%x+%-%x+%-%x+%-%x+:') then return -3 end
+if holds ~= '1' then return -2 end
+return redis.call('pttl', lock)

@@ -1,0 +1,39 @@
+-- read_write/read_acquire: make this owner read-hold the lock `holds` times, one more than now. Safe to send twice.
+--
+-- KEYS[1]  lock     hash     mode -> read or write, reader -> hold count, writer:write -> hold count; has a TTL
+-- KEYS[2]  intent   string   there while a writer waits for readers
+-- ARGV[1]  owner    string   "<client>:<task>"
+-- ARGV[2]  lease    integer  milliseconds, at least 1
+-- ARGV[3]  holds    integer  the count that this call leads to, at least 1
+-- ARGV[4]  hold     string   the keys of this owner's holds, without their numbers; each lives as long as its hold
+-- Returns  nil      acquired: the record says `holds`, and lives as long as its longest hold
+--          >= 0     busy: milliseconds until the writer's lease ends, or a waiting writer's turn
+--          -1       busy, and the record has no TTL
+--          -2       LOST: `holds` is above 1, but this owner holds nothing
+--          -3       WRONG_KIND: the hash at this name is not a record of this kind
+local lock, intent, owner, lease, holds, hold = KEYS[1], KEYS[2], ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+
+if not string.find(lease, '^[1-9]%d*$') or not string.find(holds, '^[1-9]%d*$') then
+    return redis.error_reply('ERR nestlock: lease and holds must be integers of at least 1')
+end
+
+local mode, held, ttl = redis.call('hget', lock, 'mode'), redis.call('hget', lock, owner), redis.call('pttl', lock)
+if mode ~= 'read' and mode ~= 'write' and redis.call('hlen', lock) > 0 then return -3 end
+if holds ~= '1' and not held then return -2 end
+if mode == 'write' and not held and redis.call('hexists', lock, owner .. ':write') == 0 then return ttl end
+-- whoever reads already may read on; others let a waiting writer go first
+if mode ~= 'write' and not held and redis.call('exists', intent) == 1 then return redis.call('pttl', intent) end
+
+-- in this order: a hold key alone harms nobody, and what is out of memory is refused here
+redis.call('set', hold .. holds, '1', 'PX', lease)
+if held ~= holds then redis.call('hset', lock, owner, holds) end
+if not mode then redis.call('hset', lock, 'mode', 'read') end
+if ttl < tonumber(lease) then
+    local set = redis.pcall('pexpire', lock, lease)
+    if set ~= 1 then
+        -- a record without a TTL would never end: take the write back
+        if not mode then redis.call('del', lock) end
+        return set
+    end
+end
+return nil

@@ -1,0 +1,47 @@
+-- read_write/read_renew: let locks and their owners' holds live for at least `lease` from now. Safe to send twice.
+--
+-- KEYS[n]    lock   hash     mode -> read or write, reader -> hold count, writer:write -> hold count; has a TTL
+-- ARGV[1]    lease  integer  milliseconds, at least 1
+-- ARGV[n+1]  owner  string   who must hold KEYS[n]
+-- Returns    list   for each lock, in order:
+--            1      renewed; a longer TTL is left as it is
+--            0      GONE: no such record
+--            -1     TAKEN: the record is there, but this owner does not read
+--            -2     UNKNOWN: the server refused this one; try again
+--            error  of the server, if there is one lock only and it is refused
+local lease, answers = ARGV[1], {}
+
+if not string.find(lease, '^[1-9]%d*$') or #ARGV ~= #KEYS + 1 then
+    return redis.error_reply('ERR nestlock: renew needs a lease of at least 1 and one owner for each lock')
+end
+
+local function extend(key)
+    local ttl = redis.call('pttl', key)
+    if ttl >= 0 and ttl < tonumber(lease) then redis.call('pexpire', key, lease) end
+end
+
+local function renew(lock, owner)
+    local held = redis.call('hget', lock, owner)
+    if not held then return redis.call('exists', lock) == 1 and -1 or 0 end
+    local of = string.find(lock, '{', 1, true) and lock or '{' .. lock .. '}'
+    -- a hold whose key is over is renewed with the others: its owner was never told that it ended
+    redis.call('set', of .. ':' .. owner .. ':rwlock_timeout:1', '1', 'PX', lease, 'NX')
+    for n = 1, tonumber(held) do extend(of .. ':' .. owner .. ':rwlock_timeout:' .. n) end
+    extend(lock)
+    return 1
+end
+
+for n, lock in ipairs(KEYS) do
+    -- pcall: one bad record must not cost the others their renewal
+    local done, answer = pcall(renew, lock, ARGV[n + 1])
+    if done then
+        answers[n] = answer
+    elseif string.find(answer.err or answer, 'WRONGTYPE', 1, true) then
+        answers[n] = -1
+    elseif #KEYS == 1 then
+        return redis.error_reply(answer.err or answer)
+    else
+        answers[n] = -2
+    end
+end
+return answers

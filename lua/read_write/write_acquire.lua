@@ -1,0 +1,41 @@
+-- read_write/write_acquire: make this owner write-hold the lock `holds` times, one more than now. Safe to send twice.
+--
+-- KEYS[1]  lock     hash     mode -> read or write, reader -> hold count, writer:write -> hold count; has a TTL
+-- KEYS[2]  intent   string   there while a writer waits for readers: the last one that said so
+-- ARGV[1]  owner    string   "<client>:<task>"
+-- ARGV[2]  lease    integer  milliseconds, at least 1
+-- ARGV[3]  holds    integer  the count that this call leads to, at least 1
+-- ARGV[4]  patience integer  milliseconds for which new readers are held back, at least 1; 0: the caller does not wait
+-- Returns  nil      acquired: the record says `holds`, its TTL is at least `lease`
+--          >= 0     busy: milliseconds until the others' leases end
+--          -1       busy, and the record has no TTL
+--          -2       LOST: `holds` is above 1, but this owner holds nothing
+--          -3       WRONG_KIND: the hash at this name is not a record of this kind
+local lock, intent, owner, lease, holds, patience = KEYS[1], KEYS[2], ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+
+if not string.find(lease, '^[1-9]%d*$') or not string.find(holds, '^[1-9]%d*$') then
+    return redis.error_reply('ERR nestlock: lease and holds must be integers of at least 1')
+end
+
+local writer, mode, ttl = owner .. ':write', redis.call('hget', lock, 'mode'), redis.call('pttl', lock)
+local held = redis.call('hget', lock, writer)
+if mode ~= 'read' and mode ~= 'write' and redis.call('hlen', lock) > 0 then return -3 end
+if holds ~= '1' and not held then return -2 end
+if mode == 'read' then
+    if patience == '0' then return ttl end
+    redis.call('set', intent, owner, 'PX', patience)
+    return math.min(ttl, math.ceil(patience / 2))
+end
+if mode and not held then return ttl end
+
+if held ~= holds then redis.call('hset', lock, writer, holds, 'mode', 'write') end
+if ttl < tonumber(lease) then
+    local set = redis.pcall('pexpire', lock, lease)
+    if set ~= 1 then
+        -- a record without a TTL would never end: take the write back
+        if not mode then redis.call('del', lock) end
+        return set
+    end
+end
+if not held then redis.call('del', intent) end
+return nil

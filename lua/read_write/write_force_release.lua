@@ -1,0 +1,17 @@
+-- read_write/write_force_release: end the writing of whoever writes, and his reading with it. Safe to send twice.
+--
+-- KEYS[1]  lock     hash     mode -> read or write, reader -> hold count, writer:write -> hold count; has a TTL
+-- ARGV[1]  channel  string   where waiters listen
+-- Returns  1        free now; waiters were told
+--          0        nobody writes
+--          -3       WRONG_KIND: the hash at this name is not a record of this kind
+local lock, channel = KEYS[1], ARGV[1]
+
+local mode = redis.call('hget', lock, 'mode')
+if mode ~= 'read' and mode ~= 'write' and redis.call('hlen', lock) > 0 then return -3 end
+if mode ~= 'write' then return 0 end
+
+-- told first: where PUBLISH is refused, nothing is written
+redis.call('publish', channel, '1')
+redis.call('del', lock)
+return 1

@@ -1,0 +1,85 @@
+//! The fair lock: first come, first served, across processes. Redisson's `RFairLock`.
+
+use std::{sync::Arc, time::Duration};
+
+use super::reentrant::Reentrant;
+use crate::{
+    engine::{Kind, Request, Wake},
+    keys::LockName,
+    options::millis,
+    owner::OwnerId,
+    store::{Call, Script, script},
+};
+
+script!(ACQUIRE = "fair/acquire", keys = 3, args = 5);
+script!(RELEASE = "fair/release", keys = 3, args = 3);
+script!(FORCE_RELEASE = "fair/force_release", keys = 2, args = 1);
+
+/// The reentrant lock's record, a list of waiters, and a sorted set of the times when they count as gone.
+#[derive(Debug)]
+pub(crate) struct Fair {
+    record: Reentrant,
+    queue: Arc<str>,
+    timeouts: Arc<str>,
+    /// Each waiter listens to a channel of his own: this one with `:` and his name added.
+    channel: Arc<str>,
+    patience: Duration,
+}
+
+impl Fair {
+    pub(crate) fn new(name: &LockName, patience: Duration) -> Self {
+        Self {
+            record: Reentrant::new(name),
+            queue: name.derived("redisson_lock_queue"),
+            timeouts: name.derived("redisson_lock_timeout"),
+            channel: name.channel(),
+            patience,
+        }
+    }
+
+    fn keys(&self) -> Vec<Arc<str>> {
+        [self.name(), &self.queue, &self.timeouts].map(Arc::clone).into()
+    }
+}
+
+impl Kind for Fair {
+    fn name(&self) -> &Arc<str> {
+        self.record.name()
+    }
+
+    fn family(&self) -> &'static str {
+        "fair"
+    }
+
+    fn wake(&self, owner: &OwnerId) -> Wake {
+        Wake::Channel(format!("{}:{owner}", self.channel).into())
+    }
+
+    fn queues(&self) -> bool {
+        true
+    }
+
+    fn acquire(&self, request: Request<'_>) -> Call {
+        let Request { owner, lease_ms, holds, waits } = request;
+        let args =
+            vec![owner.into(), lease_ms.into(), holds.into(), millis(self.patience).into(), u32::from(waits).into()];
+        Call::new(&ACQUIRE, self.keys(), args)
+    }
+
+    fn release(&self, owner: &OwnerId, holds: u32) -> Call {
+        Call::new(&RELEASE, self.keys(), vec![owner.into(), holds.into(), (&self.channel).into()])
+    }
+
+    fn renew(&self) -> &'static Script {
+        self.record.renew()
+    }
+
+    fn force_release(&self) -> Call {
+        let keys = [self.name(), &self.queue].map(Arc::clone).into();
+        Call::new(&FORCE_RELEASE, keys, vec![(&self.channel).into()])
+    }
+
+    fn inspect(&self) -> Call {
+        self.record.inspect()
+    }
+}

@@ -1,0 +1,193 @@
+//! The read-write lock: many readers or one writer. Redisson's `RReadWriteLock`.
+//!
+//! Two kinds at one record. A writer that waits for readers leaves an intent, which holds new readers back: so he waits
+//! for those only that read already. While somebody writes, or nobody holds the lock, no intent is left: readers and
+//! writers then have equal chances, and neither starves.
+
+use std::sync::Arc;
+
+use super::Lock;
+use crate::{
+    engine::{Kind, Request, Sibling, Wake},
+    keys::LockName,
+    owner::OwnerId,
+    store::{Call, Script, script},
+};
+
+script!(READ_ACQUIRE = "read_write/read_acquire", keys = 2, args = 4);
+script!(READ_RELEASE = "read_write/read_release", keys = 1, args = 4);
+script!(READ_RENEW = "read_write/read_renew", keys = 0 + per_lock, args = 1 + per_lock);
+script!(READ_FORCE_RELEASE = "read_write/read_force_release", keys = 1, args = 2);
+script!(READ_INSPECT = "read_write/read_inspect", keys = 1, args = 0);
+script!(WRITE_ACQUIRE = "read_write/write_acquire", keys = 2, args = 4);
+script!(WRITE_RELEASE = "read_write/write_release", keys = 2, args = 3);
+script!(WRITE_RENEW = "read_write/write_renew", keys = 0 + per_lock, args = 1 + per_lock);
+script!(WRITE_FORCE_RELEASE = "read_write/write_force_release", keys = 1, args = 1);
+script!(WRITE_INSPECT = "read_write/write_inspect", keys = 1, args = 0);
+
+/// How long an intent holds new readers back. A writer that still waits looks, and renews it, twice within this time.
+const INTENT_MS: u64 = 2_000;
+
+/// A lock with two sides: any number of owners may hold [`read`](Self::read), or one may hold [`write`](Self::write).
+///
+/// Each side is an [`RLock`](crate::RLock), reentrant by itself. Whoever writes may also read, and then give up writing
+/// and read on. Whoever reads can not write: [`Error::UpgradeRefused`](crate::Error::UpgradeRefused) at once, since he
+/// would wait for himself.
+#[derive(Debug, Clone)]
+pub struct ReadWriteLock {
+    read: Lock,
+    write: Lock,
+}
+
+impl ReadWriteLock {
+    pub(crate) fn new(read: Lock, write: Lock) -> Self {
+        Self { read, write }
+    }
+
+    /// The side for those who look: shared by all of them.
+    #[must_use]
+    pub fn read(&self) -> Lock {
+        self.read.clone()
+    }
+
+    /// The side for those who change: for one at a time, and nobody reads meanwhile.
+    #[must_use]
+    pub fn write(&self) -> Lock {
+        self.write.clone()
+    }
+}
+
+/// What both sides share. A hash: `mode` -> `read` or `write`, reader -> hold count, `<writer>:write` -> hold count.
+#[derive(Debug, Clone)]
+struct Record {
+    name: Arc<str>,
+    channel: Arc<str>,
+    /// There while a writer waits for readers.
+    intent: Arc<str>,
+    /// What the keys of read holds begin with. There is one for each hold, which lives as long as its lease.
+    holds: Arc<str>,
+}
+
+impl Record {
+    fn new(name: &LockName) -> Self {
+        Self {
+            name: Arc::clone(name.as_arc()),
+            channel: name.derived("redisson_rwlock"),
+            intent: name.derived("nestlock_rwlock_intent"),
+            holds: name.with_suffix(""),
+        }
+    }
+
+    fn key(&self) -> Vec<Arc<str>> {
+        vec![Arc::clone(&self.name)]
+    }
+
+    fn key_and_intent(&self) -> Vec<Arc<str>> {
+        vec![Arc::clone(&self.name), Arc::clone(&self.intent)]
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Read(Record);
+
+impl Read {
+    pub(crate) fn new(name: &LockName) -> Self {
+        Self(Record::new(name))
+    }
+}
+
+impl Kind for Read {
+    fn name(&self) -> &Arc<str> {
+        &self.0.name
+    }
+
+    fn family(&self) -> &'static str {
+        "read"
+    }
+
+    fn sibling(&self) -> Option<Sibling> {
+        Some(Sibling { family: "write", excludes: false })
+    }
+
+    fn wake(&self, _: &OwnerId) -> Wake {
+        Wake::Channel(Arc::clone(&self.0.channel))
+    }
+
+    fn acquire(&self, request: Request<'_>) -> Call {
+        let hold: Arc<str> = format!("{}{}:rwlock_timeout:", self.0.holds, request.owner).into();
+        let args = vec![request.owner.into(), request.lease_ms.into(), request.holds.into(), (&hold).into()];
+        Call::new(&READ_ACQUIRE, self.0.key_and_intent(), args)
+    }
+
+    fn release(&self, owner: &OwnerId, holds: u32) -> Call {
+        let args = vec![owner.into(), holds.into(), (&self.0.channel).into(), (&self.0.holds).into()];
+        Call::new(&READ_RELEASE, self.0.key(), args)
+    }
+
+    fn renew(&self) -> &'static Script {
+        &READ_RENEW
+    }
+
+    fn force_release(&self) -> Call {
+        Call::new(&READ_FORCE_RELEASE, self.0.key(), vec![(&self.0.channel).into(), (&self.0.holds).into()])
+    }
+
+    fn inspect(&self) -> Call {
+        Call::new(&READ_INSPECT, self.0.key(), vec![])
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Write(Record);
+
+impl Write {
+    pub(crate) fn new(name: &LockName) -> Self {
+        Self(Record::new(name))
+    }
+}
+
+impl Kind for Write {
+    fn name(&self) -> &Arc<str> {
+        &self.0.name
+    }
+
+    fn family(&self) -> &'static str {
+        "write"
+    }
+
+    fn sibling(&self) -> Option<Sibling> {
+        Some(Sibling { family: "read", excludes: true })
+    }
+
+    /// A writer that waits leaves an intent.
+    fn queues(&self) -> bool {
+        true
+    }
+
+    fn wake(&self, _: &OwnerId) -> Wake {
+        Wake::Channel(Arc::clone(&self.0.channel))
+    }
+
+    fn acquire(&self, request: Request<'_>) -> Call {
+        let intent = if request.waits { INTENT_MS } else { 0 };
+        let args = vec![request.owner.into(), request.lease_ms.into(), request.holds.into(), intent.into()];
+        Call::new(&WRITE_ACQUIRE, self.0.key_and_intent(), args)
+    }
+
+    fn release(&self, owner: &OwnerId, holds: u32) -> Call {
+        let args = vec![owner.into(), holds.into(), (&self.0.channel).into()];
+        Call::new(&WRITE_RELEASE, self.0.key_and_intent(), args)
+    }
+
+    fn renew(&self) -> &'static Script {
+        &WRITE_RENEW
+    }
+
+    fn force_release(&self) -> Call {
+        Call::new(&WRITE_FORCE_RELEASE, self.0.key(), vec![(&self.0.channel).into()])
+    }
+
+    fn inspect(&self) -> Call {
+        Call::new(&WRITE_INSPECT, self.0.key(), vec![])
+    }
+}

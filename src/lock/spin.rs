@@ -1,0 +1,59 @@
+//! The spin lock: the reentrant lock's record without messages, for waiters that try again after pauses. Redisson's
+//! `RSpinLock`.
+
+use std::sync::Arc;
+
+use super::reentrant::Reentrant;
+use crate::{
+    engine::{Kind, Request, Wake},
+    keys::LockName,
+    options::Backoff,
+    owner::OwnerId,
+    store::{Call, Script},
+};
+
+#[derive(Debug)]
+pub(crate) struct Spin {
+    record: Reentrant,
+    backoff: Backoff,
+}
+
+impl Spin {
+    pub(crate) fn new(name: &LockName, backoff: Backoff) -> Self {
+        Self { record: Reentrant::silent(name), backoff }
+    }
+}
+
+impl Kind for Spin {
+    fn name(&self) -> &Arc<str> {
+        self.record.name()
+    }
+
+    fn family(&self) -> &'static str {
+        self.record.family()
+    }
+
+    fn wake(&self, _: &OwnerId) -> Wake {
+        Wake::Poll(self.backoff)
+    }
+
+    fn acquire(&self, request: Request<'_>) -> Call {
+        self.record.acquire(request)
+    }
+
+    fn release(&self, owner: &OwnerId, holds: u32) -> Call {
+        self.record.release(owner, holds)
+    }
+
+    fn renew(&self) -> &'static Script {
+        self.record.renew()
+    }
+
+    fn force_release(&self) -> Call {
+        self.record.force_release()
+    }
+
+    fn inspect(&self) -> Call {
+        self.record.inspect()
+    }
+}
