@@ -10,9 +10,10 @@ use crate::{
     engine::{self, Anchor},
     error::Result,
     keys::LockName,
-    lock::{Fair, Fenced, Lock, NonReentrant, Read, ReadWriteLock, Reentrant, Spin, Write},
+    lock::{Fair, Fenced, Lock, MultiLock, NonReentrant, Read, ReadWriteLock, Reentrant, Spin, Write},
     options::{Backoff, Config},
     owner::OwnerId,
+    rlock::RLock,
     store::Endpoint,
 };
 
@@ -150,6 +151,32 @@ impl LockClient {
     /// As [`LockClient::reentrant_lock`].
     pub fn non_reentrant_lock(&self, name: impl AsRef<str>) -> Result<Lock> {
         Ok(Lock::new(&self.anchor, NonReentrant(Reentrant::new(&self.name(name.as_ref())?))))
+    }
+
+    /// Several locks as one, all or nothing: Redisson's `RedissonMultiLock`. They may be of any kind and of any client.
+    ///
+    /// Nobody waits for one member while he holds another, so that processes which name the same locks in different
+    /// orders do not block each other. Each member is acquired with the lease that was asked for. Members that several
+    /// independent servers hold are no quorum: one that can not be reached fails the whole.
+    ///
+    /// ```no_run
+    /// # async fn example(client: nestlock::LockClient) -> nestlock::Result<()> {
+    /// use std::sync::Arc;
+    /// use nestlock::RLock;
+    ///
+    /// let accounts = ["account:1", "account:2"].map(|name| client.reentrant_lock(name));
+    /// let accounts = accounts.into_iter().map(|lock| Ok(Arc::new(lock?) as Arc<dyn RLock>));
+    /// let both = client.multi_lock(accounts.collect::<nestlock::Result<Vec<_>>>()?)?;
+    /// let guard = both.lock().await?;
+    /// guard.unlock().await
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidName`] if there is no member.
+    pub fn multi_lock(&self, members: impl IntoIterator<Item = Arc<dyn RLock>>) -> Result<MultiLock> {
+        MultiLock::new(&self.anchor, members)
     }
 
     fn name(&self, name: &str) -> Result<LockName> {

@@ -2,6 +2,8 @@
 
 use std::{fmt, future::Future, sync::Arc, time::Duration};
 
+use futures_util::future::{join_all, select_all};
+
 use crate::{
     engine::{
         Anchor,
@@ -23,6 +25,20 @@ use crate::{
 #[must_use = "dropped at once, the lock is released at once"]
 #[clippy::has_significant_drop]
 pub struct LockGuard {
+    inner: Inner,
+}
+
+enum Inner {
+    One(Single),
+    /// The members of a multi-lock.
+    Many {
+        name: Arc<str>,
+        guards: Vec<LockGuard>,
+    },
+}
+
+/// One hold of one lock. When dropped, it is released.
+struct Single {
     anchor: Arc<Anchor>,
     hold: Arc<Hold>,
     /// Taken when the hold is given up, or left without a guard.
@@ -31,29 +47,52 @@ pub struct LockGuard {
 
 impl LockGuard {
     pub(crate) fn new(anchor: Arc<Anchor>, (hold, ticket): (Arc<Hold>, Ticket)) -> Self {
-        Self { anchor, hold, ticket: Some(ticket) }
+        Self { inner: Inner::One(Single { anchor, hold, ticket: Some(ticket) }) }
     }
 
-    /// The lock's name, with the client's prefix.
+    pub(crate) fn of_many(name: Arc<str>, guards: Vec<Self>) -> Self {
+        Self { inner: Inner::Many { name, guards } }
+    }
+
+    /// The lock's name, with the client's prefix; of a multi-lock, the members' names with `+` between.
     #[must_use]
     pub fn name(&self) -> &str {
-        self.hold.lock_name()
+        match &self.inner {
+            Inner::One(single) => single.hold.lock_name(),
+            Inner::Many { name, .. } => name,
+        }
     }
 
-    /// Who holds the lock.
+    /// Who holds the lock; of a multi-lock, its first member.
     #[must_use]
     pub fn owner(&self) -> OwnerId {
-        self.hold.owner()
+        match &self.inner {
+            Inner::One(single) => single.hold.owner(),
+            Inner::Many { guards, .. } => guards[0].owner(),
+        }
+    }
+
+    /// The guards of a multi-lock's members, in their order; of any other lock, none.
+    #[must_use = "the members stay held by this guard"]
+    pub fn members(&self) -> &[LockGuard] {
+        match &self.inner {
+            Inner::One(_) => &[],
+            Inner::Many { guards, .. } => guards,
+        }
     }
 
     /// The fencing token: higher than that of every earlier holder. `None` if the kind has none; see
     /// [`LockClient::fenced_lock`](crate::LockClient::fenced_lock).
     #[must_use]
     pub fn fencing_token(&self) -> Option<u64> {
-        self.ticket.and_then(|ticket| ticket.token)
+        match &self.inner {
+            Inner::One(single) => single.ticket.and_then(|ticket| ticket.token),
+            Inner::Many { .. } => None,
+        }
     }
 
-    /// Releases this hold, and waits until the server has done so.
+    /// Releases this hold, and waits until the server has done so. A multi-lock releases all members, and reports the
+    /// first failure.
     ///
     /// # Errors
     ///
@@ -66,31 +105,32 @@ impl LockGuard {
     ///
     /// Dropped before it is polled, it releases as a dropped guard does. Once polled, the release goes on in the
     /// background when the future is dropped.
-    pub async fn unlock(mut self) -> Result<()> {
-        match self.ticket.take() {
-            Some(ticket) => self.anchor.release(Arc::clone(&self.hold), Some(ticket)).await,
-            None => Err(self.hold.not_held_error()),
+    pub async fn unlock(self) -> Result<()> {
+        match self.inner {
+            Inner::One(mut single) => match single.ticket.take() {
+                Some(ticket) => single.anchor.release(Arc::clone(&single.hold), Some(ticket)).await,
+                None => Err(single.hold.not_held_error()),
+            },
+            Inner::Many { guards, .. } => {
+                let released = join_all(guards.into_iter().map(|guard| Box::pin(guard.unlock())));
+                released.await.into_iter().collect()
+            }
         }
     }
 
     /// Resolves when the lock is lost, no later than its lease ends on this client's monotonic clock; or when the hold
-    /// was released without this guard. Never resolves while the lock is held. For `select!`.
+    /// was released without this guard. Never resolves while the lock is held. For `select!`. A multi-lock is lost with
+    /// its first member.
     ///
     /// # Cancel safety
     ///
     /// Cancel safe.
     pub async fn lost(&self) -> Error {
-        loop {
-            let ended = self.hold.ended();
-            tokio::pin!(ended);
-            ended.as_mut().enable();
-            let remaining = match self.remaining_or_error() {
-                Ok(remaining) => remaining,
-                Err(error) => return error,
-            };
-            tokio::select! {
-                () = ended => {}
-                () = self.anchor.sleep_until(std::time::Instant::now() + remaining) => {}
+        match &self.inner {
+            Inner::One(single) => single.lost().await,
+            Inner::Many { guards, .. } => {
+                let (error, ..) = select_all(guards.iter().map(|guard| Box::pin(guard.lost()))).await;
+                error
             }
         }
     }
@@ -109,9 +149,11 @@ impl LockGuard {
     }
 
     fn remaining_or_error(&self) -> Result<Duration> {
-        match self.ticket {
-            Some(ticket) => self.hold.remaining(ticket),
-            None => Err(self.hold.not_held_error()),
+        match &self.inner {
+            Inner::One(single) => single.remaining(),
+            Inner::Many { guards, .. } => {
+                guards.iter().try_fold(Duration::MAX, |least, guard| Ok(least.min(guard.remaining_or_error()?)))
+            }
         }
     }
 
@@ -120,14 +162,23 @@ impl LockGuard {
     /// # Errors
     ///
     /// [`Error::Lost`] if the lock was lost; [`Error::InvalidLease`]; [`Error::Store`] and [`Error::Unconfirmed`] if
-    /// the server did not answer. The lock stays as it was.
+    /// the server did not answer. The lock stays as it was; of a multi-lock, some members may have been extended.
     ///
     /// # Cancel safety
     ///
     /// Cancel safe: dropped midway, the lock may or may not have been extended.
     pub async fn extend(&self, lease: Duration) -> Result<()> {
         self.remaining_or_error()?;
-        self.anchor.extend(self.hold.kind(), &self.hold.owner(), lease).await?;
+        match &self.inner {
+            Inner::One(single) => {
+                let Single { anchor, hold, .. } = single;
+                anchor.extend(hold.kind(), &hold.owner(), lease).await?;
+            }
+            Inner::Many { guards, .. } => {
+                let extended = join_all(guards.iter().map(|guard| Box::pin(guard.extend(lease))));
+                extended.await.into_iter().collect::<Result<()>>()?;
+            }
+        }
         // an extension that was refused has ended the hold
         self.remaining_or_error().map(drop)
     }
@@ -139,12 +190,21 @@ impl LockGuard {
     /// the other process meets nobody. Renewal lasts as long as this client has a lock, a guard or itself alive.
     /// Where another process does so, this client notices at its next renewal, or when this owner next acquires: that call
     /// then answers [`Error::Lost`], once.
+    ///
+    /// A multi-lock lets go of all members; the owner returned is the first member's, and the others' only where all are
+    /// of one client.
     #[must_use = "the owner is what the lock can be released with"]
-    pub fn forget(mut self) -> OwnerId {
-        self.ticket = None;
-        // another process may release it, and do so late: the next hold has another name
-        self.anchor.holds.retire_names();
-        self.hold.owner()
+    pub fn forget(self) -> OwnerId {
+        let owner = self.owner();
+        match self.inner {
+            Inner::One(mut single) => {
+                single.ticket = None;
+                // another process may release it, and do so late: the next hold has another name
+                single.anchor.holds.retire_names();
+            }
+            Inner::Many { guards, .. } => guards.into_iter().for_each(|guard| drop(guard.forget())),
+        }
+        owner
     }
 
     /// Runs `future` while the lock is held; when the lock is lost, `future` is dropped.
@@ -176,7 +236,32 @@ impl LockGuard {
     }
 }
 
-impl Drop for LockGuard {
+impl Single {
+    fn remaining(&self) -> Result<Duration> {
+        match self.ticket {
+            Some(ticket) => self.hold.remaining(ticket),
+            None => Err(self.hold.not_held_error()),
+        }
+    }
+
+    async fn lost(&self) -> Error {
+        loop {
+            let ended = self.hold.ended();
+            tokio::pin!(ended);
+            ended.as_mut().enable();
+            let remaining = match self.remaining() {
+                Ok(remaining) => remaining,
+                Err(error) => return error,
+            };
+            tokio::select! {
+                () = ended => {}
+                () = self.anchor.sleep_until(std::time::Instant::now() + remaining) => {}
+            }
+        }
+    }
+}
+
+impl Drop for Single {
     fn drop(&mut self) {
         match self.ticket.take() {
             Some(ticket) => self.anchor.release_later(&self.hold, ticket),

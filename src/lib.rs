@@ -17,7 +17,7 @@ pub use crate::{
     client::{ClientStats, LockClient, LockClientBuilder},
     error::{Error, LossReason, Result, StoreError, StoreErrorKind},
     guard::LockGuard,
-    lock::{Lock, ReadWriteLock},
+    lock::{Lock, MultiLock, ReadWriteLock},
     options::{AcquireOptions, Backoff},
     owner::OwnerId,
     rlock::RLock,

@@ -2,6 +2,7 @@
 
 mod fair;
 mod fenced;
+mod multi;
 mod non_reentrant;
 mod read_write;
 mod reentrant;
@@ -11,7 +12,6 @@ use std::{sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 
-pub use self::read_write::ReadWriteLock;
 pub(crate) use self::{
     fair::Fair,
     fenced::Fenced,
@@ -20,6 +20,7 @@ pub(crate) use self::{
     reentrant::Reentrant,
     spin::Spin,
 };
+pub use self::{multi::MultiLock, read_write::ReadWriteLock};
 use crate::{
     engine::{Anchor, Kind, acquire::Acquire},
     error::Result,

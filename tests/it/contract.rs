@@ -180,7 +180,10 @@ pub async fn a_busy_try_answers_none_and_a_free_one_holds(kind: Kind) {
     assert!(!la.is_locked().await.unwrap());
     assert_eq!(la.remaining_lease().await.unwrap(), None);
     let guard = la.try_lock().await.unwrap().expect("a free lock");
-    assert_eq!((guard.name(), la.name()), ("l", "l"));
+    assert_eq!(guard.name(), la.name());
+    if kind.one_record {
+        assert_eq!(guard.name(), "l");
+    }
     assert!(lb.try_lock().await.unwrap().is_none());
     assert!(lb.is_locked().await.unwrap());
     assert_eq!(lb.hold_count(&guard.owner()).await.unwrap(), 1);

@@ -1,0 +1,169 @@
+//! Several locks as one: all or nothing. Redisson's `RedissonMultiLock`. No Redis here.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use async_trait::async_trait;
+use futures_util::future::join_all;
+
+use crate::{
+    engine::{Anchor, random_fraction},
+    error::{Error, Result},
+    guard::LockGuard,
+    options::{AcquireOptions, Wait},
+    owner::OwnerId,
+    rlock::RLock,
+};
+
+/// The pause after a round in which some members were busy grows by this, up to [`MAX_PAUSE`]; all of it is random.
+const PAUSE_STEP: Duration = Duration::from_millis(2);
+const MAX_PAUSE: Duration = Duration::from_millis(50);
+
+/// Several locks that are held together or not at all, made by [`LockClient::multi_lock`](crate::LockClient::multi_lock).
+///
+/// The members may be of any kind, on any servers. Nobody waits for one member while he holds another, so that processes
+/// which name the same locks in different orders do not block each other.
+#[derive(Debug, Clone)]
+pub struct MultiLock {
+    anchor: Arc<Anchor>,
+    members: Arc<[Arc<dyn RLock>]>,
+    name: Arc<str>,
+}
+
+impl MultiLock {
+    pub(crate) fn new(anchor: &Arc<Anchor>, members: impl IntoIterator<Item = Arc<dyn RLock>>) -> Result<Self> {
+        let members: Arc<[Arc<dyn RLock>]> = members.into_iter().collect();
+        if members.is_empty() {
+            let reason = "a multi-lock needs at least one member".into();
+            return Err(Error::InvalidName { name: String::new(), reason });
+        }
+        let names: Vec<_> = members.iter().map(|member| member.name()).collect();
+        Ok(Self { anchor: Arc::clone(anchor), name: names.join("+").into(), members })
+    }
+
+    /// The members, in the order in which they were given.
+    #[must_use]
+    pub fn members(&self) -> &[Arc<dyn RLock>] {
+        &self.members
+    }
+
+    /// Acquires one member, and waits for it; then all others, without waiting.
+    async fn round(&self, first: usize, wait: Wait, options: &AcquireOptions) -> Result<Round> {
+        let awaited = AcquireOptions { wait, ..options.clone() };
+        let Some(guard) = self.members[first].acquire(awaited).await? else { return Ok(Round::Busy) };
+        let at_once = AcquireOptions { wait: Wait::No, ..options.clone() };
+        let others = self.members.iter().enumerate().filter(|(at, _)| *at != first);
+        let others = join_all(others.map(|(at, member)| {
+            let options = at_once.clone();
+            async move { (at, member.acquire(options).await) }
+        }))
+        .await;
+
+        let (mut guards, mut busy, mut failure) = (vec![(first, guard)], None, None);
+        for (at, outcome) in others {
+            match outcome {
+                Ok(Some(guard)) => guards.push((at, guard)),
+                Ok(None) => busy = busy.or(Some(at)),
+                Err(error) => failure = failure.or(Some(error)),
+            }
+        }
+        if busy.is_none() && failure.is_none() {
+            guards.sort_unstable_by_key(|(at, _)| *at);
+            return Ok(Round::Entered(guards.into_iter().map(|(_, guard)| guard).collect()));
+        }
+        // what fails here is settled by the member's client, or ends with its lease
+        join_all(guards.into_iter().map(|(_, guard)| guard.unlock())).await;
+        match (failure, busy) {
+            (Some(error), _) => Err(error),
+            (None, busy) => Ok(Round::Again(busy.unwrap_or(first))),
+        }
+    }
+}
+
+/// Asks all members at once; the first failure, if any.
+async fn all<T>(asked: impl Iterator<Item = impl Future<Output = Result<T>>>) -> Result<Vec<T>> {
+    join_all(asked).await.into_iter().collect()
+}
+
+enum Round {
+    Entered(Vec<LockGuard>),
+    /// The member that was waited for, was busy all the time.
+    Busy,
+    /// This one was busy: wait for it next.
+    Again(usize),
+}
+
+#[async_trait]
+impl RLock for MultiLock {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    async fn acquire(&self, options: AcquireOptions) -> Result<Option<LockGuard>> {
+        let limit = options.wait.until(Instant::now());
+        let (mut first, mut pause) = (0, PAUSE_STEP);
+        loop {
+            let wait = match limit {
+                None => Wait::Forever,
+                Some(limit) => match limit.saturating_duration_since(Instant::now()) {
+                    Duration::ZERO => Wait::No,
+                    left => Wait::For(left),
+                },
+            };
+            match self.round(first, wait, &options).await? {
+                Round::Entered(guards) => {
+                    return Ok(Some(LockGuard::of_many(Arc::clone(&self.name), guards)));
+                }
+                Round::Busy => return Ok(None),
+                Round::Again(_) if wait == Wait::No => return Ok(None),
+                Round::Again(busy) => first = busy,
+            }
+            // two that take turns in disturbing each other would go on for ever
+            let until = Instant::now() + pause.mul_f64(random_fraction());
+            self.anchor.sleep_until(limit.map_or(until, |limit| until.min(limit))).await;
+            pause = (pause + PAUSE_STEP).min(MAX_PAUSE);
+        }
+    }
+
+    async fn release(&self, owner: &OwnerId) -> Result<()> {
+        all(self.members.iter().map(|member| member.release(owner))).await.map(drop)
+    }
+
+    async fn extend(&self, owner: &OwnerId, lease: Duration) -> Result<bool> {
+        let all = all(self.members.iter().map(|member| member.extend(owner, lease))).await?;
+        Ok(all.into_iter().all(|extended| extended))
+    }
+
+    async fn force_unlock(&self) -> Result<bool> {
+        let all = all(self.members.iter().map(|member| member.force_unlock())).await?;
+        Ok(all.into_iter().any(|freed| freed))
+    }
+
+    /// Whether any member is held: then the whole can not be acquired.
+    async fn is_locked(&self) -> Result<bool> {
+        let all = all(self.members.iter().map(|member| member.is_locked())).await?;
+        Ok(all.into_iter().any(|locked| locked))
+    }
+
+    /// How often `owner` holds all members.
+    async fn hold_count(&self, owner: &OwnerId) -> Result<u32> {
+        let all = all(self.members.iter().map(|member| member.hold_count(owner))).await?;
+        Ok(all.into_iter().min().unwrap_or(0))
+    }
+
+    /// Who holds all members, if that is one owner; members of several clients have several.
+    async fn holder(&self) -> Result<Option<OwnerId>> {
+        let all = all(self.members.iter().map(|member| member.holder())).await?;
+        let mut all = all.into_iter();
+        let first = all.next().flatten();
+        Ok(first.filter(|first| all.all(|other| other.is_some_and(|other| other.base() == first.base()))))
+    }
+
+    /// The shortest of the members' leases; `None` if one is free or has no TTL.
+    async fn remaining_lease(&self) -> Result<Option<Duration>> {
+        let all = all(self.members.iter().map(|member| member.remaining_lease())).await?;
+        Ok(all.into_iter().collect::<Option<Vec<_>>>().and_then(|leases| leases.into_iter().min()))
+    }
+}
