@@ -25,7 +25,7 @@ const SOON: Duration = Duration::from_secs(15);
 const LONG: Duration = Duration::from_secs(3600);
 
 /// Polls a future whenever it is woken, `k` times; then drops it. `Some`: it was ready by then.
-async fn poll_times<F: Future>(future: F, k: u32) -> Option<F::Output> {
+pub async fn poll_times<F: Future>(future: F, k: u32) -> Option<F::Output> {
     let mut future = Box::pin(future);
     let mut polls = 0;
     let output = poll_fn(|cx| {

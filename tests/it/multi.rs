@@ -1,6 +1,21 @@
-//! Several locks as one.
+//! Several locks as one: all or nothing, in any order, of any kind, on any server.
 
-use crate::contract::contract_suite;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use nestlock::{AcquireOptions, Error, LockClient, RLock};
+use rand::{SeedableRng, rngs::StdRng, seq::SliceRandom};
+
+use crate::{
+    cancel::poll_times,
+    contract::{contract_suite, nothing_is_left},
+    support::{Server, eventually},
+};
 
 contract_suite! {
     mod contract,
@@ -10,4 +25,271 @@ contract_suite! {
         std::sync::Arc::new(client.multi_lock(members).unwrap())
     },
     one_record = false,
+}
+
+const SOON: Duration = Duration::from_secs(20);
+
+fn plain(client: &LockClient, names: &[&str]) -> Vec<Arc<dyn RLock>> {
+    names.iter().map(|name| Arc::new(client.reentrant_lock(name).unwrap()) as _).collect()
+}
+
+fn ms(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+#[tokio::test]
+async fn a_multi_lock_of_nothing_is_refused() {
+    let server = Server::start();
+    let client = server.client().await;
+    let refused = client.multi_lock([]).map(drop);
+    assert!(matches!(refused, Err(Error::InvalidName { .. })), "{refused:?}");
+}
+
+#[tokio::test]
+async fn one_busy_member_keeps_all_free() {
+    let server = Server::start();
+    let (a, b) = (server.client().await, server.client().await);
+    let busy = b.reentrant_lock("l2").unwrap().lock().await.unwrap();
+    let all = a.multi_lock(plain(&a, &["l1", "l2", "l3"])).unwrap();
+    assert!(all.try_lock().await.unwrap().is_none());
+    assert!(all.try_lock_for(ms(150)).await.unwrap().is_none());
+    // the members that were had are given back before the answer
+    assert!(!server.exists("l1") && !server.exists("l3"));
+    assert!(all.is_locked().await.unwrap());
+    assert_eq!(all.holder().await.unwrap(), None);
+    busy.unlock().await.unwrap();
+    let guard = all.try_lock().await.unwrap().expect("all are free");
+    assert_eq!((guard.name(), guard.members().len()), ("l1+l2+l3", 3));
+    assert_eq!(all.holder().await.unwrap(), Some(guard.owner()));
+    assert_eq!(all.hold_count(&guard.owner()).await.unwrap(), 1);
+    guard.unlock().await.unwrap();
+    nothing_is_left(&server, &[&a, &b]).await;
+}
+
+/// R74, R77: the lease is the one asked for, however many rounds it took.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn r74_r77_every_member_gets_the_lease_that_was_asked_for() {
+    let server = Server::start();
+    let (a, b) = (server.client().await, server.client().await);
+    let names = ["l1", "l2", "l3"];
+    let rival = b.reentrant_lock("l3").unwrap();
+    let all = a.multi_lock(plain(&a, &names)).unwrap();
+    for _ in 0..5 {
+        let busy = rival.lock().await.unwrap();
+        let options = AcquireOptions::new().wait(SOON).lease(Duration::from_secs(10));
+        let acquire = all.acquire(options);
+        let (guard, ()) = tokio::join!(acquire, async {
+            eventually("it waits", || async { !server.channels().is_empty() }).await;
+            busy.unlock().await.unwrap();
+        });
+        let guard = guard.unwrap().expect("free in time");
+        for name in names {
+            let ttl = server.pttl(name);
+            assert!((1..=10_000).contains(&ttl), "{name}: {ttl}");
+        }
+        guard.unlock().await.unwrap();
+    }
+    nothing_is_left(&server, &[&a, &b]).await;
+}
+
+/// R75: a wait of zero tries each member once.
+#[tokio::test]
+async fn r75_a_wait_of_zero_tries_once() {
+    let server = Server::start();
+    let (a, b) = (server.client().await, server.client().await);
+    let _busy = b.reentrant_lock("l3").unwrap().lock().await.unwrap();
+    let all = a.multi_lock(plain(&a, &["l1", "l2", "l3"])).unwrap();
+    assert!(all.try_lock().await.unwrap().is_none()); // scripts are known from here on
+    let before = server.script_count();
+    assert!(all.try_lock_for(Duration::ZERO).await.unwrap().is_none());
+    // three tries, two releases
+    assert_eq!(server.script_count() - before, 5);
+    assert!(server.channels().is_empty(), "nobody listens");
+}
+
+/// R76, R81, S9: tasks that name the same locks in random orders all get on.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn r76_r81_random_orders_do_not_block_each_other() {
+    let server = Server::start();
+    let names = ["l1", "l2", "l3", "l4"];
+    let inside: Arc<[AtomicUsize; 4]> = Arc::default();
+    let mut clients = Vec::new();
+    let mut tasks = Vec::new();
+    for number in 0..3 {
+        let client = server.client().await;
+        for task in 0..8 {
+            let (client, inside) = (client.clone(), Arc::clone(&inside));
+            tasks.push(tokio::spawn(async move {
+                let mut rng = StdRng::seed_from_u64(number * 100 + task);
+                for _ in 0..20 {
+                    let mut order = [0, 1, 2, 3];
+                    order.shuffle(&mut rng);
+                    let mine = &order[..3];
+                    let members = plain(&client, &mine.iter().map(|at| names[*at]).collect::<Vec<_>>());
+                    let all = client.multi_lock(members).unwrap();
+                    let guard = tokio::time::timeout(Duration::from_secs(30), all.lock());
+                    let guard = guard.await.expect("progress").unwrap();
+                    for at in mine {
+                        assert_eq!(inside[*at].fetch_add(1, Ordering::SeqCst), 0, "two hold {}", names[*at]);
+                    }
+                    tokio::task::yield_now().await;
+                    for at in mine {
+                        inside[*at].fetch_sub(1, Ordering::SeqCst);
+                    }
+                    guard.unlock().await.unwrap();
+                }
+            }));
+        }
+        clients.push(client);
+    }
+    for task in tasks {
+        task.await.unwrap();
+    }
+    nothing_is_left(&server, &clients.iter().collect::<Vec<_>>()).await;
+}
+
+/// R78: a wait for a busy member is a wait, not a storm of tries.
+#[tokio::test]
+async fn r78_waiting_costs_little() {
+    let server = Server::start();
+    let (a, b) = (server.client().await, server.client().await);
+    let busy = b.reentrant_lock("l2").unwrap().lock().await.unwrap();
+    let all = a.multi_lock(plain(&a, &["l1", "l2"])).unwrap();
+    let before = server.script_count();
+    assert!(all.try_lock_for(ms(2500)).await.unwrap().is_none());
+    let scripts = server.script_count() - before;
+    // one round for all, then a waiter on one lock that looks once a second
+    assert!(scripts <= 12, "{scripts} scripts");
+    busy.unlock().await.unwrap();
+    nothing_is_left(&server, &[&a, &b]).await;
+}
+
+/// R79: a member that does not answer is not left behind, nor are the others.
+#[tokio::test]
+async fn r79_a_member_without_an_answer_leaves_nothing_held() {
+    let (one, two) = (Server::start(), Server::start());
+    let short = |server: &Server| {
+        let server = server.url();
+        async move { LockClient::builder().command_timeout(ms(300)).connect(server).await.unwrap() }
+    };
+    let (a, b) = (short(&one).await, short(&two).await);
+    let members = [plain(&a, &["l1"]), plain(&b, &["l2"]), plain(&a, &["l3"])].concat();
+    let all = a.multi_lock(members).unwrap();
+    two.stop();
+    let failed = all.try_lock_for(ms(400)).await.map(drop);
+    assert!(matches!(failed, Err(Error::Unconfirmed { .. } | Error::Store { .. })), "{failed:?}");
+    assert!(!one.exists("l1") && !one.exists("l3"));
+    two.cont();
+    nothing_is_left(&two, &[&b]).await;
+    nothing_is_left(&one, &[&a]).await;
+    all.try_lock_for(SOON).await.unwrap().expect("all are free").unlock().await.unwrap();
+}
+
+/// R80: cancelled at any point, no member stays held.
+#[tokio::test]
+async fn r80_an_acquire_dropped_at_any_poll_holds_no_member() {
+    let server = Server::start();
+    let (a, b) = (server.client().await, server.client().await);
+    let all = a.multi_lock(plain(&a, &["l1", "l2", "l3"])).unwrap();
+    let rival = b.reentrant_lock("l2").unwrap();
+    for contended in [false, true] {
+        let mut ends = 0;
+        for k in 1..200 {
+            let busy = if contended { Some(rival.lock().await.unwrap()) } else { None };
+            let release = async {
+                tokio::task::yield_now().await;
+                drop(busy);
+            };
+            let (guard, ()) = tokio::join!(poll_times(all.lock(), k), release);
+            ends += usize::from(guard.is_some());
+            drop(guard);
+            a.idle().await;
+            b.idle().await;
+            assert!(!all.is_locked().await.unwrap(), "{k} polls");
+            assert_eq!(server.dump(), [], "{k} polls");
+            if ends == 4 {
+                break;
+            }
+        }
+        assert_eq!(ends, 4, "it never came to its end");
+    }
+    nothing_is_left(&server, &[&a, &b]).await;
+}
+
+/// R84: members of every kind, also multi-locks.
+#[tokio::test]
+async fn r84_members_may_be_of_any_kind() {
+    let server = Server::start();
+    let (a, b) = (server.client().await, server.client().await);
+    let members = |client: &LockClient| -> Vec<Arc<dyn RLock>> {
+        vec![
+            Arc::new(client.reentrant_lock("reentrant").unwrap()),
+            Arc::new(client.fair_lock("fair").unwrap()),
+            Arc::new(client.read_write_lock("read").unwrap().read()),
+            Arc::new(client.read_write_lock("write").unwrap().write()),
+            Arc::new(client.fenced_lock("fenced").unwrap()),
+            Arc::new(client.spin_lock("spin").unwrap()),
+            Arc::new(client.non_reentrant_lock("once").unwrap()),
+            Arc::new(client.multi_lock(plain(client, &["n1", "n2"])).unwrap()),
+        ]
+    };
+    let (la, lb) = (a.multi_lock(members(&a)).unwrap(), b.multi_lock(members(&b)).unwrap());
+    let guard = la.lock().await.unwrap();
+    assert!(lb.try_lock().await.unwrap().is_none());
+    assert!(guard.members()[4].fencing_token().is_some());
+    let waiter = tokio::spawn(async move { lb.lock().await.unwrap() });
+    eventually("it waits", || async { b.stats().channels > 0 }).await;
+    guard.unlock().await.unwrap();
+    let next = tokio::time::timeout(SOON, waiter).await.expect("woken").unwrap();
+    next.unlock().await.unwrap();
+    nothing_is_left(&server, &[&a, &b]).await;
+}
+
+#[tokio::test]
+async fn the_loss_of_one_member_is_the_loss_of_all() {
+    let (one, two) = (Server::start(), Server::start());
+    let watchdog = |c: nestlock::LockClientBuilder| c.watchdog_timeout(ms(600));
+    let (a, b) = (one.client_with(watchdog).await, two.client_with(watchdog).await);
+    let all = a.multi_lock([plain(&a, &["l1"]), plain(&b, &["l2"])].concat()).unwrap();
+    let guard = all.lock().await.unwrap();
+    assert!(!guard.is_lost() && guard.remaining() > Duration::ZERO);
+    two.call(&["DEL", "l2"]);
+    let loss = tokio::time::timeout(SOON, guard.lost()).await.expect("it is told");
+    assert!(matches!(loss, Error::Lost { ref lock, .. } if lock == "l2"), "{loss}");
+    assert!(guard.is_lost());
+    assert_eq!(guard.remaining(), Duration::ZERO);
+    let unlocked = guard.unlock().await;
+    assert!(matches!(unlocked, Err(Error::Lost { .. })), "{unlocked:?}");
+    // the other member is free all the same
+    assert!(!one.exists("l1"));
+    nothing_is_left(&one, &[&a]).await;
+    nothing_is_left(&two, &[&b]).await;
+}
+
+#[tokio::test]
+async fn an_owner_of_one_client_can_not_take_members_of_another() {
+    let server = Server::start();
+    let (a, b) = (server.client().await, server.client().await);
+    let all = a.multi_lock([plain(&a, &["l1"]), plain(&b, &["l2"])].concat()).unwrap();
+    let refused = all.acquire(AcquireOptions::new().owner(a.owner("me").unwrap())).await.map(drop);
+    assert!(matches!(refused, Err(Error::InvalidOwner { .. })), "{refused:?}");
+    nothing_is_left(&server, &[&a, &b]).await;
+}
+
+#[tokio::test]
+async fn the_whole_wait_is_bounded() {
+    let server = Server::start();
+    let (a, b) = (server.client().await, server.client().await);
+    let busy =
+        (b.reentrant_lock("l1").unwrap().lock().await.unwrap(), b.reentrant_lock("l3").unwrap().lock().await.unwrap());
+    let all = a.multi_lock(plain(&a, &["l1", "l2", "l3"])).unwrap();
+    let start = Instant::now();
+    let (outcome, ()) = tokio::join!(all.try_lock_for(ms(900)), async {
+        tokio::time::sleep(ms(300)).await;
+        busy.0.unlock().await.unwrap();
+    });
+    assert!(outcome.unwrap().is_none());
+    assert!(start.elapsed() >= ms(890) && start.elapsed() < SOON, "{:?}", start.elapsed());
+    busy.1.unlock().await.unwrap();
+    nothing_is_left(&server, &[&a, &b]).await;
 }
