@@ -1,0 +1,10 @@
+//! What the gates are made of: a raw client, two servers side by side, and a way to compare what they say.
+#![allow(dead_code, reason = "each test binary uses its own part")]
+
+pub mod grammar;
+pub mod play;
+pub mod resp;
+pub mod rng;
+pub mod rounds;
+pub mod servers;
+pub mod wire;

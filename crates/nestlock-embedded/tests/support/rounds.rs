@@ -1,0 +1,130 @@
+//! Many rounds, each made from its seed alone; the first difference of a round is cut down to a short list of steps.
+
+use std::{
+    env,
+    fmt::Write as _,
+    time::{Duration, Instant},
+};
+
+use super::{
+    play::{Difference, Play, Rules, Step, Tally},
+    servers::Pair,
+};
+
+/// What was compared.
+#[derive(Debug, Default)]
+pub struct Report {
+    pub rounds: usize,
+    pub commands: usize,
+    pub tally: Tally,
+    pub failures: Vec<String>,
+}
+
+/// Enough to see a pattern.
+const MOST_FAILURES: usize = 5;
+
+/// Plays the rounds of these seeds. `NESTLOCK_FUZZ_SEED=7` plays that one only, `NESTLOCK_FUZZ_FACTOR=10` ten times as
+/// many.
+pub fn play_rounds(pair: &Pair, rules: &Rules, first: u64, count: u64, make: impl Fn(u64) -> Vec<Step>) -> Report {
+    let number = |name: &str| env::var(name).ok().map(|text| text.parse::<u64>().expect("a number"));
+    let seeds = match number("NESTLOCK_FUZZ_SEED") {
+        Some(seed) => seed..seed + 1,
+        None => first..first + count * number("NESTLOCK_FUZZ_FACTOR").unwrap_or(1),
+    };
+    let mut report = Report::default();
+    for seed in seeds {
+        let steps = make(seed);
+        report.rounds += 1;
+        report.commands += steps.iter().filter(|step| matches!(step, Step::Send(..))).count();
+        let Some(found) = once(pair, rules, &steps, &mut report.tally) else { continue };
+        report.failures.push(describe(pair, rules, seed, &steps, &found));
+        if report.failures.len() == MOST_FAILURES {
+            break;
+        }
+    }
+    report
+}
+
+impl Report {
+    /// Panics if the two servers ever disagreed.
+    pub fn assert_none(&self) {
+        let count = self.failures.len();
+        assert!(count == 0, "{count} rounds of {} differ:\n\n{}", self.rounds, self.failures.join("\n"));
+    }
+
+    pub fn add(&mut self, other: Self) {
+        self.rounds += other.rounds;
+        self.commands += other.commands;
+        self.failures.extend(other.failures);
+        for (name, (accepted, refused)) in other.tally {
+            let count = self.tally.entry(name).or_default();
+            *count = (count.0 + accepted, count.1 + refused);
+        }
+    }
+}
+
+/// Plays steps on two servers without data.
+pub fn once(pair: &Pair, rules: &Rules, steps: &[Step], tally: &mut Tally) -> Option<Difference> {
+    let broken = |what: &dyn std::fmt::Display| Difference {
+        at: 0,
+        what: format!("cannot begin a round: {what}"),
+        real: String::new(),
+        ours: String::new(),
+    };
+    let mut play = match Play::new(pair.addrs(), rules) {
+        Ok(play) => play,
+        Err(error) => return Some(broken(&error)),
+    };
+    let found = play.run(steps);
+    for (name, (accepted, refused)) in std::mem::take(&mut play.tally) {
+        let count = tally.entry(name).or_default();
+        *count = (count.0 + accepted, count.1 + refused);
+    }
+    play.end();
+    found
+}
+
+fn describe(pair: &Pair, rules: &Rules, seed: u64, steps: &[Step], found: &Difference) -> String {
+    let mut text = format!("--- seed {seed}, step {} of {}\n{found}\n", found.at, steps.len());
+    let (short, found) = shorten(pair, rules, &steps[..=found.at.min(steps.len() - 1)]);
+    let _ = match &found {
+        Some(_) => writeln!(text, "shortest list of steps that was found:"),
+        None => writeln!(text, "did not happen again with the same steps; these were the last of them:"),
+    };
+    let from = short.len().saturating_sub(60);
+    for step in &short[from..] {
+        let _ = writeln!(text, "  {}", step.to_string().chars().take(1000).collect::<String>());
+    }
+    if let Some(found) = found {
+        let _ = writeln!(text, "after which\n{found}");
+    }
+    text
+}
+
+/// Leaves out whatever is not needed for a difference, halves first, then ever smaller parts.
+fn shorten(pair: &Pair, rules: &Rules, steps: &[Step]) -> (Vec<Step>, Option<Difference>) {
+    let start = Instant::now();
+    let differs = |steps: &[Step]| once(pair, rules, steps, &mut Tally::new());
+    let mut short = steps.to_vec();
+    let Some(mut found) = differs(&short) else { return (short, None) };
+    let mut part = short.len().div_ceil(2);
+    loop {
+        let mut from = 0;
+        while from < short.len() && start.elapsed() < Duration::from_secs(30) {
+            let to = (from + part).min(short.len());
+            let without = [&short[..from], &short[to..]].concat();
+            if let Some(difference) = differs(&without).filter(|_| !without.is_empty()) {
+                // what comes after it is not needed either
+                short = without;
+                short.truncate(difference.at + 1);
+                found = difference;
+            } else {
+                from = to;
+            }
+        }
+        if part == 1 {
+            return (short, Some(found));
+        }
+        part = part.div_ceil(2);
+    }
+}
