@@ -1,1 +1,6 @@
-//! Servers for running and testing nestlock with nothing installed.
+#![doc = include_str!("../README.md")]
+
+mod embedded;
+mod server;
+
+pub use embedded::EmbeddedServer;
