@@ -1,5 +1,6 @@
 //! Random commands, byte for byte the same for the embedded server and for a real one: every answer, every key, every
 //! message must be the same.
+#![allow(unreachable_pub, reason = "what the test binaries share is public to them")]
 
 mod support;
 

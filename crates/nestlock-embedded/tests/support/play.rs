@@ -149,6 +149,8 @@ pub struct Play {
     loose: &'static [&'static str],
     content: Check,
     pub tally: Tally,
+    /// Collects answers that differ and goes on, until the keys differ too.
+    pub survey: Option<Vec<Difference>>,
 }
 
 impl Play {
@@ -179,7 +181,8 @@ impl Play {
             Ok((*line, wires))
         };
         let lines = rules.lines.iter().map(connect).collect::<io::Result<_>>()?;
-        Ok(Self { lines, control, loose: rules.loose, content: rules.content.clone(), tally: Tally::new() })
+        let content = rules.content.clone();
+        Ok(Self { lines, control, loose: rules.loose, content, tally: Tally::new(), survey: None })
     }
 
     /// Takes the steps up to the first difference.
@@ -254,7 +257,11 @@ impl Play {
             if real.is_error() { count.1 += 1 } else { count.0 += 1 }
             if !agree(&command.name(), &command.check, &real, &ours) {
                 let what = format!("line {line} ({}): {}", kind.protocol, typed(&command.parts));
-                return differ(index, what, Both { real: format!("{real:?}"), ours: format!("{ours:?}") });
+                let said = Both { real: format!("{real:?}"), ours: format!("{ours:?}") };
+                match &mut self.survey {
+                    Some(found) => found.push(Difference { at: first, what, real: said.real, ours: said.ours }),
+                    None => return differ(index, what, said),
+                }
             }
         }
         let extra = split.clone().map(|(_, replies)| replies.into_iter().skip(commands.len()).collect());

@@ -1,6 +1,7 @@
 //! Many rounds, each made from its seed alone; the first difference of a round is cut down to a short list of steps.
 
 use std::{
+    collections::BTreeMap,
     env,
     fmt::Write as _,
     time::{Duration, Instant},
@@ -20,6 +21,28 @@ pub struct Report {
     pub failures: Vec<String>,
 }
 
+/// One example of each sort of difference, most frequent first: for whoever has many to mend. `NESTLOCK_FUZZ_SURVEY=1`.
+fn survey(pair: &Pair, rules: &Rules, rounds: impl Iterator<Item = Vec<Step>>) -> String {
+    let mut sorts: BTreeMap<String, (usize, Difference)> = BTreeMap::new();
+    for steps in rounds {
+        let mut play = Play::new(pair.addrs(), rules).expect("a round begins");
+        play.survey = Some(Vec::new());
+        let last = play.run(&steps);
+        for found in play.survey.take().into_iter().flatten().chain(last) {
+            let head = |text: &str| text.split_whitespace().take(4).collect::<Vec<_>>().join(" ");
+            let command: Vec<&str> = found.what.split_whitespace().collect();
+            let name = command.iter().skip_while(|word| !word.ends_with(':')).nth(1).unwrap_or(&"");
+            let digits = |text: String| text.replace(|letter: char| letter.is_ascii_digit(), "");
+            let sort = digits(format!("{} {} / {}", name.to_uppercase(), head(&found.real), head(&found.ours)));
+            sorts.entry(sort).or_insert((0, found)).0 += 1;
+        }
+        play.end();
+    }
+    let mut sorts: Vec<_> = sorts.into_values().collect();
+    sorts.sort_by_key(|(count, _)| usize::MAX - count);
+    sorts.iter().map(|(count, found)| format!("{count} times: {found}\n")).collect()
+}
+
 /// Enough to see a pattern.
 const MOST_FAILURES: usize = 5;
 
@@ -31,6 +54,9 @@ pub fn play_rounds(pair: &Pair, rules: &Rules, first: u64, count: u64, make: imp
         Some(seed) => seed..seed + 1,
         None => first..first + count * number("NESTLOCK_FUZZ_FACTOR").unwrap_or(1),
     };
+    if env::var_os("NESTLOCK_FUZZ_SURVEY").is_some() {
+        panic!("{}", survey(pair, rules, seeds.map(make)));
+    }
     let mut report = Report::default();
     for seed in seeds {
         let steps = make(seed);

@@ -1,10 +1,13 @@
 //! The two servers that are compared.
 
 use std::{
+    env,
     net::{Ipv4Addr, SocketAddr, TcpListener},
     process::{Child, Command, Stdio},
     time::{Duration, Instant},
 };
+
+use nestlock_embedded::EmbeddedServer;
 
 use super::{resp::Value, wire::Wire};
 
@@ -75,27 +78,42 @@ impl Drop for Real {
     }
 }
 
-/// A real server and the embedded one.
+/// A real server and the embedded one. With `NESTLOCK_TWINS=1` a second real one takes its place: then every difference
+/// is a fault of the test.
 #[derive(Debug)]
 pub struct Pair {
     real: Real,
-    ours: Real,
+    ours: Ours,
+}
+
+#[derive(Debug)]
+enum Ours {
+    Embedded(EmbeddedServer),
+    Twin(Real),
 }
 
 impl Pair {
     pub fn start() -> Self {
-        let pair = Self { real: Real::start(), ours: Real::start() };
+        let ours = match env::var_os("NESTLOCK_TWINS") {
+            Some(_) => Ours::Twin(Real::start()),
+            None => Ours::Embedded(EmbeddedServer::start().expect("the embedded server starts")),
+        };
+        let pair = Self { real: Real::start(), ours };
         // what is compared with is one version: another one answers differently here and there
         let mut wire = Wire::connect(pair.real.addr()).expect("a connection");
         let info = wire.call(&["INFO", "server"]).expect("an answer");
         let info = String::from_utf8_lossy(info.text().expect("a text")).into_owned();
         assert!(info.contains("\nredis_version:7.0."), "these tests compare with Redis 7.0, and this is\n{info}");
-        // else a blocked client's timeout is noticed up to 100 ms late
+        // else the end of a blocked client's patience is noticed up to 100 ms late
         assert_eq!(wire.call(&["CONFIG", "SET", "hz", "500"]).expect("an answer"), Value::Simple(b"OK".into()));
         pair
     }
 
     pub fn addrs(&self) -> Both<SocketAddr> {
-        Both { real: self.real.addr(), ours: self.ours.addr() }
+        let ours = match &self.ours {
+            Ours::Embedded(server) => server.addr(),
+            Ours::Twin(server) => server.addr(),
+        };
+        Both { real: self.real.addr(), ours }
     }
 }
