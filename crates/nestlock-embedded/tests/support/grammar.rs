@@ -60,7 +60,7 @@ pub const COMMANDS: [(&str, u32); 107] = [
     ("PING", 2),
     ("ECHO", 2),
     ("SELECT", 1),
-    ("DBSIZE", 2),
+    ("DBSIZE", 6),
     ("EXISTS", 5),
     ("DEL", 14),
     ("UNLINK", 4),
