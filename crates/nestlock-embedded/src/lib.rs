@@ -2,5 +2,9 @@
 
 mod embedded;
 mod server;
+#[cfg(unix)]
+mod spawned;
 
 pub use embedded::EmbeddedServer;
+#[cfg(unix)]
+pub use spawned::{SpawnError, SpawnedServer};
