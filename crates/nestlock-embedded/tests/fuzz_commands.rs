@@ -1,12 +1,13 @@
 //! Random commands, byte for byte the same for the embedded server and for a real one: every answer, every key, every
 //! message must be the same.
+#![cfg(unix)]
 #![allow(unreachable_pub, reason = "what the test binaries share is public to them")]
 
 mod support;
 
 use support::{
     grammar::{BIG_HASH, COMMANDS, Grammar},
-    play::{Check, Command, Line, Rules, Step, Tally},
+    play::{Check, Command, Count, Line, Rules, Step, Tally},
     resp,
     rng::Rng,
     rounds::{Report, once, play_rounds},
@@ -70,7 +71,9 @@ fn random_commands_are_answered_as_by_redis() {
     let mut report = Report::default();
     std::thread::scope(|scope| {
         let part = |first| scope.spawn(move || play_rounds(&Pair::start(), &RULES, first, 53, round));
-        [part(0), part(1_000_000)].map(|part| report.add(part.join().expect("no panic")));
+        for part in [part(0), part(1_000_000)] {
+            report.add(part.join().expect("no panic"));
+        }
     });
     println!("{} commands in {} rounds", report.commands, report.rounds);
     report.assert_none();
@@ -78,13 +81,14 @@ fn random_commands_are_answered_as_by_redis() {
         return;
     }
     assert!(report.commands > 200_000, "{} commands", report.commands);
-    let (lua, all) = report.tally.iter().fold((0, 0), |(lua, all), (name, (accepted, refused))| {
-        let count = accepted + refused;
+    let (lua, all) = report.tally.iter().fold((0, 0), |(lua, all), (name, count)| {
+        let count = count.accepted + count.refused;
         (if name.starts_with("EVAL") { lua + count } else { lua }, all + count)
     });
     assert!(lua * 10 > all * 3, "{lua} of {all} commands were scripts");
     for (name, weight) in COMMANDS.iter().filter(|(_, weight)| *weight > 0) {
-        let (accepted, refused) = report.tally.get(&name.to_ascii_uppercase()).copied().unwrap_or_default();
+        let Count { accepted, refused, .. } =
+            report.tally.get(&name.to_ascii_uppercase()).cloned().unwrap_or_default();
         let unknown = ["NOSUCH", "GETT", "", "\u{fc}ber"].contains(name);
         assert!(refused >= 5 && (unknown || accepted >= 50), "{name} ({weight}): {accepted} accepted, {refused} refused");
     }

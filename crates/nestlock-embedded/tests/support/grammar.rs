@@ -432,7 +432,7 @@ impl Grammar {
             }
         }
         words[0] = self.case(name);
-        Command { parts: words, check }
+        Command::of(words, check)
     }
 
     /// One in eight commands is wrong in some way.
@@ -597,6 +597,11 @@ impl Grammar {
         self.turn = (self.turn + 1237) % 4999;
         assert!(self.times < 4999, "too many times in one round");
         1000 + 60 * self.turn
+    }
+
+    /// [`Grammar::relative`] in milliseconds.
+    pub fn millis(&mut self) -> Vec<u8> {
+        (self.relative() * 1000).to_string().into_bytes()
     }
 
     /// A number of the unit that an option or a command wants: `seconds`, and not from now on if `fixed`.
@@ -1026,7 +1031,7 @@ impl Grammar {
                 Check::Exact
             }
         };
-        Command { parts: words, check }
+        Command::of(words, check)
     }
 
     // --- lines that listen ---
@@ -1053,7 +1058,7 @@ impl Grammar {
         self.spoil(&mut words);
         let name = String::from_utf8_lossy(&words[0]).into_owned();
         words[0] = self.case(&name);
-        Command { parts: words, check: Check::Exact }
+        Command::of(words, Check::Exact)
     }
 
     fn channels(&mut self, name: &str, from: &[&str], least: usize) -> Words {
@@ -1076,7 +1081,7 @@ impl Grammar {
             2 => words![b"EVAL", b"return redis.call('pexpire', KEYS[1], ARGV[1])", b"1", key, millis],
             _ => words![b"PEXPIRE", key, millis],
         };
-        Command { parts, check: Check::Exact }
+        Command::of(parts, Check::Exact)
     }
 
     /// The longest of [`Grammar::short_lived`], and some more.

@@ -6,5 +6,6 @@ pub mod play;
 pub mod resp;
 pub mod rng;
 pub mod rounds;
+pub mod scripts;
 pub mod servers;
 pub mod wire;

@@ -39,11 +39,17 @@ pub enum Check {
 pub struct Command {
     pub parts: Vec<Vec<u8>>,
     pub check: Check,
+    /// What it is counted under; its name if empty.
+    pub label: String,
 }
 
 impl Command {
     pub fn new<P: AsRef<[u8]>>(parts: &[P], check: Check) -> Self {
-        Self { parts: parts.iter().map(|part| part.as_ref().to_vec()).collect(), check }
+        Self::of(parts.iter().map(|part| part.as_ref().to_vec()).collect(), check)
+    }
+
+    pub fn of(parts: Vec<Vec<u8>>, check: Check) -> Self {
+        Self { parts, check, label: String::new() }
     }
 
     pub fn name(&self) -> String {
@@ -128,8 +134,45 @@ fn squeezed(text: &str) -> String {
     short.chars().take(4000).collect()
 }
 
-/// For each command name: how often it was accepted, how often refused.
-pub type Tally = BTreeMap<String, (usize, usize)>;
+/// For each command name.
+pub type Tally = BTreeMap<String, Count>;
+
+#[derive(Debug, Default, Clone)]
+pub struct Count {
+    pub accepted: usize,
+    pub refused: usize,
+    /// `nil`, `list`, `text`, and whole numbers up to 1; greater ones are `>1`. Also of what is in a list.
+    pub kinds: BTreeSet<String>,
+}
+
+impl Count {
+    pub fn total(&self) -> usize {
+        self.accepted + self.refused
+    }
+
+    pub fn add(&mut self, other: Self) {
+        self.accepted += other.accepted;
+        self.refused += other.refused;
+        self.kinds.extend(other.kinds);
+    }
+
+    fn see(&mut self, answer: &Value) {
+        if answer.is_error() {
+            self.refused += 1;
+            return;
+        }
+        self.accepted += 1;
+        for value in answer.items().unwrap_or_default().iter().chain([answer]) {
+            self.kinds.insert(match value {
+                Value::NilBulk | Value::NilList | Value::Null => "nil".into(),
+                Value::Int(number) if *number > 1 => ">1".into(),
+                Value::Int(number) => number.to_string(),
+                value if value.items().is_some() => "list".into(),
+                _ => "text".into(),
+            });
+        }
+    }
+}
 
 /// An error text of ours that may differ from Redis's: command, part of Redis's text, part of ours, and why.
 type Allowed = (&'static str, &'static str, &'static str);
@@ -214,7 +257,8 @@ impl Play {
                     Ok(())
                 }
                 Step::Perturb(command) => {
-                    self.control.ours.call(&command.parts).expect("an answer");
+                    let answer = self.control.ours.call(&command.parts).expect("an answer");
+                    assert!(!answer.is_error(), "{answer:?}");
                     Ok(())
                 }
             };
@@ -253,8 +297,8 @@ impl Play {
         for (index, command) in commands.iter().enumerate() {
             let reply = |replies: &Vec<Value>| replies.get(index).unwrap_or(&missing).clone();
             let (real, ours) = (reply(&split.real.1), reply(&split.ours.1));
-            let count = self.tally.entry(command.name()).or_default();
-            if real.is_error() { count.1 += 1 } else { count.0 += 1 }
+            let label = if command.label.is_empty() { command.name() } else { command.label.clone() };
+            self.tally.entry(label).or_default().see(&real);
             if !agree(&command.name(), &command.check, &real, &ours) {
                 let what = format!("line {line} ({}): {}", kind.protocol, typed(&command.parts));
                 let said = Both { real: format!("{real:?}"), ours: format!("{ours:?}") };

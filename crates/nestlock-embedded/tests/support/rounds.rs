@@ -87,9 +87,8 @@ impl Report {
         self.rounds += other.rounds;
         self.commands += other.commands;
         self.failures.extend(other.failures);
-        for (name, (accepted, refused)) in other.tally {
-            let count = self.tally.entry(name).or_default();
-            *count = (count.0 + accepted, count.1 + refused);
+        for (name, count) in other.tally {
+            self.tally.entry(name).or_default().add(count);
         }
     }
 }
@@ -107,9 +106,8 @@ pub fn once(pair: &Pair, rules: &Rules, steps: &[Step], tally: &mut Tally) -> Op
         Err(error) => return Some(broken(&error)),
     };
     let found = play.run(steps);
-    for (name, (accepted, refused)) in std::mem::take(&mut play.tally) {
-        let count = tally.entry(name).or_default();
-        *count = (count.0 + accepted, count.1 + refused);
+    for (name, count) in std::mem::take(&mut play.tally) {
+        tally.entry(name).or_default().add(count);
     }
     play.end();
     found
