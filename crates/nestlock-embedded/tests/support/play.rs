@@ -322,7 +322,8 @@ impl Play {
         for line in 0..self.lines.len() {
             self.pipeline(line, at, &[])?;
         }
-        for db in ["0", "1"] {
+        // 0 last, where the control connection is expected
+        for db in ["1", "0"] {
             self.ask(at, &[Command::new(&["SELECT", db], Check::Exact)])?;
             let keys = self.ask(at, &[Command::new(&["KEYS", "*"], Check::Unordered)])?;
             let keys: BTreeSet<Vec<u8>> =
