@@ -87,10 +87,12 @@ fn random_commands_are_answered_as_by_redis() {
     });
     assert!(lua * 10 > all * 3, "{lua} of {all} commands were scripts");
     for (name, weight) in COMMANDS.iter().filter(|(_, weight)| *weight > 0) {
-        let Count { accepted, refused, .. } =
-            report.tally.get(&name.to_ascii_uppercase()).cloned().unwrap_or_default();
+        let Count { accepted, refused, .. } = report.tally.get(&name.to_ascii_uppercase()).cloned().unwrap_or_default();
         let unknown = ["NOSUCH", "GETT", "", "\u{fc}ber"].contains(name);
-        assert!(refused >= 5 && (unknown || accepted >= 50), "{name} ({weight}): {accepted} accepted, {refused} refused");
+        assert!(
+            refused >= 5 && (unknown || accepted >= 50),
+            "{name} ({weight}): {accepted} accepted, {refused} refused"
+        );
     }
 }
 

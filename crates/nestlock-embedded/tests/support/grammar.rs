@@ -418,8 +418,8 @@ impl Grammar {
             name if name.starts_with('H') => self.hash(name),
             name if name.starts_with('Z') => self.zset(name),
             name if name.starts_with('L') || name.starts_with('B') || name.starts_with('R') => self.list(name),
-            "GET" | "SET" | "SETNX" | "SETEX" | "PSETEX" | "GETDEL" | "GETEX" | "GETSET" | "MGET" | "MSET" | "MSETNX"
-            | "INCR" | "DECR" | "INCRBY" | "DECRBY" | "APPEND" | "STRLEN" => self.string(name),
+            "GET" | "SET" | "SETNX" | "SETEX" | "PSETEX" | "GETDEL" | "GETEX" | "GETSET" | "MGET" | "MSET"
+            | "MSETNX" | "INCR" | "DECR" | "INCRBY" | "DECRBY" | "APPEND" | "STRLEN" => self.string(name),
             _ => self.key_command(name),
         };
         self.spoil(&mut words);
@@ -572,8 +572,33 @@ impl Grammar {
 
     fn score(&mut self) -> Vec<u8> {
         const RARE: [&str; 28] = [
-            "inf", "-inf", "+inf", "Infinity", "nan", "abc", "", "1e308", "-1e308", "1e400", "1e-400", "0x10", "0x1p-1",
-            " 1", "1 ", "-0", "0.1", "3.3", "1e17", "12345678901234567", "1e-5", "+1", "1.", ".5", "1e", "--1", "1_0",
+            "inf",
+            "-inf",
+            "+inf",
+            "Infinity",
+            "nan",
+            "abc",
+            "",
+            "1e308",
+            "-1e308",
+            "1e400",
+            "1e-400",
+            "0x10",
+            "0x1p-1",
+            " 1",
+            "1 ",
+            "-0",
+            "0.1",
+            "3.3",
+            "1e17",
+            "12345678901234567",
+            "1e-5",
+            "+1",
+            "1.",
+            ".5",
+            "1e",
+            "--1",
+            "1_0",
             "9007199254740993",
         ];
         if self.rng.percent(12) {
@@ -764,7 +789,11 @@ impl Grammar {
                 return (words, Check::Unordered);
             }
             "SCAN" => {
-                words.push(if self.rng.percent(95) { b"0".to_vec() } else { self.rng.pick(&["", "1.5", "a", "0a"]).into() });
+                words.push(if self.rng.percent(95) {
+                    b"0".to_vec()
+                } else {
+                    self.rng.pick(&["", "1.5", "a", "0a"]).into()
+                });
                 // so many that one answer has them all
                 let mut options = vec![];
                 if self.rng.percent(94) {
@@ -801,8 +830,8 @@ impl Grammar {
 
     fn glob(&mut self) -> Vec<u8> {
         const GLOBS: [&str; 22] = [
-            "*", "s*", "h?", "[sz]*", "[^s]*", "*1", "*[1-3]", "\\*", "{t}*", "??", "", "s1", "[", "[a-", "*b*", "s[3-1]",
-            "h\\1", "**", "*?", "[]]*", "\\", "[s\\1]*",
+            "*", "s*", "h?", "[sz]*", "[^s]*", "*1", "*[1-3]", "\\*", "{t}*", "??", "", "s1", "[", "[a-", "*b*",
+            "s[3-1]", "h\\1", "**", "*?", "[]]*", "\\", "[s\\1]*",
         ];
         self.rng.pick(&GLOBS).as_bytes().to_vec()
     }
@@ -1010,7 +1039,11 @@ impl Grammar {
                 if caller.contains("setresp(3)") && name == "HGETALL" {
                     // a map that went through a Lua table comes back in Lua's own order
                     Check::Pairs
-                } else if caller.contains("{redis") || caller.contains("{type") || caller.contains("{ok") || caller.contains("{1") {
+                } else if caller.contains("{redis")
+                    || caller.contains("{type")
+                    || caller.contains("{ok")
+                    || caller.contains("{1")
+                {
                     within(called.check)
                 } else {
                     called.check

@@ -2,8 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fmt,
-    io,
+    fmt, io,
     net::SocketAddr,
     time::{Duration, Instant, SystemTime},
 };
@@ -467,7 +466,8 @@ fn sorted_messages(values: Vec<Value>) -> Vec<Value> {
         while same.is_some() && to < values.len() && run(&values[to]) == same {
             to += 1;
         }
-        let mut names: Vec<Value> = values[from..to].iter().filter_map(|value| Some(value.items()?.get(1)?.clone())).collect();
+        let mut names: Vec<Value> =
+            values[from..to].iter().filter_map(|value| Some(value.items()?.get(1)?.clone())).collect();
         names.sort();
         for (index, value) in values[from..to].iter().enumerate() {
             let mut value = value.clone();

@@ -191,10 +191,12 @@ pub fn quoted(bytes: &[u8]) -> String {
 
 /// A command as one can type it into `redis-cli`.
 pub fn typed<P: AsRef<[u8]>>(parts: &[P]) -> String {
-    let plain = |part: &[u8]| !part.is_empty() && part.iter().all(|byte| byte.is_ascii_graphic() && !b"\"'\\".contains(byte));
-    let words = parts.iter().map(AsRef::as_ref).map(|part| {
-        if plain(part) { String::from_utf8_lossy(part).into_owned() } else { quoted(part) }
-    });
+    let plain =
+        |part: &[u8]| !part.is_empty() && part.iter().all(|byte| byte.is_ascii_graphic() && !b"\"'\\".contains(byte));
+    let words = parts
+        .iter()
+        .map(AsRef::as_ref)
+        .map(|part| if plain(part) { String::from_utf8_lossy(part).into_owned() } else { quoted(part) });
     words.collect::<Vec<_>>().join(" ")
 }
 
