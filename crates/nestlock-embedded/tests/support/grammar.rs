@@ -388,6 +388,12 @@ impl Grammar {
         }
     }
 
+    /// A command that is no script.
+    pub fn plain_command(&mut self) -> Command {
+        let (name, _) = self.choose(|name| !name.starts_with("EVAL"));
+        self.plain(name, true)
+    }
+
     fn choose(&mut self, may: impl Fn(&str) -> bool) -> (&'static str, u32) {
         let total: u32 = COMMANDS.iter().filter(|(name, _)| may(name)).map(|(_, weight)| weight).sum();
         let mut ticket = self.rng.below(total as usize) as u32;
