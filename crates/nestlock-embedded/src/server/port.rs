@@ -6,7 +6,7 @@ use tokio::net::{TcpListener, TcpStream};
 
 use super::{
     Engine,
-    client::Fate,
+    client::{Client, Fate},
     resp::{MAX_REQUEST, Parser, Reply},
 };
 
@@ -57,6 +57,8 @@ impl Connection {
         let mut held = None;
         loop {
             let mut timer = self.execute_waiting(&mut held);
+            let full = |client: &mut Client| client.output.len() >= ENOUGH_OUTPUT;
+            let was_full = self.engine.with_client(self.id, full) == Some(true);
             self.write()?;
             let (fate, unwritten, blocked) = self
                 .engine
@@ -64,6 +66,10 @@ impl Connection {
                 .unwrap_or((Fate::Ended, 0, false));
             if fate == Fate::Ended || fate == Fate::Ending && unwritten == 0 {
                 return Ok(());
+            }
+            // requests that were put off because of that: nothing else would come to wake this task
+            if was_full && unwritten < ENOUGH_OUTPUT {
+                continue;
             }
             if blocked {
                 timer = self.engine.time_left(self.id);
