@@ -222,6 +222,8 @@ fn report(lua: &Lua, running: &Running, error: &Value) -> Vec<u8> {
         Value::Nil => b"ERR nil".to_vec(),
         other => format!("ERR ({} error object)", other.type_name()).into_bytes(),
     });
+    // for Redis it ends there, and the place comes after it
+    text.truncate(text.iter().position(|byte| *byte == 0).unwrap_or(text.len()));
     // level 0 is this handler; what raised may be a function of Redis's, or two of the prelude's
     let line = (1..5).find_map(|level| {
         lua.inspect_stack(level, |frame| {
@@ -268,7 +270,8 @@ fn add_replies(lua: &Lua, redis: &Table) -> mlua::Result<()> {
         "error_reply",
         lua.create_function(move |lua, args: MultiValue| {
             let Some(text) = single(&args) else { return error_table(lua, WRONG_ARGUMENTS) };
-            let text = text.strip_prefix(b"-").unwrap_or(&text);
+            let text = text.split(|byte| *byte == 0).next().unwrap_or_default();
+            let text = text.strip_prefix(b"-").unwrap_or(text);
             let text = if text.contains(&b' ') { text.to_vec() } else { [b"ERR ", text].concat() };
             error_table(lua, &text)
         })?,
