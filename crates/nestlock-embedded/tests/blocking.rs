@@ -1,6 +1,5 @@
 //! Who waits for lists, and who is served when: random sequences over several connections, the same on both servers.
 #![cfg(unix)]
-#![allow(unreachable_pub, reason = "what the test binaries share is public to them")]
 
 mod support;
 

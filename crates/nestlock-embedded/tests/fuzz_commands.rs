@@ -1,7 +1,6 @@
 //! Random commands, byte for byte the same for the embedded server and for a real one: every answer, every key, every
 //! message must be the same.
 #![cfg(unix)]
-#![allow(unreachable_pub, reason = "what the test binaries share is public to them")]
 
 mod support;
 
@@ -59,10 +58,6 @@ fn expire_some(grammar: &mut Grammar, rng: &mut Rng, steps: &mut Vec<Step>) {
     steps.extend(keys.iter().map(|key| Step::Send(MAIN[0], grammar.short_lived(key))));
     steps.push(Step::Wait(Grammar::SHORT));
     grammar.past = true;
-}
-
-fn rounds(pair: &Pair, first: u64, count: u64) -> Report {
-    play_rounds(pair, &RULES, first, count, round)
 }
 
 /// More than 200,000 commands, a third of them through Lua.

@@ -1,6 +1,5 @@
 //! The library's own scripts in random sequences, byte for byte the same for the embedded server and for a real one.
 #![cfg(unix)]
-#![allow(unreachable_pub, reason = "what the test binaries share is public to them")]
 
 mod support;
 
@@ -76,7 +75,7 @@ impl<'a> Round<'a> {
     }
 
     /// The same for keys.
-    fn key(&mut self, script: &Script, word: &Word, lock: &str) -> Vec<u8> {
+    fn key(script: &Script, word: &Word, lock: &str) -> Vec<u8> {
         match (&*word.name, &*word.kind) {
             ("lock", "hash") => lock.into(),
             (name, kind) => panic!(
@@ -106,7 +105,7 @@ impl<'a> Round<'a> {
         let (mut keys, mut args) = (vec![], vec![]);
         for word in &script.keys {
             let count = if word.index.starts_with('n') { many } else { 1 };
-            keys.extend(locks[..count].iter().map(|lock| self.key(script, word, lock)).collect::<Vec<_>>());
+            keys.extend(locks[..count].iter().map(|lock| Self::key(script, word, lock)).collect::<Vec<_>>());
         }
         for word in &script.args {
             let count = if word.index.starts_with('n') { many } else { 1 };
@@ -214,11 +213,8 @@ impl<'a> Round<'a> {
 }
 
 fn channel(lock: &str) -> Vec<u8> {
-    match lock.contains('{') {
-        true => format!("redisson_lock__channel:{lock}"),
-        false => format!("redisson_lock__channel:{{{lock}}}"),
-    }
-    .into_bytes()
+    let tagged = if lock.contains('{') { lock.to_owned() } else { format!("{{{lock}}}") };
+    format!("redisson_lock__channel:{tagged}").into_bytes()
 }
 
 /// Some 600 runs of scripts, made from the seed alone.

@@ -17,7 +17,6 @@
 //! its requests only: `NESTLOCK_RECORD=1 cargo test -p nestlock-embedded --test golden` writes the answers of the real
 //! server into all files. Then read the difference before it is committed.
 #![cfg(unix)]
-#![allow(unreachable_pub, reason = "what the test binaries share is public to them")]
 
 mod support;
 
@@ -215,7 +214,9 @@ impl<'a> Stage<'a> {
         }
         for script in self.scripts {
             let sha = script.sha();
-            lines.iter_mut().for_each(|line| *line = line.replace(&sha, &format!("@sha:{}", script.name)));
+            for line in &mut lines {
+                *line = line.replace(&sha, &format!("@sha:{}", script.name));
+            }
         }
         lines
     }
@@ -301,11 +302,8 @@ fn compare(wanted: &[Entry], got: &[Entry]) -> Vec<String> {
 }
 
 fn render(entries: &[Entry]) -> String {
-    entries
-        .iter()
-        .flat_map(|entry| [&entry.text].into_iter().chain(&entry.answers))
-        .map(|line| format!("{line}\n"))
-        .collect()
+    let lines = entries.iter().flat_map(|entry| [&entry.text].into_iter().chain(&entry.answers));
+    lines.flat_map(|line| [line, "\n"]).collect()
 }
 
 fn transcripts(scripts: &[Script]) -> BTreeMap<PathBuf, Vec<Entry>> {

@@ -1,6 +1,5 @@
 //! What the embedded server can do is what scripts and clients need; the rest it refuses loudly, and does nothing.
 #![cfg(unix)]
-#![allow(unreachable_pub, reason = "what the test binaries share is public to them")]
 
 mod support;
 

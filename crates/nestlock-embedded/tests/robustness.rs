@@ -1,7 +1,6 @@
 //! The port against everything that can come over a socket: nonsense, half of something, too much, too slowly, and
 //! clients that never read. A binary of its own, since it looks at the memory of the whole process.
 #![cfg(target_os = "linux")]
-#![allow(unreachable_pub, reason = "what the test binaries share is public to them")]
 
 mod support;
 
@@ -348,9 +347,10 @@ fn a_million_strings_of_nonsense_leave_the_server_as_it_was() {
     let _alone = alone();
     let server = EmbeddedServer::start().expect("a server");
     // what is allocated once and kept
-    let first = attack(server.addr(), 20_000, PATIENCE);
+    attack(server.addr(), 20_000, PATIENCE);
     let outcome = attack(server.addr(), 1_000_000, PATIENCE);
-    println!("{first:?}\n{outcome:?}");
+    let Outcome { strings, took, pings, slowest, .. } = outcome;
+    println!("{strings} strings in {took:?}, {pings} times PING, the slowest in {slowest:?}: {outcome:?}");
     outcome.judge().unwrap_or_else(|error| panic!("{error}"));
     assert!(outcome.skipped < 1000, "{outcome:?}");
     assert!(outcome.closed > 50_000 && outcome.opened > outcome.closed, "the attack was tame: {outcome:?}");
@@ -374,7 +374,8 @@ enum Fault {
 fn faulty(fault: Fault) -> SocketAddr {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
     let addr = listener.local_addr().expect("an address");
-    let (open, leaked, lock) = (Arc::new(AtomicUsize::new(0)), Arc::new(Mutex::new(vec![])), Arc::new(Mutex::new(false)));
+    let (open, leaked, lock) =
+        (Arc::new(AtomicUsize::new(0)), Arc::new(Mutex::new(vec![])), Arc::new(Mutex::new(false)));
     let serve = move |mut stream: TcpStream| {
         let (open, leaked, lock) = (Arc::clone(&open), Arc::clone(&leaked), Arc::clone(&lock));
         thread::spawn(move || {
@@ -385,7 +386,9 @@ fn faulty(fault: Fault) -> SocketAddr {
                 let has = |words: &[u8]| said.windows(words.len()).any(|window| window == words);
                 match fault {
                     Fault::Leak => leaked.lock().expect("a lock").push(vec![1_u8; 20_000]),
-                    Fault::Panic if said.starts_with(b"\xff\xff") || said.ends_with(b"\xfe") => panic::panic_any(ON_PURPOSE),
+                    Fault::Panic if said.starts_with(b"\xff\xff") || said.ends_with(b"\xfe") => {
+                        panic::panic_any(ON_PURPOSE)
+                    }
                     Fault::Stall if said.ends_with(b"\xfe") => {
                         let mut once = lock.lock().expect("a lock");
                         if !*once {

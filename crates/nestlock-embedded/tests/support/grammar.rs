@@ -1,10 +1,9 @@
 //! Random commands: mostly valid ones on a few keys, and everything that can be wrong with them.
 
-use sha1::{Digest, Sha1};
-
 use super::{
     play::{Check, Command, FIXED_TIMES},
     rng::Rng,
+    scripts::sha1,
 };
 
 /// The key whose fields may be many and long.
@@ -451,22 +450,10 @@ impl Grammar {
         let keep = if words[0].starts_with(b"H") && words[0] != b"HELLO" || words[0] == b"SCAN" { 2 } else { 1 };
         let at = keep + self.rng.below(words.len().saturating_sub(keep).max(1));
         match self.rng.below(100) {
-            0..=3 => {
-                if words.len() > 1 {
-                    words.pop();
-                }
-            }
+            0..=3 if words.len() > 1 => _ = words.pop(),
             4..=6 => words.push(self.junk()),
-            7..=10 => {
-                if at < words.len() {
-                    words[at] = self.junk();
-                }
-            }
-            11 => {
-                if at < words.len() {
-                    words.insert(at, words[at].clone());
-                }
-            }
+            7..=10 if at < words.len() => words[at] = self.junk(),
+            11 if at < words.len() => words.insert(at, words[at].clone()),
             _ => {}
         }
     }
@@ -508,7 +495,7 @@ impl Grammar {
     }
 
     fn small(&mut self) -> Vec<u8> {
-        (self.rng.below(13) as i64 - 5).to_string().into_bytes()
+        self.rng.around(6).to_string().into_bytes()
     }
 
     /// An index, a count, an addend.
@@ -518,7 +505,7 @@ impl Grammar {
 
     fn number(&mut self) -> Vec<u8> {
         match self.rng.below(10) {
-            0..=6 => (self.rng.below(2001) as i64 - 1000).to_string().into_bytes(),
+            0..=6 => self.rng.around(1000).to_string().into_bytes(),
             7 => self.rng.pick(&[&b"9223372036854775806"[..], b"-9223372036854775807", b"9007199254740993"]).to_vec(),
             _ => self.junk(),
         }
@@ -610,7 +597,7 @@ impl Grammar {
         if self.rng.percent(12) {
             return self.rng.pick(&RARE).as_bytes().to_vec();
         }
-        let halves = self.rng.below(41) as i64 - 20;
+        let halves = self.rng.around(20);
         let (sign, whole) = (if halves < 0 { "-" } else { "" }, halves.abs() / 2);
         format!("{sign}{whole}{}", if halves % 2 == 0 { "" } else { ".5" }).into_bytes()
     }
@@ -650,7 +637,7 @@ impl Grammar {
         if self.past && self.rng.percent(15) {
             return self.rng.pick(&["1", "100", "1000000000"]).as_bytes().to_vec();
         }
-        let millis = FIXED_TIMES + 100_000 * self.rng.below(20) as i64;
+        let millis = FIXED_TIMES + 100_000 * (10 + self.rng.around(10));
         (if seconds { millis / 1000 } else { millis }).to_string().into_bytes()
     }
 
@@ -763,8 +750,7 @@ impl Grammar {
             0 => b"ffffffffffffffffffffffffffffffffffffffff".to_vec(),
             1 => b"abc".to_vec(),
             at => {
-                let sha = Sha1::digest(self.known_script());
-                let text: String = sha.iter().map(|byte| format!("{byte:02x}")).collect();
+                let text = sha1(self.known_script());
                 (if at == 2 { text.to_uppercase() } else { text }).into_bytes()
             }
         }
@@ -1036,19 +1022,19 @@ impl Grammar {
             0..=49 => {
                 let called = self.called();
                 let name = called.name();
-                let caller = *self.rng.pick(&CALLERS.each_ref());
-                words.push(caller.as_bytes().to_vec());
+                let through = *self.rng.pick(&CALLERS.each_ref());
+                words.push(through.as_bytes().to_vec());
                 let keys = self.rng.below(2);
                 words.push(keys.to_string().into_bytes());
                 words.extend((0..keys).map(|_| self.key()).collect::<Vec<_>>());
                 words.extend(called.parts);
-                if caller.contains("setresp(3)") && name == "HGETALL" {
+                if through.contains("setresp(3)") && name == "HGETALL" {
                     // a map that went through a Lua table comes back in Lua's own order
                     Check::Pairs
-                } else if caller.contains("{redis")
-                    || caller.contains("{type")
-                    || caller.contains("{ok")
-                    || caller.contains("{1")
+                } else if through.contains("{redis")
+                    || through.contains("{type")
+                    || through.contains("{ok")
+                    || through.contains("{1")
                 {
                     within(called.check)
                 } else {

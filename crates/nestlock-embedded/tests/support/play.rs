@@ -2,7 +2,8 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fmt, io,
+    fmt::{self, Write as _},
+    io,
     net::SocketAddr,
     time::{Duration, Instant, SystemTime},
 };
@@ -125,7 +126,7 @@ fn squeezed(text: &str) -> String {
             count += 1;
         }
         if count > 30 {
-            short.push_str(&format!("{letter}<{count} times>"));
+            let _ = write!(short, "{letter}<{count} times>");
         } else {
             short.extend(std::iter::repeat_n(letter, count));
         }
@@ -201,7 +202,7 @@ pub struct Play {
 impl Play {
     /// Connects, after both servers were emptied.
     pub fn new(addrs: Both<SocketAddr>, rules: &Rules) -> io::Result<Self> {
-        let mut control = both(addrs, |addr| Wire::connect(addr))?;
+        let mut control = both(addrs, Wire::connect)?;
         for wire in [&mut control.real, &mut control.ours] {
             // an answer says that all is done; then wait until the connections of the last round are forgotten
             wire.call(&["FLUSHALL"])?;
@@ -281,7 +282,7 @@ impl Play {
         };
         let last = commands.len().saturating_sub(1);
         if kind.listens {
-            let heard = said.clone().map(|(values, _)| sorted_messages(values));
+            let heard = said.clone().map(|(values, _)| sorted_messages(&values));
             return match first_difference(&heard) {
                 None if said.real.1.is_none() && said.ours.1.is_none() => Ok(()),
                 None => differ(last, format!("line {line} broke"), said.map(|(_, end)| format!("{end:?}"))),
@@ -448,12 +449,9 @@ fn first_difference(said: &Both<Vec<Value>>) -> Option<Both<String>> {
 
 /// Where Redis goes through a table of its own with a secret seed, the order means nothing: patterns that match one
 /// message, and channels that end together.
-fn sorted_messages(values: Vec<Value>) -> Vec<Value> {
+fn sorted_messages(values: &[Value]) -> Vec<Value> {
     fn run(value: &Value) -> Option<(Vec<u8>, Option<[&Value; 2]>)> {
-        let items = match value {
-            Value::List(items) | Value::Push(items) => items,
-            _ => return None,
-        };
+        let (Value::List(items) | Value::Push(items)) = value else { return None };
         let kind = items.first()?.text()?;
         match (kind, items.len()) {
             (b"pmessage", 4) => Some((kind.to_vec(), Some([&items[2], &items[3]]))),

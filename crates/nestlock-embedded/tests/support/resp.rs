@@ -178,7 +178,7 @@ pub fn escaped(bytes: &[u8]) -> String {
             b'"' => text.push_str("\\\""),
             b'\\' => text.push_str("\\\\"),
             0x20..=0x7e => text.push(char::from(*byte)),
-            _ => write!(text, "\\x{byte:02x}").unwrap(),
+            _ => _ = write!(text, "\\x{byte:02x}"),
         }
     }
     text
@@ -210,7 +210,7 @@ pub fn words(line: &str) -> Result<Vec<Vec<u8>>, String> {
             rest = after.trim_start();
         } else {
             let end = rest.find(' ').unwrap_or(rest.len());
-            words.push(rest[..end].as_bytes().to_vec());
+            words.push(rest.as_bytes()[..end].to_vec());
             rest = rest[end..].trim_start();
         }
     }

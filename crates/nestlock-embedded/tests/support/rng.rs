@@ -26,6 +26,11 @@ impl Rng {
         low + self.below(high - low + 1)
     }
 
+    /// From `-most` to `most`.
+    pub fn around(&mut self, most: i64) -> i64 {
+        (self.next() % (2 * most + 1).unsigned_abs()).cast_signed() - most
+    }
+
     pub fn percent(&mut self, chance: usize) -> bool {
         self.below(100) < chance
     }

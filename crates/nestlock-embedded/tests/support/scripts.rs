@@ -1,6 +1,7 @@
 //! The library's scripts, with what their headers say.
 
 use std::{
+    fmt::Write as _,
     fs,
     path::{Path, PathBuf},
 };
@@ -29,7 +30,7 @@ pub struct Script {
 
 impl Script {
     pub fn sha(&self) -> String {
-        Sha1::digest(&self.source).iter().map(|byte| format!("{byte:02x}")).collect()
+        sha1(&self.source)
     }
 
     fn read(folder: &Path, path: &Path) -> Self {
@@ -57,6 +58,14 @@ impl Script {
         assert!(!script.keys.is_empty() && !script.returns.is_empty(), "{}: a header is missing", script.name);
         script
     }
+}
+
+/// The name of a script in the server's cache.
+pub fn sha1(source: &str) -> String {
+    Sha1::digest(source).iter().fold(String::new(), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
 }
 
 /// Every file in `lua`, by name.

@@ -56,7 +56,7 @@ impl Wire {
                 }
                 return Ok(value);
             }
-            let mut chunk = [0; 65536];
+            let mut chunk = [0; 16384];
             let count = self.stream.read(&mut chunk)?;
             if count == 0 {
                 return Err(io::ErrorKind::UnexpectedEof.into());
