@@ -126,16 +126,16 @@ impl Side {
 
 /// A sequence of acts, made from the seed alone, as far as that can be: who waits is known only when it is played.
 fn next(rng: &mut Rng, waiting: &BTreeSet<usize>, last: bool) -> Act {
-    let list = *rng.pick(&[&LISTS[0], &LISTS[1], &LISTS[2]]);
+    let queue = *rng.pick(&LISTS.each_ref());
     let words = |parts: &[&str]| parts.iter().map(ToString::to_string).collect::<Vec<_>>();
     let idle: Vec<usize> = (0..WAITERS).filter(|who| !waiting.contains(who)).collect();
     let value = format!("v{}", rng.below(1000));
-    let lua = |text: &str| words(&["EVAL", text, "1", list, &value]);
+    let lua = |text: &str| words(&["EVAL", text, "1", queue, &value]);
     match rng.below(if last { 1 } else { 20 }) {
         0..=8 if !idle.is_empty() => {
             let how = *rng.pick(&[&"BLPOP", &"BLPOP", &"BRPOP"]);
             let mut parts = words(&[how]);
-            parts.extend((0..rng.between(1, 3)).map(|_| (*rng.pick(&[&"q1", &"q2", &"q3"])).to_owned()));
+            parts.extend((0..rng.between(1, 3)).map(|_| (*rng.pick(&LISTS.each_ref())).to_owned()));
             parts.push(if last { "0.3" } else { "0" }.into());
             Act::Wait(idle[rng.below(idle.len())], parts)
         }
@@ -146,12 +146,12 @@ fn next(rng: &mut Rng, waiting: &BTreeSet<usize>, last: bool) -> Act {
         10 => Act::Do(lua("redis.call('rpush', KEYS[1], ARGV[1], 'x') return redis.call('lpop', KEYS[1])")),
         11 => Act::Do(lua("redis.call('rpush', KEYS[1], ARGV[1]) redis.call('del', KEYS[1]) return 1")),
         12 => Act::Do(lua("for _, q in ipairs({'q3', 'q1', 'q2'}) do redis.call('lpush', q, ARGV[1]) end return 1")),
-        13 => Act::Do(words(&["SET", list, &value])),
+        13 => Act::Do(words(&["SET", queue, &value])),
         14 => Act::Do(words(&["DEL", "q1", "q2", "q3"])),
-        15 => Act::Do(words(&["RPUSH", list, &value, "second", "third"])),
-        16 => Act::Do(words(&["LRANGE", list, "0", "-1"])),
-        17 => Act::Do(words(&["LPUSH", list, "a", "b"])),
-        _ => Act::Do(words(&["RPUSH", list, &value])),
+        15 => Act::Do(words(&["RPUSH", queue, &value, "second", "third"])),
+        16 => Act::Do(words(&["LRANGE", queue, "0", "-1"])),
+        17 => Act::Do(words(&["LPUSH", queue, "a", "b"])),
+        _ => Act::Do(words(&["RPUSH", queue, &value])),
     }
 }
 
