@@ -7,7 +7,7 @@ use tokio::net::{TcpListener, TcpStream};
 use super::{
     Engine,
     client::{Client, Fate},
-    resp::{MAX_REQUEST, Parser, Reply},
+    resp::{MAX_REQUEST, Parser, Reply, Text},
 };
 
 /// A client that has more than this to read is not listened to until it does.
@@ -110,7 +110,7 @@ impl Connection {
                 Ok(None) => return None,
                 Err(text) => {
                     self.engine.with_client(self.id, |client| {
-                        client.send(&Reply::Error(format!("ERR {text}").into()));
+                        client.send(&Reply::Error(Text([b"ERR ", &text.0[..]].concat().into())));
                         client.end(Fate::Ending);
                     });
                     return None;
