@@ -20,6 +20,7 @@ use std::{
 use nestlock_embedded::EmbeddedServer;
 use support::{
     grammar::Grammar,
+    nonsense::{Limits, nonsense},
     resp::{Value, request},
     rng::Rng,
     wire::Wire,
@@ -75,96 +76,6 @@ fn until(what: &str, mut state: impl FnMut() -> bool) {
 fn clients(wire: &mut Wire) -> usize {
     let list = wire.call(&["CLIENT", "LIST"]).expect("an answer");
     list.text().expect("a text").split(|byte| *byte == b'\n').filter(|line| !line.is_empty()).count()
-}
-
-// --- bytes ---
-
-/// Something that a client should never send, or only a part of what it should.
-fn nonsense(rng: &mut Rng, grammar: &mut Grammar) -> Vec<u8> {
-    let length = rng.between(1, 60);
-    match rng.below(16) {
-        0 | 1 => rng.bytes(length),
-        2 => {
-            let mut bytes = rng.bytes(length);
-            for _ in 0..rng.between(1, 4) {
-                let at = rng.below(bytes.len() + 1);
-                bytes.splice(at..at, *b"\r\n");
-            }
-            bytes
-        }
-        3..=6 => mutated(rng, grammar),
-        7 | 8 => {
-            let mut bytes = request(&grammar.plain_command().parts);
-            bytes.truncate(rng.below(bytes.len()));
-            bytes
-        }
-        9 => request(&grammar.command().parts),
-        10 => {
-            const LENGTHS: [&[u8]; 16] = [
-                b"*1000000000\r\n",
-                b"*2147483647\r\n",
-                b"*9223372036854775807\r\n",
-                b"*99999999999999999999999\r\n",
-                b"*1048576\r\n",
-                b"*1\r\n$99999999999\r\n",
-                b"*1\r\n$536870912\r\n",
-                b"*1\r\n$536870913\r\n",
-                b"*2\r\n$3\r\nGET\r\n$400000000\r\n",
-                b"*-1\r\n",
-                b"*-9223372036854775808\r\n",
-                b"*1\r\n$-1\r\n",
-                b"*1\r\n$-9223372036854775809\r\n",
-                b"*0\r\n",
-                b"*\r\n",
-                b"$5\r\nhello\r\n",
-            ];
-            rng.pick(&LENGTHS).to_vec()
-        }
-        11 => {
-            // words as one types them, with quotes that may not end
-            const WORDS: [&[u8]; 12] =
-                [b"PING", b"\"", b"'", b"\\", b"\\x", b"\\xff", b" ", b"\t", b"SET", b"\0", b"\"a b\"", b"GET"];
-            let mut bytes: Vec<u8> = (0..length).flat_map(|_| [*rng.pick(&WORDS.each_ref()), b" "].concat()).collect();
-            bytes.extend(b"\r\n");
-            bytes
-        }
-        12 => vec![b'a'; length * 40],
-        13 => b"*1\r\n".repeat(length),
-        14 => {
-            const SIGNS: [&[u8]; 10] = [
-                b"%1\r\n+a\r\n+b\r\n",
-                b">1\r\n+a\r\n",
-                b"_\r\n",
-                b"#t\r\n",
-                b",1.5\r\n",
-                b"(1\r\n",
-                b"~1\r\n:1\r\n",
-                b"+OK\r\n",
-                b"-ERR\r\n",
-                b"=7\r\ntxt:abc\r\n",
-            ];
-            rng.pick(&SIGNS).to_vec()
-        }
-        _ => request(&grammar.listener_command(3).parts),
-    }
-}
-
-/// A request with some bytes changed. No scripts: a changed one may never end.
-fn mutated(rng: &mut Rng, grammar: &mut Grammar) -> Vec<u8> {
-    let mut bytes = request(&grammar.plain_command().parts);
-    for _ in 0..rng.between(1, 4) {
-        let at = rng.below(bytes.len());
-        match rng.below(4) {
-            0 => bytes[at] = rng.next() as u8,
-            1 => bytes[at] = b"0123456789-$*\r\n"[rng.below(15)],
-            2 => _ = bytes.remove(at),
-            _ => bytes.insert(at, rng.next() as u8),
-        }
-        if bytes.is_empty() {
-            break;
-        }
-    }
-    bytes
 }
 
 // --- the attack ---
@@ -314,7 +225,7 @@ fn attack(addr: SocketAddr, strings: usize, patience: Duration) -> Outcome {
                         if number % 1000 == 0 {
                             grammar = Grammar::new(rng.next());
                         }
-                        attacker.strike(&nonsense(&mut rng, &mut grammar));
+                        attacker.strike(&nonsense(&mut rng, &mut grammar, Limits::Any));
                     }
                     (0..attacker.lines.len()).for_each(|at| attacker.finish(at));
                     (attacker.opened, attacker.closed, attacker.skipped)

@@ -411,7 +411,7 @@ mod tests {
                     Ok(Some(request)) => found.push(Ok(request)),
                     Ok(None) => break,
                     Err(error) => {
-                        found.push(Err(error));
+                        found.push(Err(String::from_utf8_lossy(&error.0).into_owned()));
                         return found;
                     }
                 }

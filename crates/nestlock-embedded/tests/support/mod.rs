@@ -2,6 +2,7 @@
 #![allow(dead_code, unreachable_pub, reason = "each test binary uses its own part")]
 
 pub mod grammar;
+pub mod nonsense;
 pub mod play;
 pub mod resp;
 pub mod rng;
