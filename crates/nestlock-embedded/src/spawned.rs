@@ -578,6 +578,35 @@ mod tests {
         assert!(shells >= 4, "{shells}");
     }
 
+    /// A server holds its output until it ends. What has let go of it counts as gone, even if it is not, as here.
+    #[test]
+    fn what_is_gone_gets_no_signal() {
+        let folder = new_folder().unwrap();
+        let mut command = Command::new("/bin/sh");
+        command.args(["-c", GUARD, "sh"]).arg(&folder).arg("yes");
+        command.args(["/bin/sh", "-c", "exec >/dev/null 2>&1; exec sleep 60"]).process_group(0);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let (mut guard, ended) = Guard::spawn(command).unwrap();
+        let line = guard.answer().unwrap();
+        let pid = line.strip_prefix("pid ").unwrap();
+        ended.recv_timeout(PATIENCE).unwrap();
+        for order in ["STOP", "CONT"] {
+            assert_eq!(guard.order(order).unwrap_err().kind(), ErrorKind::NotFound);
+        }
+        guard.order("KILL").unwrap();
+        let lives = || Command::new("kill").args(["-0", pid]).stderr(Stdio::null()).status().unwrap().success();
+        assert!(lives());
+        // but nobody of the guard's group is left
+        drop(guard);
+        let start = Instant::now();
+        while lives() && start.elapsed() < PATIENCE {
+            thread::sleep(PAUSE);
+        }
+        // in some containers nobody collects the dead
+        let state = Command::new("ps").args(["-o", "stat=", "-p", pid]).output().unwrap();
+        assert!(state.stdout.is_empty() || state.stdout.starts_with(b"Z"));
+    }
+
     fn read_soon(path: &Path) -> String {
         let start = Instant::now();
         loop {
