@@ -1,7 +1,10 @@
-//! Servers for running and testing nestlock with nothing installed.
+#![doc = include_str!("../README.md")]
 
+mod embedded;
+mod server;
 #[cfg(unix)]
 mod spawned;
 
+pub use embedded::EmbeddedServer;
 #[cfg(unix)]
 pub use spawned::{SpawnError, SpawnedServer};

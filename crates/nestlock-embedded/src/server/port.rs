@@ -1,0 +1,167 @@
+//! The port: accepts connections, reads requests, writes replies.
+
+use std::{io::ErrorKind, rc::Rc, time::Duration};
+
+use tokio::net::{TcpListener, TcpStream};
+
+use super::{
+    Engine,
+    client::Fate,
+    resp::{MAX_REQUEST, Parser, Reply},
+};
+
+/// A client that has more than this to read is not listened to until it does.
+const ENOUGH_OUTPUT: usize = 1024 * 1024;
+/// Requests of one client that are executed before others get a turn.
+const TURN: usize = 64;
+
+/// Serves connections for as long as it is polled.
+pub(crate) async fn serve(engine: Rc<Engine>, listener: TcpListener) {
+    loop {
+        match listener.accept().await {
+            Ok((stream, _)) => {
+                tokio::task::spawn_local(Connection::run(Rc::clone(&engine), stream));
+            }
+            // out of file descriptors, mostly: others may end soon
+            Err(_) => tokio::time::sleep(Duration::from_millis(10)).await,
+        }
+    }
+}
+
+struct Connection {
+    engine: Rc<Engine>,
+    id: u64,
+    stream: TcpStream,
+    parser: Parser,
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.engine.server.borrow_mut().leave(self.id);
+    }
+}
+
+impl Connection {
+    async fn run(engine: Rc<Engine>, stream: TcpStream) {
+        let (Ok(peer), Ok(local)) = (stream.peer_addr(), stream.local_addr()) else { return };
+        let _ = stream.set_nodelay(true);
+        let id = engine.server.borrow_mut().enter(peer, local);
+        let mut connection = Self { engine, id, stream, parser: Parser::default() };
+        // an error here is a connection that has ended: nobody to tell
+        let _ = connection.serve().await;
+    }
+
+    async fn serve(&mut self) -> std::io::Result<()> {
+        let Some(wake) = self.engine.with_client(self.id, |client| Rc::clone(&client.wake)) else { return Ok(()) };
+        // a request that was read, but has to wait because of CLIENT PAUSE
+        let mut held = None;
+        loop {
+            let mut timer = self.execute_waiting(&mut held);
+            self.write()?;
+            let (fate, unwritten, blocked) = self
+                .engine
+                .with_client(self.id, |client| (client.fate, client.output.len(), client.blocked.is_some()))
+                .unwrap_or((Fate::Ended, 0, false));
+            if fate == Fate::Ended || fate == Fate::Ending && unwritten == 0 {
+                return Ok(());
+            }
+            if blocked {
+                timer = self.engine.time_left(self.id);
+                if timer.is_none() && self.engine.with_client(self.id, |client| client.blocked.is_none()) == Some(true)
+                {
+                    continue;
+                }
+            }
+            // a client that has enough to read, or waits, is read no further than it may send ahead
+            let ahead = if blocked || held.is_some() { ENOUGH_OUTPUT } else { MAX_REQUEST + ENOUGH_OUTPUT };
+            let reads = fate == Fate::Open && unwritten < ENOUGH_OUTPUT && self.parser.waiting() < ahead;
+            tokio::select! {
+                biased;
+                () = wake.notified() => {}
+                writable = self.stream.writable(), if unwritten > 0 => writable?,
+                readable = self.stream.readable(), if reads => {
+                    readable?;
+                    if !self.read()? {
+                        return Ok(());
+                    }
+                }
+                () = sleep(timer), if timer.is_some() => {}
+            }
+        }
+    }
+
+    /// Executes what has come. `Some`: when to look again although nothing new has.
+    fn execute_waiting(&mut self, held: &mut Option<Vec<Vec<u8>>>) -> Option<Duration> {
+        for _ in 0..TURN {
+            let goes_on = self.engine.with_client(self.id, |client| {
+                client.fate == Fate::Open && client.blocked.is_none() && client.output.len() < ENOUGH_OUTPUT
+            });
+            if goes_on != Some(true) {
+                return None;
+            }
+            let request = match held.take().map_or_else(|| self.parser.next(), |request| Ok(Some(request))) {
+                Ok(Some(request)) => request,
+                Ok(None) => return None,
+                Err(text) => {
+                    self.engine.with_client(self.id, |client| {
+                        client.send(&Reply::Error(format!("ERR {text}")));
+                        client.end(Fate::Ending);
+                    });
+                    return None;
+                }
+            };
+            if let Some(left) = self.engine.server.borrow_mut().held_up(&request) {
+                *held = Some(request);
+                return Some(left);
+            }
+            self.engine.execute(self.id, &request);
+        }
+        Some(Duration::ZERO)
+    }
+
+    /// `false`: the client has closed the connection.
+    fn read(&mut self) -> std::io::Result<bool> {
+        let mut buffer = [0; 16 * 1024];
+        match self.stream.try_read(&mut buffer) {
+            Ok(0) => Ok(false),
+            Ok(len) => {
+                self.parser.feed(&buffer[..len]);
+                Ok(true)
+            }
+            Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(true),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Writes as much as the socket takes.
+    fn write(&mut self) -> std::io::Result<()> {
+        let mut output =
+            self.engine.with_client(self.id, |client| std::mem::take(&mut client.output)).unwrap_or_default();
+        let mut written = 0;
+        let result = loop {
+            if written == output.len() {
+                break Ok(());
+            }
+            match self.stream.try_write(&output[written..]) {
+                Ok(len) => written += len,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => break Ok(()),
+                Err(error) => break Err(error),
+            }
+        };
+        output.drain(..written);
+        if output.capacity() > ENOUGH_OUTPUT && output.is_empty() {
+            output = Vec::new();
+        }
+        // nobody else ran in between
+        self.engine.with_client(self.id, |client| client.output = output);
+        result
+    }
+}
+
+async fn sleep(timer: Option<Duration>) {
+    match timer {
+        Some(Duration::ZERO) => tokio::task::yield_now().await,
+        Some(time) => tokio::time::sleep(time).await,
+        None => std::future::pending().await,
+    }
+}

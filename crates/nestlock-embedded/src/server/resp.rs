@@ -1,0 +1,421 @@
+//! The wire: requests in, replies out, in RESP2 and RESP3.
+
+use std::{borrow::Cow, fmt::Write as _};
+
+/// A request: the command's name and its arguments.
+pub(crate) type Request = Vec<Vec<u8>>;
+
+/// The most arguments of one request. Redis takes more; a request that is larger than this is no lock's.
+const MAX_ARGS: i64 = 1024 * 1024;
+/// The longest line without its end, as in Redis.
+const MAX_LINE: usize = 64 * 1024;
+/// The most bytes of one request. Redis takes more, see above.
+pub(crate) const MAX_REQUEST: usize = 64 * 1024 * 1024;
+
+/// Takes requests out of what a client sent, however it was cut into pieces.
+///
+/// Announced sizes reserve nothing: memory is used for bytes that came.
+#[derive(Debug, Default)]
+pub(crate) struct Parser {
+    input: Vec<u8>,
+    /// Where the next unread byte is.
+    at: usize,
+    /// The arguments that are still to come, while within a request.
+    missing: i64,
+    args: Request,
+    /// The bytes of the request so far.
+    taken: usize,
+}
+
+impl Parser {
+    pub(crate) fn feed(&mut self, bytes: &[u8]) {
+        if self.at > self.input.len() / 2 {
+            self.input.drain(..self.at);
+            self.at = 0;
+            // one large request must not cost its memory for ever
+            if self.input.is_empty() && self.input.capacity() > 1024 * 1024 {
+                self.input = Vec::new();
+            }
+        }
+        self.input.extend_from_slice(bytes);
+    }
+
+    /// The bytes that wait here.
+    pub(crate) fn waiting(&self) -> usize {
+        self.input.len() - self.at
+    }
+
+    /// The next whole request. An error is a violation of the protocol: the connection has to end.
+    pub(crate) fn next(&mut self) -> Result<Option<Request>, String> {
+        loop {
+            if self.missing == 0 {
+                match self.begin()? {
+                    Begin::More => return Ok(None),
+                    Begin::Inline(request) => return Ok(Some(request)),
+                    Begin::Nothing => continue,
+                    Begin::Args => {}
+                }
+            }
+            while self.missing > 0 {
+                let Some(arg) = self.argument()? else { return Ok(None) };
+                self.args.push(arg);
+                self.missing -= 1;
+            }
+            self.taken = 0;
+            return Ok(Some(std::mem::take(&mut self.args)));
+        }
+    }
+
+    fn begin(&mut self) -> Result<Begin, String> {
+        if self.input.get(self.at).is_none() {
+            return Ok(Begin::More);
+        }
+        if self.input[self.at] == b'*' {
+            let Some(line) = self.line("too big mbulk count string")? else { return Ok(Begin::More) };
+            let count = integer(&line[1..]).filter(|count| *count <= MAX_ARGS);
+            let count = count.ok_or("Protocol error: invalid multibulk length")?;
+            if count <= 0 {
+                return Ok(Begin::Nothing);
+            }
+            self.missing = count;
+            return Ok(Begin::Args);
+        }
+        // an inline request ends with a line feed alone
+        let Some(len) = self.input[self.at..].iter().position(|byte| *byte == b'\n') else {
+            return if self.waiting() > MAX_LINE {
+                Err("Protocol error: too big inline request".into())
+            } else {
+                Ok(Begin::More)
+            };
+        };
+        let line = &self.input[self.at..self.at + len];
+        let line = line.strip_suffix(b"\r").unwrap_or(line);
+        let words = words(line).ok_or("Protocol error: unbalanced quotes in request")?;
+        self.at += len + 1;
+        Ok(if words.is_empty() { Begin::Nothing } else { Begin::Inline(words) })
+    }
+
+    fn argument(&mut self) -> Result<Option<Vec<u8>>, String> {
+        let start = self.at;
+        let Some(line) = self.line("too big bulk count string")? else { return Ok(None) };
+        if line.first() != Some(&b'$') {
+            let found = line.first().copied().unwrap_or(b'\r');
+            return Err(format!("Protocol error: expected '$', got '{}'", char::from(found)));
+        }
+        let max = i64::try_from(MAX_REQUEST).unwrap_or(i64::MAX);
+        let len = integer(&line[1..]).filter(|len| (0..=max).contains(len));
+        let len = len.and_then(|len| usize::try_from(len).ok()).ok_or("Protocol error: invalid bulk length")?;
+        if self.taken + len > MAX_REQUEST {
+            return Err("Protocol error: request too large".into());
+        }
+        if self.waiting() < len + 2 {
+            self.at = start;
+            return Ok(None);
+        }
+        let arg = self.input[self.at..self.at + len].to_vec();
+        self.at += len + 2;
+        self.taken += len;
+        Ok(Some(arg))
+    }
+
+    /// The next line, without its end.
+    fn line(&mut self, too_long: &str) -> Result<Option<Vec<u8>>, String> {
+        let waiting = &self.input[self.at..];
+        let Some(len) = waiting.iter().take(MAX_LINE + 1).position(|byte| *byte == b'\r') else {
+            return if waiting.len() > MAX_LINE { Err(format!("Protocol error: {too_long}")) } else { Ok(None) };
+        };
+        if waiting.len() < len + 2 {
+            return Ok(None);
+        }
+        let line = waiting[..len].to_vec();
+        self.at += len + 2;
+        Ok(Some(line))
+    }
+}
+
+enum Begin {
+    More,
+    Nothing,
+    Args,
+    Inline(Request),
+}
+
+/// A decimal integer in the only form that Redis takes: no sign but `-`, no leading zeros, no blanks.
+pub(crate) fn integer(text: &[u8]) -> Option<i64> {
+    let digits = text.strip_prefix(b"-").unwrap_or(text);
+    let canonical = match digits {
+        [] => false,
+        [b'0'] => digits.len() == text.len(),
+        [first, ..] => *first != b'0' && digits.iter().all(u8::is_ascii_digit),
+    };
+    if canonical { std::str::from_utf8(text).ok()?.parse().ok() } else { None }
+}
+
+/// The words of an inline request; `None` if its quotes do not match.
+fn words(line: &[u8]) -> Option<Request> {
+    let is_space = |byte: u8| byte.is_ascii_whitespace() || byte == 0x0b;
+    let mut words = Vec::new();
+    let mut rest = line.iter().copied().peekable();
+    loop {
+        while rest.next_if(|byte| is_space(*byte)).is_some() {}
+        let Some(first) = rest.peek().copied() else { return Some(words) };
+        // a NUL ends the line, as in C
+        if first == 0 {
+            return Some(words);
+        }
+        let mut word = Vec::new();
+        loop {
+            match rest.next() {
+                None | Some(0) => {
+                    words.push(word);
+                    return Some(words);
+                }
+                Some(byte) if is_space(byte) => break,
+                Some(b'"') => {
+                    loop {
+                        match rest.next()? {
+                            b'"' => break,
+                            b'\\' => word.push(escape(&mut rest)?),
+                            0 => return None,
+                            byte => word.push(byte),
+                        }
+                    }
+                    if rest.peek().is_some_and(|next| !is_space(*next) && *next != 0) {
+                        return None;
+                    }
+                }
+                Some(b'\'') => {
+                    loop {
+                        match rest.next()? {
+                            b'\'' => break,
+                            b'\\' if rest.next_if_eq(&b'\'').is_some() => word.push(b'\''),
+                            0 => return None,
+                            byte => word.push(byte),
+                        }
+                    }
+                    if rest.peek().is_some_and(|next| !is_space(*next) && *next != 0) {
+                        return None;
+                    }
+                }
+                Some(byte) => word.push(byte),
+            }
+        }
+        words.push(word);
+    }
+}
+
+fn escape(rest: &mut std::iter::Peekable<impl Iterator<Item = u8> + Clone>) -> Option<u8> {
+    let hex = |byte: u8| char::from(byte).to_digit(16).and_then(|digit| u8::try_from(digit).ok());
+    let mut ahead = rest.clone();
+    if ahead.next() == Some(b'x')
+        && let (Some(high), Some(low)) = (ahead.next().and_then(hex), ahead.next().and_then(hex))
+    {
+        *rest = ahead;
+        return Some(high * 16 + low);
+    }
+    Some(match rest.next()? {
+        b'n' => b'\n',
+        b'r' => b'\r',
+        b't' => b'\t',
+        b'b' => 8,
+        b'a' => 7,
+        other => other,
+    })
+}
+
+/// What a command answers.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Reply {
+    Status(Cow<'static, str>),
+    Error(String),
+    Int(i64),
+    Bulk(Vec<u8>),
+    /// No value.
+    Nil,
+    /// No list; in RESP3 the same as [`Reply::Nil`].
+    NilList,
+    List(Vec<Reply>),
+    Map(Vec<(Reply, Reply)>),
+    Set(Vec<Reply>),
+    Double(f64),
+    Bool(bool),
+    BigNumber(Vec<u8>),
+    Verbatim(Vec<u8>),
+    /// Not an answer but news, as messages are; in RESP2 a list.
+    Push(Vec<Reply>),
+    /// Everything was written already, or comes later.
+    Nothing,
+}
+
+/// The versions of the protocol.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Protocol {
+    Resp2,
+    Resp3,
+}
+
+impl Reply {
+    pub(crate) const OK: Self = Self::Status(Cow::Borrowed("OK"));
+
+    pub(crate) fn bulk(bytes: impl Into<Vec<u8>>) -> Self {
+        Self::Bulk(bytes.into())
+    }
+
+    pub(crate) fn len(count: usize) -> Self {
+        Self::Int(i64::try_from(count).unwrap_or(i64::MAX))
+    }
+
+    pub(crate) fn list(items: impl IntoIterator<Item = Self>) -> Self {
+        Self::List(items.into_iter().collect())
+    }
+
+    pub(crate) fn write(&self, protocol: Protocol, out: &mut Vec<u8>) {
+        let three = protocol == Protocol::Resp3;
+        match self {
+            Self::Status(text) => line(out, b'+', text.as_bytes()),
+            Self::Error(text) => line(out, b'-', text.replace(['\r', '\n'], " ").as_bytes()),
+            Self::Int(number) => head(out, b':', *number),
+            Self::Bulk(bytes) => bulk(out, b'$', bytes),
+            Self::Nil | Self::NilList if three => out.extend_from_slice(b"_\r\n"),
+            Self::Nil => out.extend_from_slice(b"$-1\r\n"),
+            Self::NilList => out.extend_from_slice(b"*-1\r\n"),
+            Self::List(items) => list(out, b'*', items, protocol),
+            Self::Set(items) => list(out, if three { b'~' } else { b'*' }, items, protocol),
+            Self::Push(items) => list(out, if three { b'>' } else { b'*' }, items, protocol),
+            Self::Map(pairs) => {
+                let len = if three { pairs.len() } else { pairs.len() * 2 };
+                head(out, if three { b'%' } else { b'*' }, i64::try_from(len).unwrap_or(i64::MAX));
+                for (key, value) in pairs {
+                    key.write(protocol, out);
+                    value.write(protocol, out);
+                }
+            }
+            Self::Double(number) if three => line(out, b',', double(*number).as_bytes()),
+            Self::Double(number) => bulk(out, b'$', double(*number).as_bytes()),
+            Self::Bool(yes) if three => out.extend_from_slice(if *yes { b"#t\r\n" } else { b"#f\r\n" }),
+            Self::Bool(yes) => head(out, b':', i64::from(*yes)),
+            Self::BigNumber(digits) if three => line(out, b'(', digits),
+            Self::BigNumber(digits) => bulk(out, b'$', digits),
+            Self::Verbatim(text) if three => bulk(out, b'=', &[b"txt:", text.as_slice()].concat()),
+            Self::Verbatim(text) => bulk(out, b'$', text),
+            Self::Nothing => {}
+        }
+    }
+}
+
+fn head(out: &mut Vec<u8>, sign: u8, number: i64) {
+    let mut text = String::new();
+    let _ = write!(text, "{number}");
+    line(out, sign, text.as_bytes());
+}
+
+fn line(out: &mut Vec<u8>, sign: u8, text: &[u8]) {
+    out.push(sign);
+    out.extend_from_slice(text);
+    out.extend_from_slice(b"\r\n");
+}
+
+fn bulk(out: &mut Vec<u8>, sign: u8, bytes: &[u8]) {
+    head(out, sign, i64::try_from(bytes.len()).unwrap_or(i64::MAX));
+    out.extend_from_slice(bytes);
+    out.extend_from_slice(b"\r\n");
+}
+
+fn list(out: &mut Vec<u8>, sign: u8, items: &[Reply], protocol: Protocol) {
+    head(out, sign, i64::try_from(items.len()).unwrap_or(i64::MAX));
+    for item in items {
+        item.write(protocol, out);
+    }
+}
+
+/// A score as Redis 7.0 prints it: 17 significant digits, as C's `%.17g`.
+pub(crate) fn double(number: f64) -> String {
+    if number.is_nan() {
+        return "nan".into();
+    }
+    if number.is_infinite() {
+        return if number > 0.0 { "inf".into() } else { "-inf".into() };
+    }
+    if number == 0.0 {
+        return if number.is_sign_negative() { "-0".into() } else { "0".into() };
+    }
+    let scientific = format!("{number:.16e}");
+    let (mantissa, exponent) = scientific.split_once('e').unwrap_or((&scientific, "0"));
+    let exponent: i32 = exponent.parse().unwrap_or(0);
+    let trim = |text: &str| {
+        if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.').to_owned() } else { text.to_owned() }
+    };
+    if (-4..17).contains(&exponent) {
+        trim(&format!("{number:.*}", usize::try_from(16 - exponent).unwrap_or(0)))
+    } else {
+        let sign = if exponent < 0 { '-' } else { '+' };
+        format!("{}e{sign}{:02}", trim(mantissa), exponent.abs())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(pieces: &[&[u8]]) -> Vec<Result<Request, String>> {
+        let mut parser = Parser::default();
+        let mut found = Vec::new();
+        for piece in pieces {
+            parser.feed(piece);
+            loop {
+                match parser.next() {
+                    Ok(Some(request)) => found.push(Ok(request)),
+                    Ok(None) => break,
+                    Err(error) => {
+                        found.push(Err(error));
+                        return found;
+                    }
+                }
+            }
+        }
+        found
+    }
+
+    fn request(words: &[&str]) -> Request {
+        words.iter().map(|word| word.as_bytes().to_vec()).collect()
+    }
+
+    #[test]
+    fn requests_are_found_however_they_are_cut() {
+        let bytes = b"*2\r\n$3\r\nGET\r\n$1\r\nk\r\nPING  \"a b\"\r\n*0\r\n*1\r\n$0\r\n\r\n";
+        let wanted = [request(&["GET", "k"]), request(&["PING", "a b"]), request(&[""])].map(Ok);
+        assert_eq!(parse(&[bytes]), wanted);
+        let single: Vec<&[u8]> = bytes.chunks(1).collect();
+        assert_eq!(parse(&single), wanted);
+    }
+
+    #[test]
+    fn violations_are_told() {
+        let error = |bytes: &[u8]| parse(&[bytes]).pop().unwrap().unwrap_err();
+        assert_eq!(error(b"*x\r\n"), "Protocol error: invalid multibulk length");
+        assert_eq!(error(b"*1048577\r\n"), "Protocol error: invalid multibulk length");
+        assert_eq!(error(b"*1\r\n$-1\r\n"), "Protocol error: invalid bulk length");
+        assert_eq!(error(b"*1\r\n$99999999999\r\n"), "Protocol error: invalid bulk length");
+        assert_eq!(error(b"*1\r\n:1\r\n"), "Protocol error: expected '$', got ':'");
+        assert_eq!(error(b"get \"k\n"), "Protocol error: unbalanced quotes in request");
+        assert_eq!(error(&vec![b'x'; MAX_LINE + 1]), "Protocol error: too big inline request");
+    }
+
+    #[test]
+    fn doubles_print_like_printf() {
+        for (number, text) in [
+            (1.0, "1"),
+            (0.5, "0.5"),
+            (-2.25, "-2.25"),
+            (0.1, "0.10000000000000001"),
+            (1e16, "10000000000000000"),
+            (1e17, "1e+17"),
+            (123_456_789.125, "123456789.125"),
+            (1e-5, "1.0000000000000001e-05"),
+            (1.5e300, "1.5000000000000001e+300"),
+            (f64::NEG_INFINITY, "-inf"),
+        ] {
+            assert_eq!(double(number), text);
+        }
+    }
+}

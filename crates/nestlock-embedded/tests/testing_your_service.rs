@@ -1,0 +1,149 @@
+//! How to test a service that guards something with nestlock: a box office that must not sell a seat twice.
+//!
+//! Each test has a server of its own, with nothing installed: real locks, real connections, no shared state.
+#![allow(missing_docs, clippy::unwrap_used)]
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU32, Ordering},
+    },
+    time::Duration,
+};
+
+use nestlock::{Error, LockClient, RLock};
+use nestlock_embedded::EmbeddedServer;
+use tokio::sync::{Notify, watch};
+
+/// Where the tickets are: reads and writes, but nothing that would keep two buyers apart.
+type Sold = Arc<Mutex<HashMap<u32, String>>>;
+
+/// The service under test.
+#[derive(Clone)]
+struct BoxOffice {
+    locks: LockClient,
+    sold: Sold,
+    payments: Payments,
+}
+
+#[derive(Debug, PartialEq)]
+enum Refusal {
+    SoldAlready,
+    Busy,
+    LockLost,
+    Unavailable,
+}
+
+impl From<Error> for Refusal {
+    fn from(error: Error) -> Self {
+        if matches!(error, Error::Lost { .. }) { Self::LockLost } else { Self::Unavailable }
+    }
+}
+
+impl BoxOffice {
+    async fn sell(&self, seat: u32, buyer: &str) -> Result<(), Refusal> {
+        let lock = self.locks.reentrant_lock(&format!("seat:{seat}"))?;
+        let guard = lock.try_lock_for(Duration::from_secs(2)).await?.ok_or(Refusal::Busy)?;
+        if self.sold.lock().unwrap().contains_key(&seat) {
+            return Err(Refusal::SoldAlready);
+        }
+        // ends early if somebody else could sell this seat meanwhile
+        guard.run_until_lost(self.payments.take()).await?;
+        self.sold.lock().unwrap().insert(seat, buyer.to_owned());
+        guard.unlock().await?;
+        Ok(())
+    }
+}
+
+/// A payment service that takes its time: until the test lets it go.
+#[derive(Clone, Default)]
+struct Payments {
+    taken: Arc<AtomicU32>,
+    asked: Arc<Notify>,
+    slow: Option<watch::Receiver<bool>>,
+}
+
+impl Payments {
+    async fn take(&self) {
+        self.asked.notify_one();
+        if let Some(mut slow) = self.slow.clone() {
+            let _ = slow.wait_for(|slow| !slow).await;
+        }
+        self.taken.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+async fn box_office(server: &EmbeddedServer, sold: &Sold, payments: &Payments) -> BoxOffice {
+    // a short watchdog timeout, so that a loss is noticed soon: at the next renewal, 200 ms later at most
+    let locks = LockClient::builder().watchdog_timeout(Duration::from_millis(600));
+    let locks = locks.connect(server.url()).await.unwrap();
+    BoxOffice { locks, sold: Arc::clone(sold), payments: payments.clone() }
+}
+
+#[tokio::test]
+async fn a_seat_is_sold_once_however_many_want_it() {
+    let server = EmbeddedServer::start().unwrap();
+    let (sold, payments) = (Sold::default(), Payments::default());
+    let mut buyers = Vec::new();
+    for number in 0..20 {
+        // as many machines: a client of its own each
+        let office = box_office(&server, &sold, &payments).await;
+        buyers.push(tokio::spawn(async move { office.sell(7, &format!("buyer {number}")).await }));
+    }
+    let mut happy = 0;
+    for buyer in buyers {
+        match buyer.await.unwrap() {
+            Ok(()) => happy += 1,
+            Err(refusal) => assert_eq!(refusal, Refusal::SoldAlready),
+        }
+    }
+    assert_eq!(happy, 1);
+    assert_eq!(payments.taken.load(Ordering::Relaxed), 1);
+}
+
+#[tokio::test]
+async fn a_sale_whose_lock_is_lost_is_not_made() {
+    let server = EmbeddedServer::start().unwrap();
+    let (release, slow) = watch::channel(true);
+    let (sold, payments) = (Sold::default(), Payments { slow: Some(slow), ..Payments::default() });
+    let office = box_office(&server, &sold, &payments).await;
+
+    let sale = tokio::spawn(async move { office.sell(7, "slow buyer").await });
+    payments.asked.notified().await;
+    // the lease ends although the holder lives: as if it had been paused for a minute
+    server.advance(Duration::from_secs(60));
+    assert_eq!(sale.await.unwrap(), Err(Refusal::LockLost));
+    assert!(sold.lock().unwrap().is_empty());
+    assert_eq!(payments.taken.load(Ordering::Relaxed), 0);
+    drop(release);
+}
+
+#[tokio::test]
+async fn a_buyer_who_has_to_wait_too_long_is_told() {
+    let server = EmbeddedServer::start().unwrap();
+    let (release, slow) = watch::channel(true);
+    let (sold, payments) = (Sold::default(), Payments { slow: Some(slow), ..Payments::default() });
+    let (first, second) = (box_office(&server, &sold, &payments).await, box_office(&server, &sold, &payments).await);
+
+    let sale = tokio::spawn(async move { first.sell(7, "slow buyer").await });
+    payments.asked.notified().await;
+    assert_eq!(second.sell(7, "second buyer").await, Err(Refusal::Busy));
+    release.send(false).unwrap();
+    assert_eq!(sale.await.unwrap(), Ok(()));
+    assert_eq!(second.sell(7, "second buyer").await, Err(Refusal::SoldAlready));
+}
+
+#[tokio::test]
+async fn an_outage_sells_nothing_and_the_service_comes_back() {
+    let server = EmbeddedServer::start().unwrap();
+    let port = server.addr().port();
+    let (sold, payments) = (Sold::default(), Payments::default());
+    let office = box_office(&server, &sold, &payments).await;
+    drop(server);
+    assert_eq!(office.sell(7, "buyer").await, Err(Refusal::Unavailable));
+    assert!(sold.lock().unwrap().is_empty());
+
+    let _server = EmbeddedServer::start_on(port).unwrap();
+    assert_eq!(office.sell(7, "buyer").await, Ok(()));
+}
