@@ -43,7 +43,7 @@ impl From<Error> for Refusal {
 
 impl BoxOffice {
     async fn sell(&self, seat: u32, buyer: &str) -> Result<(), Refusal> {
-        let lock = self.locks.reentrant_lock(&format!("seat:{seat}"))?;
+        let lock = self.locks.reentrant_lock(format!("seat:{seat}"))?;
         let guard = lock.try_lock_for(Duration::from_secs(2)).await?.ok_or(Refusal::Busy)?;
         if self.sold.lock().unwrap().contains_key(&seat) {
             return Err(Refusal::SoldAlready);
