@@ -133,15 +133,19 @@ pub struct SpawnedServer {
 impl SpawnedServer {
     /// Starts a server and waits until it answers: some 10 ms.
     ///
-    /// [`SpawnError::NotFound`] if there is no server program; all others say why it does not run.
+    /// # Errors
+    /// [`SpawnError::NotFound`]: there is no server program. All others say why it does not run.
     pub fn start() -> Result<Self, SpawnError> {
         Self::start_with::<[OsString; 0]>([])
     }
 
     /// Starts a server with further command line arguments: `["--maxmemory", "1mb"]`.
     ///
-    /// They may not change the port, the unix socket or the log file. Errors are those of [`SpawnedServer::start`]; an
-    /// argument that the server does not know is [`SpawnError::Ended`], with what the server says of it.
+    /// They may not change the port, the unix socket or the log file.
+    ///
+    /// # Errors
+    /// Those of [`SpawnedServer::start`]. An argument that the server does not know is [`SpawnError::Ended`], with what
+    /// the server says of it.
     pub fn start_with<A>(args: A) -> Result<Self, SpawnError>
     where
         A: IntoIterator<Item: Into<OsString>>,
@@ -194,15 +198,19 @@ impl SpawnedServer {
 
     /// Kills the server (SIGKILL) and waits for its end. What it has written stays; see [`SpawnedServer::restart`].
     ///
-    /// Does nothing if the server has ended. Fails only if somebody has ended the shell that guards it.
+    /// Does nothing if the server has ended.
+    ///
+    /// # Errors
+    /// Somebody has ended the shell that guards it.
     pub fn kill(&self) -> io::Result<()> {
         self.guard().order("KILL")
     }
 
     /// Starts the server again, on the same port and folder and with the same arguments; kills it first if it runs.
     ///
-    /// Errors are those of [`SpawnedServer::start`]. [`SpawnError::Ended`] also means that somebody else has taken the
-    /// port meanwhile, and keeps it.
+    /// # Errors
+    /// Those of [`SpawnedServer::start`]. [`SpawnError::Ended`] also means that somebody else has taken the port
+    /// meanwhile, and keeps it: then try again later.
     pub fn restart(&self) -> Result<(), SpawnError> {
         let mut guard = self.guard();
         guard.order("KILL")?;
@@ -220,14 +228,16 @@ impl SpawnedServer {
 
     /// Stops the server (SIGSTOP): it hangs, and its connections stay open. [`SpawnedServer::cont`] lets it go on.
     ///
-    /// Fails if the server has ended.
+    /// # Errors
+    /// The server has ended.
     pub fn stop(&self) -> io::Result<()> {
         self.guard().order("STOP")
     }
 
     /// Lets a stopped server go on (SIGCONT).
     ///
-    /// Fails if the server has ended.
+    /// # Errors
+    /// The server has ended.
     pub fn cont(&self) -> io::Result<()> {
         self.guard().order("CONT")
     }
