@@ -24,7 +24,7 @@ use self::{
     clock::Clock,
     commands::{Call, Command, Outcome, Run, Unfit},
     keyspace::Keyspace,
-    resp::{Protocol, Reply, Request},
+    resp::{Protocol, Reply, Request, Text},
     script::Scripts,
 };
 
@@ -52,9 +52,8 @@ pub(crate) struct Stats {
 }
 
 impl Stats {
-    fn count_error(&mut self, text: &str) {
-        let code = text.split(' ').next().unwrap_or_default();
-        *self.errors.entry(code.to_owned()).or_default() += 1;
+    fn count_error(&mut self, text: &Text) {
+        *self.errors.entry(text.code().into_owned()).or_default() += 1;
     }
 }
 
@@ -247,7 +246,7 @@ impl Engine {
         let (mut db, protocol) = (client.db, client.protocol);
         let only_subscribes = client.only_subscribes();
 
-        let refuse = |server: &mut Server, text: String| {
+        let refuse = |server: &mut Server, text: Text| {
             server.stats.count_error(&text);
             if let Some(client) = server.clients.get_mut(&id) {
                 client.send(&Reply::Error(text));
@@ -265,7 +264,7 @@ impl Engine {
                  this context",
                 command.name
             );
-            return refuse(&mut server, text);
+            return refuse(&mut server, text.into());
         }
         server.feed_monitors(id, db, false, request);
 

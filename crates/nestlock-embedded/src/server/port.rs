@@ -104,7 +104,7 @@ impl Connection {
                 Ok(None) => return None,
                 Err(text) => {
                     self.engine.with_client(self.id, |client| {
-                        client.send(&Reply::Error(format!("ERR {text}")));
+                        client.send(&Reply::Error(format!("ERR {text}").into()));
                         client.end(Fate::Ending);
                     });
                     return None;

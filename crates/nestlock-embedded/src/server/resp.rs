@@ -223,11 +223,50 @@ fn escape(rest: &mut std::iter::Peekable<impl Iterator<Item = u8> + Clone>) -> O
     })
 }
 
+/// A text of one line: a status, or an error that begins with its code. Not always UTF-8.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Text(pub(crate) Cow<'static, [u8]>);
+
+impl Text {
+    /// As C keeps it: to the first NUL.
+    pub(crate) fn until_nul(bytes: &[u8]) -> Self {
+        Self(bytes.split(|byte| *byte == 0).next().unwrap_or_default().to_vec().into())
+    }
+
+    /// The first word.
+    pub(crate) fn code(&self) -> Cow<'_, str> {
+        String::from_utf8_lossy(self.0.split(|byte| *byte == b' ').next().unwrap_or_default())
+    }
+
+    fn one_line(&self) -> Vec<u8> {
+        self.0.iter().map(|byte| if b"\r\n".contains(byte) { b' ' } else { *byte }).collect()
+    }
+
+    fn without_line_ends(&self) -> Self {
+        let is_end = |byte: &u8| b"\r\n".contains(byte);
+        let start = self.0.iter().position(|byte| !is_end(byte)).unwrap_or(self.0.len());
+        let end = self.0.iter().rposition(|byte| !is_end(byte)).map_or(start, |last| last + 1);
+        Self(self.0[start..end].to_vec().into())
+    }
+}
+
+impl From<&'static str> for Text {
+    fn from(text: &'static str) -> Self {
+        Self(text.as_bytes().into())
+    }
+}
+
+impl From<String> for Text {
+    fn from(text: String) -> Self {
+        Self(text.into_bytes().into())
+    }
+}
+
 /// What a command answers.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Reply {
-    Status(Cow<'static, str>),
-    Error(String),
+    Status(Text),
+    Error(Text),
     Int(i64),
     Bulk(Vec<u8>),
     /// No value.
@@ -255,7 +294,7 @@ pub(crate) enum Protocol {
 }
 
 impl Reply {
-    pub(crate) const OK: Self = Self::Status(Cow::Borrowed("OK"));
+    pub(crate) const OK: Self = Self::Status(Text(Cow::Borrowed(b"OK")));
 
     pub(crate) fn bulk(bytes: impl Into<Vec<u8>>) -> Self {
         Self::Bulk(bytes.into())
@@ -272,8 +311,8 @@ impl Reply {
     pub(crate) fn write(&self, protocol: Protocol, out: &mut Vec<u8>) {
         let three = protocol == Protocol::Resp3;
         match self {
-            Self::Status(text) => line(out, b'+', text.as_bytes()),
-            Self::Error(text) => line(out, b'-', text.replace(['\r', '\n'], " ").as_bytes()),
+            Self::Status(text) => line(out, b'+', &text.one_line()),
+            Self::Error(text) => line(out, b'-', &text.without_line_ends().one_line()),
             Self::Int(number) => head(out, b':', *number),
             Self::Bulk(bytes) => bulk(out, b'$', bytes),
             Self::Nil | Self::NilList if three => out.extend_from_slice(b"_\r\n"),

@@ -11,17 +11,21 @@ use std::{
     },
 };
 
-use mlua::{Function, HookTriggers, Lua, LuaOptions, MultiValue, StdLib, Table, Value, VmState, chunk::ChunkMode};
+use mlua::{
+    Function, HookTriggers, Lua, LuaOptions, LuaString, MultiValue, StdLib, Table, Value, VmState, chunk::ChunkMode,
+};
 use sha1::{Digest, Sha1};
 
 use super::{
     Server,
     commands::{self, Outcome, Run, ScriptCommand, Unfit},
-    resp::{Protocol, Reply, double, integer},
+    resp::{Protocol, Reply, Text, double, integer},
 };
 
 /// The environment of scripts, built from what Rust gives.
 const PRELUDE: &str = include_str!("prelude.lua");
+const WRONG_ARGUMENTS: &[u8] = b"ERR wrong number or type of arguments";
+const NO_SCRIPT: &str = "NOSCRIPT No matching script. Please use EVAL.";
 /// How many instructions run between two looks at whether the server ends.
 const HOOK_INTERVAL: u32 = 1_000_000;
 /// How deep a reply may nest. Redis gives up at its Lua stack's end, which is deeper.
@@ -39,17 +43,17 @@ struct Running {
 
 /// An error of Redis's on its way through Lua.
 #[derive(Debug)]
-struct Raised(String);
+struct Raised(Text);
 
 impl fmt::Display for Raised {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        f.write_str(&self.0)
+        f.write_str(&String::from_utf8_lossy(&self.0.0))
     }
 }
 
 impl std::error::Error for Raised {}
 
-fn raise<T>(text: impl Into<String>) -> mlua::Result<T> {
+fn raise<T>(text: impl Into<Text>) -> mlua::Result<T> {
     Err(mlua::Error::external(Raised(text.into())))
 }
 
@@ -89,9 +93,10 @@ impl Scripts {
         let redis = api(&lua, server, &running)?;
         let handler = {
             let running = Rc::clone(&running);
-            lua.create_function(move |lua, error: Value| Ok(report(lua, &running, &error)))?
+            lua.create_function(move |lua, error: Value| lua.create_string(report(lua, &running, &error)))?
         };
-        let text = lua.create_function(|_, error: Value| Ok(plain_text(&error)))?;
+        let text = lua
+            .create_function(|lua, error: Value| plain_text(&error).map(|text| lua.create_string(text)).transpose())?;
         let enter = lua.load(PRELUDE).set_name("=nestlock").call::<Function>((redis, handler, text))?;
         Ok(Self { lua, running, cache: RefCell::default(), enter })
     }
@@ -104,6 +109,9 @@ impl Scripts {
                 self.run(&sha, client, db, (&args[3..3 + keys], &args[3 + keys..]), which == ScriptCommand::EvalRo)
             }
             ScriptCommand::EvalSha | ScriptCommand::EvalShaRo => {
+                if args[1].len() != 40 {
+                    return Err(NO_SCRIPT.into());
+                }
                 let keys = count_keys(args)?;
                 let sha = String::from_utf8_lossy(&args[1]).to_ascii_lowercase();
                 self.run(&sha, client, db, (&args[3..3 + keys], &args[3 + keys..]), which == ScriptCommand::EvalShaRo)
@@ -128,7 +136,7 @@ impl Scripts {
     }
 
     /// Compiles a script, unless it is known. Returns its SHA1.
-    fn load(&self, source: &[u8]) -> Result<String, String> {
+    fn load(&self, source: &[u8]) -> Result<String, Text> {
         let mut sha = String::with_capacity(40);
         for byte in Sha1::digest(source) {
             let _ = write!(sha, "{byte:02x}");
@@ -156,7 +164,7 @@ impl Scripts {
         read_only: bool,
     ) -> Outcome {
         let function = self.cache.borrow().get(sha).cloned();
-        let function = function.ok_or("NOSCRIPT No matching script. Please use EVAL.")?;
+        let function = function.ok_or(NO_SCRIPT)?;
         self.running.client.set(client);
         self.running.db.set(db);
         self.running.read_only.set(read_only);
@@ -171,7 +179,7 @@ impl Scripts {
         let (keys, argv) = (strings(keys).map_err(internal)?, strings(argv).map_err(internal)?);
         let (ok, result): (bool, Value) = self.enter.call((function, keys, argv)).map_err(internal)?;
         if !ok {
-            return Err(result.as_string().map_or_else(String::new, |text| lossy(&text.as_bytes())));
+            return Err(Text::until_nul(&result.as_string().map_or_else(Vec::new, bytes)));
         }
         match from_lua(&result, self.running.protocol.get(), MAX_DEPTH) {
             Ok(Reply::Error(text)) => Err(text),
@@ -180,7 +188,7 @@ impl Scripts {
     }
 }
 
-fn count_keys(args: &[Vec<u8>]) -> Result<usize, String> {
+fn count_keys(args: &[Vec<u8>]) -> Result<usize, Text> {
     let keys = integer(&args[2]).ok_or(commands::NOT_AN_INTEGER)?;
     if keys > i64::try_from(args.len() - 3).unwrap_or(i64::MAX) {
         return Err("ERR Number of keys can't be greater than number of args".into());
@@ -188,45 +196,45 @@ fn count_keys(args: &[Vec<u8>]) -> Result<usize, String> {
     usize::try_from(keys).map_err(|_| "ERR Number of keys can't be negative".into())
 }
 
-fn lossy(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
+fn bytes(text: &LuaString) -> Vec<u8> {
+    text.as_bytes().to_vec()
 }
 
 /// The text of something raised, without the place.
-fn plain_text(error: &Value) -> Option<String> {
+fn plain_text(error: &Value) -> Option<Vec<u8>> {
     match error {
         Value::Error(error) => Some(match error.downcast_ref::<Raised>() {
-            Some(Raised(text)) => text.clone(),
-            None => format!("ERR {error}"),
+            Some(Raised(text)) => text.0.to_vec(),
+            None => format!("ERR {error}").into_bytes(),
         }),
-        Value::Table(table) => {
-            table.raw_get::<Option<mlua::LuaString>>("err").ok().flatten().map(|text| lossy(&text.as_bytes()))
-        }
+        Value::Table(table) => table.raw_get::<Option<LuaString>>("err").ok().flatten().map(|text| bytes(&text)),
         _ => None,
     }
 }
 
 /// What an uncaught error answers: its text, the script, and the line.
-fn report(lua: &Lua, running: &Running, error: &Value) -> String {
-    let text = plain_text(error).unwrap_or_else(|| match error {
-        Value::String(text) => format!("ERR {}", lossy(&text.as_bytes())),
-        Value::Number(number) => format!("ERR {}", double(*number)),
-        Value::Integer(number) => format!("ERR {number}"),
-        Value::Boolean(yes) => format!("ERR {yes}"),
-        Value::Nil => "ERR nil".into(),
-        other => format!("ERR ({} error object)", other.type_name()),
+fn report(lua: &Lua, running: &Running, error: &Value) -> Vec<u8> {
+    let mut text = plain_text(error).unwrap_or_else(|| match error {
+        Value::String(text) => [b"ERR ", text.as_bytes().as_ref()].concat(),
+        Value::Number(number) => format!("ERR {}", double(*number)).into_bytes(),
+        Value::Integer(number) => format!("ERR {number}").into_bytes(),
+        Value::Boolean(yes) => format!("ERR {yes}").into_bytes(),
+        Value::Nil => b"ERR nil".to_vec(),
+        other => format!("ERR ({} error object)", other.type_name()).into_bytes(),
     });
     // level 0 is this handler; what raised may be a function of Redis's, or two of the prelude's
     let line = (1..5).find_map(|level| {
         lua.inspect_stack(level, |frame| {
             let source = frame.source();
             let is_lua = source.what != "C" && source.source.as_deref() != Some("=nestlock");
-            is_lua.then(|| frame.current_line().map_or(-1, |line| i64::try_from(line).unwrap_or(-1)))
+            // a tail call has left no line
+            frame.current_line().filter(|_| is_lua)
         })
         .flatten()
     });
     let place = line.map_or_else(String::new, |line| format!(", on @user_script:{line}."));
-    format!("{text} script: {}{place}", running.sha.borrow())
+    text.extend(format!(" script: {}{place}", running.sha.borrow()).bytes());
+    text
 }
 
 /// The table `redis`.
@@ -237,7 +245,7 @@ fn api(lua: &Lua, server: &Rc<RefCell<Server>>, running: &Rc<Running>) -> mlua::
         lua.create_function(move |lua, args: MultiValue| {
             let outcome = call_command(&server, &running, &args);
             match outcome {
-                Err(text) if catches => error_table(lua, &text),
+                Err(text) if catches => error_table(lua, &text.0),
                 Err(text) => raise(text),
                 Ok(reply) => to_lua(lua, &reply, running.protocol.get()),
             }
@@ -253,23 +261,24 @@ fn api(lua: &Lua, server: &Rc<RefCell<Server>>, running: &Rc<Running>) -> mlua::
 /// What makes replies.
 fn add_replies(lua: &Lua, redis: &Table) -> mlua::Result<()> {
     let single = |args: &MultiValue| match args.as_slices() {
-        ([Value::String(text)], _) if args.len() == 1 => Some(lossy(&text.as_bytes())),
+        ([Value::String(text)], _) if args.len() == 1 => Some(bytes(text)),
         _ => None,
     };
     redis.raw_set(
         "error_reply",
         lua.create_function(move |lua, args: MultiValue| {
-            let Some(text) = single(&args) else { return error_table(lua, "ERR wrong number or type of arguments") };
-            let text = text.strip_prefix('-').unwrap_or(&text).trim_end_matches(['\r', '\n']);
-            if text.contains(' ') { error_table(lua, text) } else { error_table(lua, &format!("ERR {text}")) }
+            let Some(text) = single(&args) else { return error_table(lua, WRONG_ARGUMENTS) };
+            let text = text.strip_prefix(b"-").unwrap_or(&text);
+            let text = if text.contains(&b' ') { text.to_vec() } else { [b"ERR ", text].concat() };
+            error_table(lua, &text)
         })?,
     )?;
     redis.raw_set(
         "status_reply",
         lua.create_function(move |lua, args: MultiValue| {
-            let Some(text) = single(&args) else { return error_table(lua, "ERR wrong number or type of arguments") };
+            let Some(text) = single(&args) else { return error_table(lua, WRONG_ARGUMENTS) };
             let table = lua.create_table()?;
-            table.raw_set("ok", text)?;
+            table.raw_set("ok", lua.create_string(text)?)?;
             Ok(Value::Table(table))
         })?,
     )?;
@@ -366,9 +375,9 @@ fn argument(value: &Value) -> Option<Vec<u8>> {
     }
 }
 
-fn error_table(lua: &Lua, text: &str) -> mlua::Result<Value> {
+fn error_table(lua: &Lua, text: &[u8]) -> mlua::Result<Value> {
     let table = lua.create_table()?;
-    table.raw_set("err", text)?;
+    table.raw_set("err", lua.create_string(text)?)?;
     Ok(Value::Table(table))
 }
 
@@ -386,7 +395,7 @@ fn call_command(server: &RefCell<Server>, running: &Running, args: &MultiValue) 
     if !command.is_for_scripts() {
         return Err("ERR This Redis command is not allowed from script".into());
     }
-    if running.read_only.get() && command.writes() {
+    if running.read_only.get() && command.waits_for_writes() {
         return Err("ERR Write commands are not allowed from read-only scripts.".into());
     }
     let Run::Plain(run) = command.run else { return Err("ERR This Redis command is not allowed from script".into()) };
@@ -415,8 +424,8 @@ fn to_lua(lua: &Lua, reply: &Reply, protocol: Protocol) -> mlua::Result<Value> {
         Ok(Value::Table(table))
     };
     match reply {
-        Reply::Status(text) => single("ok", string(text.as_bytes())?),
-        Reply::Error(text) => error_table(lua, text),
+        Reply::Status(text) => single("ok", string(&text.0)?),
+        Reply::Error(text) => error_table(lua, &text.0),
         Reply::Int(number) => Ok(Value::Number(float(*number))),
         Reply::Bulk(bytes) => string(bytes),
         Reply::Nil | Reply::NilList | Reply::Nothing => Ok(if three { Value::Nil } else { Value::Boolean(false) }),
@@ -473,18 +482,16 @@ fn from_lua(value: &Value, protocol: Protocol, depth: usize) -> Outcome {
         Value::Boolean(true) => Reply::Int(1),
         Value::Table(table) => {
             let field = |name: &str| table.raw_get::<Value>(name).unwrap_or(Value::Nil);
-            let text = |name: &str| field(name).as_string().map(|text| lossy(&text.as_bytes()));
+            let text = |name: &str| field(name).as_string().map(bytes);
             if let Some(text) = text("err") {
-                Reply::Error(text)
+                Reply::Error(Text::until_nul(&text))
             } else if let Some(text) = text("ok") {
-                Reply::Status(text.replace(['\r', '\n'], " ").into())
+                Reply::Status(Text::until_nul(&text))
             } else if let Some(number) = number(&field("double")) {
                 Reply::Double(number)
             } else if let Value::Table(map) = field("map") {
                 let pairs = map.pairs::<Value, Value>().flatten();
-                Reply::Map(
-                    pairs.map(|(key, value)| Ok((nested(&key)?, nested(&value)?))).collect::<Result<_, String>>()?,
-                )
+                Reply::Map(pairs.map(|(key, value)| Ok((nested(&key)?, nested(&value)?))).collect::<Result<_, Text>>()?)
             } else if let Value::Table(set) = field("set") {
                 let members = set.pairs::<Value, Value>().flatten();
                 Reply::Set(members.map(|(key, _)| nested(&key)).collect::<Result<_, _>>()?)

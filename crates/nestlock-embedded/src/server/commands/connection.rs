@@ -1,11 +1,11 @@
 //! Commands about connections.
 
-use super::{Call, Outcome, SYNTAX};
+use super::{Call, Outcome, SYNTAX, shortened, text};
 use crate::server::{
     PauseMode,
     client::{Client, Fate},
     keyspace::DATABASES,
-    resp::{Protocol, Reply, integer},
+    resp::{Protocol, Reply, Text, integer},
 };
 
 /// What the emulated server calls itself, for clients that look.
@@ -13,7 +13,7 @@ pub(crate) const VERSION: &str = "7.0.15";
 
 pub(super) fn ping(call: &mut Call) -> Outcome {
     if call.args.len() > 2 {
-        return Err(call.wrong_number());
+        return Err(call.wrong_number().into());
     }
     let payload = call.args.get(1).map(|payload| Reply::bulk(payload.as_slice()));
     if !call.in_script && call.client_mut().only_subscribes() {
@@ -27,7 +27,11 @@ pub(super) fn echo(call: &mut Call) -> Outcome {
 }
 
 pub(super) fn select(call: &mut Call) -> Outcome {
-    let db = usize::try_from(call.int(1)?).ok().filter(|db| *db < DATABASES);
+    let number = call.int(1)?;
+    if i32::try_from(number).is_err() {
+        return Err("ERR value is out of range, value must between -2147483648 and 2147483647".into());
+    }
+    let db = usize::try_from(number).ok().filter(|db| *db < DATABASES);
     call.db = db.ok_or("ERR DB index is out of range")?;
     Ok(Reply::OK)
 }
@@ -64,7 +68,7 @@ pub(super) fn auth(call: &mut Call) -> Outcome {
         2 => Err("ERR AUTH <password> called without any password configured for the default user. Are you sure your \
                   configuration is correct?"
             .into()),
-        3 => check_password(&call.args[1]).map(|()| Reply::OK),
+        3 => Ok(check_password(&call.args[1]).map(|()| Reply::OK)?),
         _ => Err(SYNTAX.into()),
     }
 }
@@ -90,7 +94,7 @@ pub(super) fn hello(call: &mut Call) -> Outcome {
             name = Some(call.args[at + 1].clone());
             at += 2;
         } else {
-            return Err(format!("ERR Syntax error in HELLO option '{}'", String::from_utf8_lossy(&call.args[at])));
+            return Err(text([b"ERR Syntax error in HELLO option '", shortened(&call.args[at], usize::MAX), b"'"]));
         }
     }
     if let Some(user) = user {
@@ -146,7 +150,7 @@ pub(super) fn client_setinfo(call: &mut Call) -> Outcome {
     if call.is(2, "lib-name") || call.is(2, "lib-ver") {
         Ok(Reply::OK)
     } else {
-        Err(format!("ERR Unrecognized option '{}'", String::from_utf8_lossy(&call.args[2])))
+        Err(text([b"ERR Unrecognized option '", shortened(&call.args[2], usize::MAX), b"'"]))
     }
 }
 
@@ -169,12 +173,12 @@ fn is_of_type(client: &Client, name: &str) -> bool {
     }
 }
 
-fn type_name(word: &[u8]) -> Result<String, String> {
+fn type_name(word: &[u8]) -> Result<String, Text> {
     let name = String::from_utf8_lossy(word).to_ascii_lowercase();
     if ["normal", "pubsub", "master", "replica", "slave"].contains(&name.as_str()) {
         Ok(name)
     } else {
-        Err(format!("ERR Unknown client type '{}'", String::from_utf8_lossy(word)))
+        Err(text([b"ERR Unknown client type '", shortened(word, usize::MAX), b"'"]))
     }
 }
 
@@ -227,7 +231,7 @@ pub(super) fn client_kill(call: &mut Call) -> Outcome {
             Box::new(move |client| client.local.to_string().as_bytes() == value)
         } else if call.is(at, "user") {
             if value != b"default" {
-                return Err(format!("ERR No such user '{}'", String::from_utf8_lossy(value)));
+                return Err(text([b"ERR No such user '", shortened(value, usize::MAX), b"'"]));
             }
             Box::new(|_| true)
         } else if call.is(at, "skipme") && (call.is(at + 1, "yes") || call.is(at + 1, "no")) {

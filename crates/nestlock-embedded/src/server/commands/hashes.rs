@@ -1,7 +1,7 @@
 //! Commands on hashes.
 
 use super::{Call, OVERFLOW, Outcome};
-use crate::server::resp::{Reply, integer};
+use crate::server::resp::{Reply, Text, integer};
 
 fn value(found: Option<&Vec<u8>>) -> Reply {
     found.map_or(Reply::Nil, |value| Reply::bulk(value.as_slice()))
@@ -44,9 +44,9 @@ pub(super) fn hgetall(call: &mut Call) -> Outcome {
     Ok(Reply::Map(pairs.map(|(field, value)| (Reply::bulk(field.as_slice()), Reply::bulk(value.as_slice()))).collect()))
 }
 
-fn set_all(call: &mut Call) -> Result<usize, String> {
+fn set_all(call: &mut Call) -> Result<usize, Text> {
     if call.args.len() % 2 == 1 {
-        return Err(call.wrong_number());
+        return Err(call.wrong_number().into());
     }
     let args = call.args;
     let hash = call.hash_or_new(&args[1])?;

@@ -1,6 +1,6 @@
 //! Commands on keys of any type.
 
-use super::{Call, NOT_AN_INTEGER, Outcome, SYNTAX, glob};
+use super::{Call, NOT_AN_INTEGER, Outcome, SYNTAX, glob, shortened, text};
 use crate::server::resp::{Reply, integer};
 
 pub(super) fn del(call: &mut Call) -> Outcome {
@@ -19,11 +19,19 @@ pub(super) fn type_name(call: &mut Call) -> Outcome {
 
 pub(super) fn keys(call: &mut Call) -> Outcome {
     let keys = call.server.keys.keys(call.db).map(|(key, _)| key);
-    Ok(Reply::list(keys.filter(|key| glob(&call.args[1], key)).map(Reply::bulk)))
+    Ok(Reply::list(keys.filter(|key| names_key(&call.args[1], key)).map(Reply::bulk)))
+}
+
+/// Whether a pattern names a key. `*` names the empty one, too.
+fn names_key(pattern: &[u8], key: &[u8]) -> bool {
+    pattern == b"*" || glob(pattern, key)
 }
 
 pub(super) fn scan(call: &mut Call) -> Outcome {
-    let cursor = std::str::from_utf8(&call.args[1]).ok().and_then(|text| text.parse::<u64>().ok());
+    let cursor = match call.args[1].as_slice() {
+        b"" => Some(0),
+        text => std::str::from_utf8(text).ok().and_then(|text| text.parse::<u64>().ok()),
+    };
     let cursor = cursor.ok_or("ERR invalid cursor")?;
     let (mut count, mut pattern, mut type_name) = (10, None, None);
     let mut at = 2;
@@ -46,7 +54,7 @@ pub(super) fn scan(call: &mut Call) -> Outcome {
     let count = usize::try_from(count).unwrap_or(usize::MAX);
     let (next, found) = call.server.keys.scan(call.db, cursor, count);
     let found = found.into_iter().filter(|(key, value)| {
-        pattern.is_none_or(|pattern| glob(pattern, key))
+        pattern.is_none_or(|pattern| names_key(pattern, key))
             && type_name.is_none_or(|name| name.eq_ignore_ascii_case(value.type_name().as_bytes()))
     });
     Ok(Reply::list([Reply::bulk(next.to_string()), Reply::list(found.map(|(key, _)| Reply::bulk(key)))]))
@@ -111,7 +119,7 @@ fn set_expiry(call: &mut Call, unit: i64, base: i64) -> Outcome {
         } else if call.is(at, "lt") {
             lt = true;
         } else {
-            return Err(format!("ERR Unsupported option {}", super::shortened(&call.args[at], usize::MAX)));
+            return Err(text([b"ERR Unsupported option ", shortened(&call.args[at], usize::MAX)]));
         }
     }
     if nx && (xx || gt || lt) {

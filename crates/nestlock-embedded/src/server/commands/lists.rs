@@ -63,7 +63,7 @@ pub(super) fn rpop(call: &mut Call) -> Outcome {
 
 fn pop(call: &mut Call, end: End) -> Outcome {
     if call.args.len() > 3 {
-        return Err(call.wrong_number());
+        return Err(call.wrong_number().into());
     }
     let count = if call.args.len() == 3 { Some(call.positive(2)?) } else { None };
     let key = &call.args[1];

@@ -24,12 +24,12 @@ use super::{
     Server,
     client::Client,
     keyspace::{Hash, Value},
-    resp::{Protocol, Reply, integer},
+    resp::{Protocol, Reply, Text, integer},
     sorted_set::SortedSet,
 };
 
-/// A reply, or the text of an error that begins with its code.
-pub(crate) type Outcome = Result<Reply, String>;
+/// A reply, or the text of an error.
+pub(crate) type Outcome = Result<Reply, Text>;
 
 pub(crate) const WRONG_TYPE: &str = "WRONGTYPE Operation against a key holding the wrong kind of value";
 pub(crate) const SYNTAX: &str = "ERR syntax error";
@@ -96,10 +96,6 @@ pub(crate) struct Command {
 }
 
 impl Command {
-    pub(crate) fn writes(&self) -> bool {
-        self.flags.has(Flags::WRITE)
-    }
-
     pub(crate) fn is_for_scripts(&self) -> bool {
         !self.flags.has(Flags::NO_SCRIPT)
     }
@@ -108,7 +104,7 @@ impl Command {
         self.flags.has(Flags::SUBSCRIBED)
     }
 
-    /// Whether it waits while writes are paused.
+    /// Whether it writes, or passes messages on: then it waits while writes are paused.
     pub(crate) fn waits_for_writes(&self) -> bool {
         self.flags.has(Flags::WRITE.and(Flags::PAUSED))
     }
@@ -299,15 +295,15 @@ static BY_NAME: LazyLock<HashMap<&'static str, &'static Command>> =
 /// Why a request names no command that could be run.
 pub(crate) enum Unfit {
     /// No such command or subcommand.
-    Unknown(String),
+    Unknown(Text),
     /// Too few or too many words.
-    Arity(String),
+    Arity(Text),
 }
 
 /// The command that a request names, if it has the right number of words.
 pub(crate) fn find(args: &[Vec<u8>]) -> Result<&'static Command, Unfit> {
     let lower = |word: &[u8]| String::from_utf8_lossy(word).to_ascii_lowercase();
-    let unfit = |command: &Command| Unfit::Arity(wrong_number(command.name));
+    let unfit = |command: &Command| Unfit::Arity(wrong_number(command.name).into());
     let Some(command) = BY_NAME.get(lower(&args[0]).as_str()) else { return Err(Unfit::Unknown(unknown(args))) };
     let Run::Container(subcommands) = command.run else {
         return if command.takes(args.len()) { Ok(command) } else { Err(unfit(command)) };
@@ -316,11 +312,10 @@ pub(crate) fn find(args: &[Vec<u8>]) -> Result<&'static Command, Unfit> {
     let name = lower(word);
     let subcommand = subcommands.iter().find(|sub| sub.name.split_once('|').is_some_and(|(_, last)| last == name));
     match subcommand {
-        None => Err(Unfit::Unknown(format!(
-            "ERR unknown subcommand '{}'. Try {} HELP.",
-            shortened(word, 128),
-            command.name.to_ascii_uppercase()
-        ))),
+        None => {
+            let hint = format!("'. Try {} HELP.", command.name.to_ascii_uppercase());
+            Err(Unfit::Unknown(text([b"ERR unknown subcommand '", shortened(word, 128), hint.as_bytes()])))
+        }
         Some(subcommand) if !subcommand.takes(args.len()) => Err(unfit(subcommand)),
         Some(subcommand) => Ok(subcommand),
     }
@@ -330,22 +325,27 @@ fn wrong_number(name: &str) -> String {
     format!("ERR wrong number of arguments for '{name}' command")
 }
 
-fn shortened(word: &[u8], len: usize) -> String {
-    // as C prints a string: to the first NUL
-    let word = word.split(|byte| *byte == 0).next().unwrap_or_default();
-    String::from_utf8_lossy(&word[..word.len().min(len)]).into_owned()
+/// A text with words of a client's in it.
+fn text<const N: usize>(parts: [&[u8]; N]) -> Text {
+    Text(parts.concat().into())
 }
 
-fn unknown(args: &[Vec<u8>]) -> String {
-    let mut beginning = String::new();
+/// As C prints a string: to the first NUL.
+fn shortened(word: &[u8], len: usize) -> &[u8] {
+    let word = word.split(|byte| *byte == 0).next().unwrap_or_default();
+    &word[..word.len().min(len)]
+}
+
+fn unknown(args: &[Vec<u8>]) -> Text {
+    let mut beginning = Vec::new();
     for arg in &args[1..] {
         if beginning.len() >= 128 {
             break;
         }
         let word = shortened(arg, 128 - beginning.len());
-        beginning.extend(["'", &word, "' "]);
+        beginning.extend([b"'", word, b"' "].concat());
     }
-    format!("ERR unknown command '{}', with args beginning with: {beginning}", shortened(&args[0], 128))
+    text([b"ERR unknown command '", shortened(&args[0], 128), b"', with args beginning with: ", &beginning])
 }
 
 /// One run of a command.
@@ -468,17 +468,60 @@ impl Call<'_> {
     }
 }
 
-/// A number as C's `strtod` reads it, but for hexadecimal ones. Neither NaN nor out of range.
+/// A score: a whole text that is a number, neither NaN nor out of range.
 fn float(text: &[u8]) -> Option<f64> {
-    let text = std::str::from_utf8(text).ok()?;
-    let number: f64 = text.parse().ok()?;
-    let spelled_out = text.trim_start_matches(['+', '-']).starts_with(['i', 'I']);
-    let underflow = number == 0.0 && text.split(['e', 'E']).next()?.contains(|digit| ('1'..='9').contains(&digit));
-    if number.is_nan() || underflow || number.is_infinite() && !spelled_out { None } else { Some(number) }
+    if text.is_empty() || text[0].is_ascii_whitespace() {
+        return None;
+    }
+    let number = strtod(text)?;
+    let digits = text.strip_prefix(b"-").or_else(|| text.strip_prefix(b"+")).unwrap_or(text);
+    let spelled_out = digits.first().is_some_and(u8::is_ascii_alphabetic);
+    let mantissa = digits.split(|byte| b"eEpP".contains(byte)).next().unwrap_or_default();
+    let underflow = number == 0.0 && mantissa.iter().any(|digit| (b'1'..=b'9').contains(digit));
+    if underflow || number.is_infinite() && !spelled_out { None } else { Some(number) }
+}
+
+/// A number as C's `strtod` reads it, if nothing is left then. Blanks may stand before it, no text at all is 0, what is
+/// out of range is infinite or 0. Never NaN.
+fn strtod(text: &[u8]) -> Option<f64> {
+    let text = std::str::from_utf8(text).ok()?.trim_start_matches([' ', '\t', '\n', '\u{b}', '\u{c}', '\r']);
+    if text.is_empty() {
+        return Some(0.0);
+    }
+    let (sign, digits) = match text.as_bytes()[0] {
+        b'-' => (-1.0, &text[1..]),
+        b'+' => (1.0, &text[1..]),
+        _ => (1.0, text),
+    };
+    let hexadecimal = digits.strip_prefix("0x").or_else(|| digits.strip_prefix("0X"));
+    let number =
+        hexadecimal.map_or_else(|| digits.parse().ok().filter(|_| !digits.starts_with(['+', '-'])), hex_float)?;
+    Some(sign * number).filter(|number| !number.is_nan())
+}
+
+/// What follows `0x`: digits, perhaps a point, perhaps `p` and a power of two.
+fn hex_float(text: &str) -> Option<f64> {
+    let (mantissa, exponent) = text.split_once(['p', 'P']).unwrap_or((text, "0"));
+    let (whole, fraction) = mantissa.split_once('.').unwrap_or((mantissa, ""));
+    if whole.is_empty() && fraction.is_empty() {
+        return None;
+    }
+    let mut number = 0.0;
+    for digit in whole.chars().chain(fraction.chars()) {
+        number = number * 16.0 + f64::from(digit.to_digit(16)?);
+    }
+    let exponent: i32 = exponent.parse().ok()?;
+    let places = i32::try_from(fraction.len()).ok()?;
+    Some(number * f64::from(exponent.saturating_sub(places.saturating_mul(4))).exp2())
 }
 
 /// Whether a text fits a pattern of Redis: `*`, `?`, `[a-c]`, `[^a]`, `\` before a character.
+///
+/// As in Redis, an empty text fits nothing but an empty pattern.
 pub(crate) fn glob(pattern: &[u8], text: &[u8]) -> bool {
+    if text.is_empty() {
+        return pattern.is_empty();
+    }
     // where the last `*` was, and how much of the text it took: a later `*` never has to undo an earlier one
     let (mut p, mut t) = (0, 0);
     let mut star: Option<(usize, usize)> = None;
@@ -551,7 +594,8 @@ mod tests {
     #[test]
     fn patterns_match_as_in_redis() {
         for (pattern, text, fits) in [
-            ("*", "", true),
+            ("*", "", false),
+            ("", "", true),
             ("a*c", "abbc", true),
             ("a*c", "abcd", false),
             ("a?c", "abc", true),
@@ -579,8 +623,12 @@ mod tests {
         assert_eq!(float(b"1e3"), Some(1000.0));
         assert_eq!(float(b"-inf"), Some(f64::NEG_INFINITY));
         assert_eq!(float(b"+.5"), Some(0.5));
-        for text in ["", " 1", "1 ", "nan", "1e999", "1e-999", "x", "1,5"] {
+        assert_eq!(float(b"0x1.8p1"), Some(3.0));
+        for text in ["", " 1", "1 ", "nan", "1e999", "1e-999", "x", "1,5", "--1", "0x", "1e"] {
             assert_eq!(float(text.as_bytes()), None, "{text}");
+        }
+        for (text, number) in [("", 0.0), (" 1", 1.0), ("1e-400", 0.0), ("-1e400", f64::NEG_INFINITY), ("0x10", 16.0)] {
+            assert_eq!(strtod(text.as_bytes()), Some(number), "{text}");
         }
     }
 }

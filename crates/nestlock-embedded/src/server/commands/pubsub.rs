@@ -2,8 +2,11 @@
 
 use indexmap::IndexSet;
 
-use super::{Call, Outcome, glob};
-use crate::server::{client::Subscriptions, resp::Reply};
+use super::{Call, Outcome, glob, shortened, text};
+use crate::server::{
+    client::Subscriptions,
+    resp::{Reply, Text},
+};
 
 /// The three kinds of subscription.
 #[derive(Clone, Copy)]
@@ -88,19 +91,22 @@ fn confirm(call: &mut Call, word: &'static str, name: Reply, kind: Kind) {
     client.send(&Reply::Push(vec![Reply::bulk(word), name, count]));
 }
 
+fn message_of<const N: usize>(words: [&[u8]; N]) -> Vec<Reply> {
+    words.into_iter().map(Reply::bulk).collect()
+}
+
 pub(super) fn publish(call: &mut Call) -> Outcome {
     let (channel, message) = (&call.args[1], &call.args[2]);
-    let text = |bytes: &[u8]| Reply::bulk(bytes);
     let mut receivers = 0;
     for client in call.server.clients.values_mut() {
         if client.subscriptions.channels.contains(channel) {
-            client.send(&Reply::Push(vec![text(b"message"), text(channel), text(message)]));
+            client.send(&Reply::Push(message_of([b"message", channel, message])));
             receivers += 1;
         }
         let fitting: Vec<_> =
             client.subscriptions.patterns.iter().filter(|pattern| glob(pattern, channel)).cloned().collect();
         for pattern in fitting {
-            client.send(&Reply::Push(vec![text(b"pmessage"), text(&pattern), text(channel), text(message)]));
+            client.send(&Reply::Push(message_of([b"pmessage", &pattern, channel, message])));
             receivers += 1;
         }
     }
@@ -111,8 +117,7 @@ pub(super) fn spublish(call: &mut Call) -> Outcome {
     let (channel, message) = (&call.args[1], &call.args[2]);
     let mut receivers = 0;
     for client in call.server.clients.values_mut().filter(|client| client.subscriptions.shards.contains(channel)) {
-        let words = [b"smessage".as_slice(), channel, message];
-        client.send(&Reply::Push(words.into_iter().map(Reply::bulk).collect()));
+        client.send(&Reply::Push(message_of([b"smessage", channel, message])));
         receivers += 1;
     }
     Ok(Reply::Int(receivers))
@@ -137,9 +142,9 @@ fn names(call: &mut Call, of: fn(&Subscriptions) -> &IndexSet<Vec<u8>>) -> Outco
     Ok(Reply::list(names.iter().filter(fits).map(|name| Reply::bulk(name.as_slice()))))
 }
 
-fn help(call: &Call) -> String {
-    let word = String::from_utf8_lossy(&call.args[1]);
-    format!("ERR unknown subcommand or wrong number of arguments for '{word}'. Try PUBSUB HELP.")
+fn help(call: &Call) -> Text {
+    let word = shortened(&call.args[1], 128);
+    text([b"ERR unknown subcommand or wrong number of arguments for '", word, b"'. Try PUBSUB HELP."])
 }
 
 pub(super) fn numsub(call: &mut Call) -> Outcome {

@@ -1,6 +1,6 @@
 //! Commands on sorted sets.
 
-use super::{Call, Outcome, SYNTAX, float, lists::range};
+use super::{Call, Outcome, SYNTAX, lists::range, strtod};
 use crate::server::{
     resp::Reply,
     sorted_set::{Score, SortedSet},
@@ -206,7 +206,9 @@ impl Bounds {
     fn parse(min: &[u8], max: &[u8]) -> Result<Self, String> {
         let bound = |text: &[u8]| {
             let (text, open) = text.strip_prefix(b"(").map_or((text, false), |rest| (rest, true));
-            float(text).map(|number| (number, open)).ok_or(NO_RANGE)
+            // as C does: to the first NUL
+            let text = text.split(|byte| *byte == 0).next().unwrap_or_default();
+            strtod(text).map(|number| (number, open)).ok_or(NO_RANGE)
         };
         Ok(Self { min: bound(min)?, max: bound(max)? })
     }
@@ -238,21 +240,20 @@ pub(super) fn zrevrangebyscore(call: &mut Call) -> Outcome {
 }
 
 /// ZRANGE and its older forms, whose name says already what the range counts and where it begins.
-fn range_of(call: &mut Call, by_score: Option<bool>, reverse: Option<bool>) -> Outcome {
-    let (mut scores, mut limit) = (false, None);
-    let (mut option_by_score, mut option_reverse) = (false, false);
+fn range_of(call: &mut Call, mut by_score: Option<bool>, mut reverse: Option<bool>) -> Outcome {
+    let (mut scores, mut limit) = (false, (0, -1));
     let mut at = 4;
     while at < call.args.len() {
         let left = call.args.len() - at - 1;
         if call.is(at, "withscores") {
             scores = true;
         } else if call.is(at, "limit") && left >= 2 {
-            limit = Some((call.int(at + 1)?, call.int(at + 2)?));
+            limit = (call.int(at + 1)?, call.int(at + 2)?);
             at += 2;
         } else if reverse.is_none() && call.is(at, "rev") {
-            option_reverse = true;
+            reverse = Some(true);
         } else if by_score.is_none() && call.is(at, "byscore") {
-            option_by_score = true;
+            by_score = Some(true);
         } else if by_score.is_none() && call.is(at, "bylex") {
             return Err("ERR BYLEX is not emulated by nestlock-embedded".into());
         } else {
@@ -260,16 +261,16 @@ fn range_of(call: &mut Call, by_score: Option<bool>, reverse: Option<bool>) -> O
         }
         at += 1;
     }
-    let by_score = by_score.unwrap_or(option_by_score);
-    let reverse = reverse.unwrap_or(option_reverse);
-    if limit.is_some() && !by_score {
+    let (by_score, reverse) = (by_score.unwrap_or(false), reverse.unwrap_or(false));
+    // a limit of -1 is none
+    if limit.1 != -1 && !by_score {
         return Err("ERR syntax error, LIMIT is only supported in combination with either BYSCORE or BYLEX".into());
     }
     let members = if by_score {
         let (min, max) = if reverse { (3, 2) } else { (2, 3) };
         let bounds = Bounds::parse(&call.args[min], &call.args[max])?;
         let set = call.sorted_set(&call.args[1])?;
-        let (skip, count) = limit.unwrap_or((0, -1));
+        let (skip, count) = limit;
         let all = |number: i64| usize::try_from(number).unwrap_or(usize::MAX);
         // a negative offset is past the end, a negative count is no limit
         set.map_or(Vec::new(), |set| pick(bounds.of(set), reverse, all(skip), all(count)))

@@ -32,10 +32,13 @@ fn deadline(call: &Call, at: usize, unit: i64, relative: bool) -> Result<i64, St
 }
 
 /// How an expiry option counts: the number of milliseconds, and whether from now.
-fn expiry_option(call: &Call, at: usize) -> Option<(i64, bool)> {
-    [("ex", (1000, true)), ("px", (1, true)), ("exat", (1000, false)), ("pxat", (1, false))]
-        .into_iter()
-        .find_map(|(name, meaning)| call.is(at, name).then_some(meaning))
+type ExpiryOption = (i64, bool);
+
+/// An expiry option at this place, with its value after it. It may be given again, another one may not.
+fn expiry_option(call: &Call, at: usize, before: Option<(usize, ExpiryOption)>) -> Option<ExpiryOption> {
+    let options = [("ex", (1000, true)), ("px", (1, true)), ("exat", (1000, false)), ("pxat", (1, false))];
+    let (_, option) = options.into_iter().find(|(name, _)| call.is(at, name))?;
+    (at + 1 < call.args.len() && before.is_none_or(|(_, before)| before == option)).then_some(option)
 }
 
 pub(super) fn set(call: &mut Call) -> Outcome {
@@ -50,10 +53,8 @@ pub(super) fn set(call: &mut Call) -> Outcome {
             get = true;
         } else if call.is(at, "keepttl") && expiry.is_none() {
             keep = true;
-        } else if let Some(option) = expiry_option(call, at)
+        } else if let Some(option) = expiry_option(call, at, expiry)
             && !keep
-            && expiry.is_none()
-            && at + 1 < call.args.len()
         {
             at += 1;
             expiry = Some((at, option));
@@ -122,10 +123,8 @@ pub(super) fn getex(call: &mut Call) -> Outcome {
     while at < call.args.len() {
         if call.is(at, "persist") && expiry.is_none() {
             persist = true;
-        } else if let Some(option) = expiry_option(call, at)
+        } else if let Some(option) = expiry_option(call, at, expiry)
             && !persist
-            && expiry.is_none()
-            && at + 1 < call.args.len()
         {
             at += 1;
             expiry = Some((at, option));
@@ -154,7 +153,7 @@ pub(super) fn getex(call: &mut Call) -> Outcome {
 
 pub(super) fn mset(call: &mut Call) -> Outcome {
     if call.args.len().is_multiple_of(2) {
-        return Err(call.wrong_number());
+        return Err(call.wrong_number().into());
     }
     for pair in call.args[1..].chunks_exact(2) {
         replace(call, &pair[0], &pair[1]);
@@ -164,7 +163,7 @@ pub(super) fn mset(call: &mut Call) -> Outcome {
 
 pub(super) fn msetnx(call: &mut Call) -> Outcome {
     if call.args.len().is_multiple_of(2) {
-        return Err(call.wrong_number());
+        return Err(call.wrong_number().into());
     }
     if call.args[1..].chunks_exact(2).any(|pair| call.server.keys.contains(call.db, &pair[0])) {
         return Ok(Reply::Int(0));
