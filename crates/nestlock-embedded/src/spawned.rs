@@ -1,12 +1,10 @@
 //! A real server process of one's own, which ends with the process that started it, however that ends.
 
 use std::{
-    collections::hash_map::RandomState,
     ffi::OsString,
     fs::File,
-    hash::{BuildHasher, Hasher},
     io::{self, BufRead, BufReader, ErrorKind, Read, Seek, SeekFrom, Write},
-    net::{Ipv4Addr, SocketAddr, TcpListener},
+    net::{Ipv4Addr, SocketAddr},
     os::unix::{
         fs::PermissionsExt,
         net::{SocketAddr as SocketPath, UnixStream},
@@ -21,6 +19,8 @@ use std::{
     thread,
     time::{Duration, Instant},
 };
+
+use crate::ports;
 
 /// The variable that names the server program.
 const PROGRAM: &str = "NESTLOCK_SERVER_BIN";
@@ -150,7 +150,7 @@ impl SpawnedServer {
     where
         A: IntoIterator<Item: Into<OsString>>,
     {
-        Self::start_at(args.into_iter().map(Into::into).collect(), free_port)
+        Self::start_at(args.into_iter().map(Into::into).collect(), ports::free)
     }
 
     fn start_at(args: Vec<OsString>, mut port: impl FnMut() -> io::Result<u16>) -> Result<Self, SpawnError> {
@@ -454,7 +454,7 @@ fn find(program: &Path) -> Option<PathBuf> {
 /// The path of a folder that nobody has; the guard makes it, so that it is never left behind.
 fn new_folder() -> io::Result<PathBuf> {
     let folder = std::path::absolute(std::env::temp_dir())?;
-    let folder = folder.join(format!("nestlock-{}-{:016x}", std::process::id(), random()));
+    let folder = folder.join(format!("nestlock-{}-{:016x}", std::process::id(), ports::random()));
     // a path that is too long for a socket is told at once
     SocketPath::from_pathname(socket(&folder))?;
     Ok(folder)
@@ -464,26 +464,9 @@ fn socket(folder: &Path) -> PathBuf {
     folder.join("server.sock")
 }
 
-/// A port that is free for now, below those that systems give to outgoing connections: one of these would have it when
-/// the server wants to come back.
-fn free_port() -> io::Result<u16> {
-    const FIRST: u16 = 16_384;
-    for _ in 0..100 {
-        let port = FIRST + u16::try_from(random() % 16_384).unwrap_or(0);
-        if TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok() {
-            return Ok(port);
-        }
-    }
-    Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port())
-}
-
-fn random() -> u64 {
-    RandomState::new().build_hasher().finish()
-}
-
 #[cfg(test)]
 mod tests {
-    use std::os::unix::net::UnixListener;
+    use std::{net::TcpListener, os::unix::net::UnixListener};
 
     use super::*;
 
@@ -494,7 +477,7 @@ mod tests {
         let mut asked = 0;
         let server = SpawnedServer::start_at(Vec::new(), || {
             asked += 1;
-            if asked <= 2 { Ok(taken()) } else { free_port() }
+            if asked <= 2 { Ok(taken()) } else { ports::free() }
         });
         assert_ne!(server.unwrap().port, taken());
         assert_eq!(asked, 3);
