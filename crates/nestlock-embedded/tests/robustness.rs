@@ -264,7 +264,8 @@ fn a_million_strings_of_nonsense_leave_the_server_as_it_was() {
     println!("{strings} strings in {took:?}, {pings} times PING, the slowest in {slowest:?}: {outcome:?}");
     outcome.judge().unwrap_or_else(|error| panic!("{error}"));
     assert!(outcome.skipped < 1000, "{outcome:?}");
-    assert!(outcome.closed > 50_000 && outcome.opened > outcome.closed, "the attack was tame: {outcome:?}");
+    // how many depends on who is faster: what is written before an end is noticed meets a closed connection
+    assert!(outcome.closed > 10_000 && outcome.opened > outcome.closed, "the attack was tame: {outcome:?}");
     let mut wire = connect(server.addr());
     assert_eq!(wire.call(&["SET", "still", "works"]).expect("an answer"), Value::Simple(b"OK".to_vec()));
     assert_eq!(wire.call(&["EVAL", "return 1", "0"]).expect("an answer"), Value::Int(1));
