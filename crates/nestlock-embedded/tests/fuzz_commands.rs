@@ -6,7 +6,7 @@ mod support;
 
 use support::{
     grammar::{BIG_HASH, COMMANDS, Grammar},
-    play::{Check, Command, Count, Line, Rules, Step, Tally},
+    play::{Check, Command, Line, Rules, Step, Tally},
     resp,
     rng::Rng,
     rounds::{Report, once, play_rounds},
@@ -81,13 +81,12 @@ fn random_commands_are_answered_as_by_redis() {
         (if name.starts_with("EVAL") { lua + count } else { lua }, all + count)
     });
     assert!(lua * 10 > all * 3, "{lua} of {all} commands were scripts");
-    for (name, weight) in COMMANDS.iter().filter(|(_, weight)| *weight > 0) {
-        let Count { accepted, refused, .. } = report.tally.get(&name.to_ascii_uppercase()).cloned().unwrap_or_default();
+    for (name, weight) in COMMANDS.iter().filter(|(name, _)| *name != "QUIT") {
+        let count = report.tally.get(&name.to_ascii_uppercase()).cloned().unwrap_or_default();
         let unknown = ["NOSUCH", "GETT", "", "\u{fc}ber"].contains(name);
-        assert!(
-            refused >= 5 && (unknown || accepted >= 50),
-            "{name} ({weight}): {accepted} accepted, {refused} refused"
-        );
+        // what comes back on lines that listen is not counted
+        let refused = count.refused >= 5 || *weight == 0;
+        assert!(refused && (unknown || count.accepted >= 50), "{name}: {count:?}");
     }
 }
 

@@ -44,29 +44,50 @@ fn empty(addrs: Both<SocketAddr>) {
     });
 }
 
-#[test]
-fn bytes_that_are_no_requests_are_answered_as_by_redis() {
-    let pair = Pair::start();
-    let (mut rng, mut wrong, mut closed) = (Rng::new(1), vec![], 0);
-    let mut grammar = Grammar::new(1);
-    for number in 0..20_000 {
+#[derive(Debug, Default)]
+struct Report {
+    /// Strings that Redis called a violation of the protocol.
+    violations: usize,
+    wrong: Vec<String>,
+}
+
+/// At `spoilt`, one server gets some more than the other.
+fn compare(addrs: Both<SocketAddr>, strings: usize, spoilt: Option<usize>) -> Report {
+    let (mut rng, mut grammar, mut report) = (Rng::new(1), Grammar::new(1), Report::default());
+    for number in 0..strings {
         if number % 1000 == 0 {
             grammar = Grammar::new(rng.next());
-            empty(pair.addrs());
+            empty(addrs);
         }
         let mut bytes = nonsense(&mut rng, &mut grammar, Limits::OfRedis);
         // several at once, or one in two parts that belong together
         if rng.percent(30) {
             bytes.extend(nonsense(&mut rng, &mut grammar, Limits::OfRedis));
         }
-        let said = pair.addrs().map(|addr| answer(addr, &bytes));
-        closed += usize::from(said.real.windows(15).any(|window| window == b"-ERR Protocol e"));
+        if spoilt == Some(number) {
+            answer(addrs.ours, b"\r\nMSET s1 9 s2 9 s3 9\r\n");
+        }
+        let said = addrs.map(|addr| answer(addr, &bytes));
+        report.violations += usize::from(said.real.windows(15).any(|window| window == b"-ERR Protocol e"));
         if said.real != said.ours {
-            wrong.push(format!("{}\n  real: {}\n  ours: {}", quoted(&bytes), quoted(&said.real), quoted(&said.ours)));
+            let said = said.map(|said| quoted(&said));
+            report.wrong.push(format!("{}\n  real: {}\n  ours: {}", quoted(&bytes), said.real, said.ours));
             // what differs now may differ because of this
-            empty(pair.addrs());
+            empty(addrs);
         }
     }
+    report
+}
+
+#[test]
+fn bytes_that_are_no_requests_are_answered_as_by_redis() {
+    let Report { violations, wrong } = compare(Pair::start().addrs(), 20_000, None);
     assert!(wrong.is_empty(), "{} differ:\n{}", wrong.len(), wrong[..wrong.len().min(30)].join("\n"));
-    assert!(closed > 3000, "{closed} were no requests");
+    assert!(violations > 3000, "only {violations} were no requests");
+}
+
+#[test]
+fn a_request_to_one_server_only_is_noticed() {
+    let wrong = compare(Pair::start().addrs(), 1000, Some(100)).wrong;
+    assert!(!wrong.is_empty());
 }

@@ -282,6 +282,9 @@ impl Play {
         };
         let last = commands.len().saturating_sub(1);
         if kind.listens {
+            for command in commands {
+                self.tally.entry(command.name()).or_default().accepted += 1;
+            }
             let heard = said.clone().map(|(values, _)| sorted_messages(&values));
             return match first_difference(&heard) {
                 None if said.real.1.is_none() && said.ours.1.is_none() => Ok(()),
