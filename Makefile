@@ -9,22 +9,23 @@ SUDO     := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 .PHONY: help setup components check package test bench demo ci
 
 help:
-	@echo 'make setup   install redis-server if it is missing'
+	@echo 'make setup   install redis-server if there is no server program'
 	@echo 'make check   format, clippy, docs and packaging, warnings denied'
-	@echo 'make test    setup, then every test'
-	@echo 'make demo    setup, then every example'
+	@echo 'make test    setup, then every test: on a real server, then on the embedded one'
+	@echo 'make demo    every example'
 	@echo 'make bench   setup, then the benchmarks'
 	@echo 'make ci      test, check and demo: what CI runs'
 
 setup:
-	@if command -v redis-server >/dev/null; then \
-		echo "redis-server is there: $$(redis-server --version | cut -d' ' -f1-3)"; \
+	@server=$${NESTLOCK_SERVER_BIN:-$$(command -v redis-server || command -v valkey-server)}; \
+	if [ -n "$$server" ]; then \
+		echo "the server program is $$server: $$("$$server" --version | cut -d' ' -f1-3)"; \
 	elif command -v apt-get >/dev/null; then \
 		$(SUDO) apt-get update && $(SUDO) env DEBIAN_FRONTEND=noninteractive apt-get install -y redis-server; \
 	elif command -v brew >/dev/null; then \
 		brew install redis; \
 	else \
-		echo 'Please install redis-server (Redis 6 or later) and put it on PATH: it is needed by tests and examples.' >&2; \
+		echo 'Please install redis-server (Redis 6 or later) and put it on PATH, or its path into NESTLOCK_SERVER_BIN: tests and benchmarks need it.' >&2; \
 		exit 1; \
 	fi
 
@@ -43,9 +44,10 @@ package:
 	$(CARGO) package --allow-dirty
 
 test: setup
-	$(CARGO) test --workspace $(FEATURES)
+	NESTLOCK_TEST_SERVER=real $(CARGO) test --workspace $(FEATURES)
+	NESTLOCK_TEST_SERVER=embedded $(CARGO) test --workspace $(FEATURES) --test it
 
-demo: setup
+demo:
 	$(CARGO) build --examples $(FEATURES)
 	@set -e; for example in $(EXAMPLES); do \
 		echo "--- $$example"; \

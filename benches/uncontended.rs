@@ -131,7 +131,7 @@ async fn measure(url: &str, runtime: &str, driver: Option<Handle>) {
 }
 
 fn main() {
-    let server = server().expect("a server");
+    let server = server();
     let multi = || Builder::new_multi_thread().enable_all().build().expect("a runtime");
     let single = || Builder::new_current_thread().enable_all().build().expect("a runtime");
     for (name, make) in [("multi-thread", multi as fn() -> Runtime), ("current-thread", single)] {

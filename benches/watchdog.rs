@@ -107,23 +107,23 @@ async fn waiting(client: &LockClient, url: &str) {
 /// Each part in a process of its own: memory that one part has freed must not hide what the next one needs.
 #[tokio::main]
 async fn main() {
-    let server = server().expect("a server");
-    let url = std::env::var("NESTLOCK_URL").unwrap_or_else(|_| server.url().to_owned());
+    let server = server();
+    let url = server.url();
     match std::env::var("NESTLOCK_BENCH_PART").as_deref() {
         Ok(part) => {
-            let bare = bare(&url).await;
-            let client = LockClient::builder().watchdog_timeout(WATCHDOG).connect(&url).await.expect("a client");
+            let bare = bare(url).await;
+            let client = LockClient::builder().watchdog_timeout(WATCHDOG).connect(url).await.expect("a client");
             if part == "held" {
                 held(&client, &bare).await;
             } else {
-                waiting(&client, &url).await;
+                waiting(&client, url).await;
             }
         }
         Err(_) => {
             for part in ["held", "waiting"] {
                 let this = std::env::current_exe().expect("this program");
                 let mut process = std::process::Command::new(this);
-                let status = process.env("NESTLOCK_URL", &url).env("NESTLOCK_BENCH_PART", part).status();
+                let status = process.env("NESTLOCK_URL", url).env("NESTLOCK_BENCH_PART", part).status();
                 assert!(status.expect("a process").success(), "{part}");
             }
         }

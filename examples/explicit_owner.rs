@@ -1,6 +1,6 @@
 //! Who holds a lock, when the calling task is not the answer: named owners, hand-over, and branches of a `join!`.
 //!
-//! Run: `cargo run --example explicit_owner`  (uses `NESTLOCK_URL`, else a private redis-server from PATH)
+//! Run: `cargo run --example explicit_owner`  (uses `NESTLOCK_URL`, else an embedded server)
 #![allow(clippy::print_stdout)]
 
 mod support;

@@ -1,6 +1,6 @@
 //! The lease ends before the work is done: how the holder learns of it, and stops.
 //!
-//! Run: `cargo run --example lost_lease`  (uses `NESTLOCK_URL`, else a private redis-server from PATH)
+//! Run: `cargo run --example lost_lease`  (uses `NESTLOCK_URL`, else an embedded server)
 #![allow(clippy::print_stdout)]
 
 mod support;

@@ -1,6 +1,6 @@
 //! A nested critical section: two functions that each take the same lock, one calls the other.
 //!
-//! Run: `cargo run --example quickstart`  (uses `NESTLOCK_URL`, else a private redis-server from PATH)
+//! Run: `cargo run --example quickstart`  (uses `NESTLOCK_URL`, else an embedded server)
 #![allow(clippy::print_stdout)]
 
 mod support;

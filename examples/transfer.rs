@@ -1,6 +1,6 @@
 //! Four processes move coins by reading, computing and writing back: without the lock coins vanish, with it none does.
 //!
-//! Run: `cargo run --example transfer`  (uses `NESTLOCK_URL`, else a private redis-server from PATH)
+//! Run: `cargo run --example transfer`  (uses `NESTLOCK_URL`, else an embedded server)
 #![allow(clippy::print_stdout)]
 
 mod support;

@@ -1,9 +1,6 @@
 //! What the benches share: a server, a bare fred client beside ours, and figures as ratios of one run.
 #![allow(dead_code, unreachable_pub)]
 
-#[path = "../../examples/support/mod.rs"]
-mod server;
-
 use std::time::Duration;
 
 use fred::{
@@ -11,7 +8,28 @@ use fred::{
     interfaces::ClientLike,
     types::{Builder, config::Config},
 };
-pub(crate) use server::server;
+use nestlock_embedded::SpawnedServer;
+
+/// A real server: the figures are about nothing else.
+pub struct Server {
+    url: String,
+    _ours: Option<SpawnedServer>,
+}
+
+impl Server {
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+}
+
+/// The server that `NESTLOCK_URL` names, else a private one.
+pub fn server() -> Server {
+    if let Some(url) = std::env::var_os("NESTLOCK_URL") {
+        return Server { url: url.into_string().expect("a URL"), _ours: None };
+    }
+    let server = SpawnedServer::start().unwrap_or_else(|error| panic!("{error}"));
+    Server { url: server.url(), _ours: Some(server) }
+}
 
 /// fred as one would use it without nestlock, driven by the caller's runtime.
 pub async fn bare(url: &str) -> Client {

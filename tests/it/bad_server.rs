@@ -30,12 +30,6 @@ fn assert_refused<T: std::fmt::Debug>(outcome: nestlock::Result<T>, wanted: Stor
     }
 }
 
-/// Every key with its value and the time it expires.
-fn snapshot(server: &Server) -> Vec<(String, Reply, i64)> {
-    let expires = |key: &str| server.call(&["PEXPIRETIME", key]).int();
-    server.dump().into_iter().map(|(key, value)| (key.clone(), value, expires(&key))).collect()
-}
-
 // --- somebody's data at the lock's name ---
 
 const DATA: [(&str, &[&str]); 12] = [
@@ -56,6 +50,11 @@ const DATA: [(&str, &[&str]); 12] = [
     ("hash with an empty field", &["HSET", "l", "", ""]),
 ];
 
+/// All of it that the server can have.
+fn data(server: &Server) -> impl Iterator<Item = (&'static str, &'static [&'static str])> {
+    DATA.into_iter().filter(|(what, _)| server.has_type(what))
+}
+
 /// N12, R52, F29, F30: refused with a typed error that names the key; never modified, never deleted.
 #[tokio::test]
 async fn n12_r52_f29_f30_data_at_the_locks_name_is_refused_and_never_touched() {
@@ -63,10 +62,10 @@ async fn n12_r52_f29_f30_data_at_the_locks_name_is_refused_and_never_touched() {
     let client = server.client().await;
     let lock = client.reentrant_lock("l").unwrap();
     let (me, other): (_, OwnerId) = (client.current_owner(), "5b8f1c9e-27d4-4a06-8f55-0c1d2e3f4a5b:1".parse().unwrap());
-    for (what, command) in DATA {
+    for (what, command) in data(&server) {
         server.call(&["DEL", "l"]);
         assert!(!server.call(command).is_error(), "{what}");
-        let before = snapshot(&server);
+        let before = server.dump();
         let is_hash = server.call(&["TYPE", "l"]).text() == "hash";
         let refused = |error: Error| match error {
             Error::WrongLockKind { lock } if is_hash => assert_eq!(lock, "l"),
@@ -87,7 +86,7 @@ async fn n12_r52_f29_f30_data_at_the_locks_name_is_refused_and_never_touched() {
         assert!(!lock.extend(&me, Duration::from_secs(60)).await.unwrap(), "{what}");
         assert!(!lock.extend(&other, Duration::from_secs(60)).await.unwrap(), "{what}");
         client.idle().await;
-        assert_eq!(snapshot(&server), before, "{what}");
+        assert_eq!(server.dump(), before, "{what}");
         assert_eq!((client.stats().holds, client.stats().settling), (0, 0), "{what}");
     }
     server.call(&["DEL", "l"]);
@@ -100,13 +99,13 @@ async fn f29_f30_data_that_appears_under_a_held_lock_is_never_touched() {
     let server = Server::start();
     let client = server.client_with(quick).await;
     let lock = client.reentrant_lock("l").unwrap();
-    for (what, command) in DATA {
+    for (what, command) in data(&server) {
         // found out by the watchdog
         server.call(&["DEL", "l"]);
         let guard = lock.lock().await.unwrap();
         server.call(&["DEL", "l"]);
         assert!(!server.call(command).is_error(), "{what}");
-        let before = snapshot(&server);
+        let before = server.dump();
         let error = soon(guard.lost()).await;
         assert!(matches!(error, Error::Lost { reason: LossReason::TakenOver, .. }), "{what}: {error}");
         assert!(matches!(guard.unlock().await, Err(Error::Lost { .. })), "{what}");
@@ -123,7 +122,7 @@ async fn f29_f30_data_that_appears_under_a_held_lock_is_never_touched() {
             }
             soon(client.idle()).await;
         }
-        let after = snapshot(&server);
+        let after = server.dump();
         // streams and TTLs differ by the clock
         assert_eq!(after.len(), before.len(), "{what}");
         if !what.contains("stream") {
@@ -137,7 +136,7 @@ async fn f29_f30_data_that_appears_under_a_held_lock_is_never_touched() {
 /// R25, F25: nothing is acquired; all that is held is renewed, and released, to the last.
 #[tokio::test]
 async fn r25_f25_h12_without_memory_held_locks_are_renewed_and_released() {
-    let server = Server::start();
+    let server = Server::start_real();
     let client = server.client_with(quick).await;
     let (lock, free) = (client.reentrant_lock("l").unwrap(), client.reentrant_lock("free").unwrap());
     let outer = lock.lock().await.unwrap();
@@ -210,7 +209,7 @@ async fn f26_n4_a_server_that_cannot_save_is_a_typed_error() {
 
 #[tokio::test]
 async fn f26_n4_a_server_without_replicas_is_a_typed_error() {
-    let server = Server::start();
+    let server = Server::start_real();
     let require = |required: bool| {
         server.call(&["CONFIG", "SET", "min-replicas-to-write", if required { "1" } else { "0" }]);
     };
@@ -413,7 +412,7 @@ const APP: [&str; 2] = ["~app:*", "&redisson_lock__channel:{app:*"];
 /// R112, F28: everything works for a user who may do just what the README lists.
 #[tokio::test]
 async fn r112_f28_everything_works_with_the_minimal_permissions() {
-    let server = Server::start();
+    let server = Server::start_real();
     set_user(&server, "locks", &COMMANDS, &APP);
     let a = log_in(&server, "locks", quick(LockClient::builder())).await;
     let b = log_in(&server, "locks", LockClient::builder().poll_cap(Duration::from_secs(600))).await;
@@ -447,7 +446,7 @@ async fn r112_f28_everything_works_with_the_minimal_permissions() {
 /// R112: each of the commands is needed: without it, the server has something to refuse.
 #[tokio::test]
 async fn r112_f28_no_permission_in_the_list_is_superfluous() {
-    let server = Server::start();
+    let server = Server::start_real();
     set_user(&server, "other", &["@all"], &["~*", "&*"]);
     for missing in COMMANDS {
         let rest: Vec<&str> = COMMANDS.iter().copied().filter(|command| *command != missing).collect();
@@ -488,7 +487,7 @@ async fn r112_f28_no_permission_in_the_list_is_superfluous() {
 /// F28: a command that is denied is a typed error, not tried again, and leaves no half of a write.
 #[tokio::test]
 async fn f28_a_denied_command_is_a_typed_error_and_writes_nothing() {
-    let server = Server::start();
+    let server = Server::start_real();
     set_user(&server, "locks", &COMMANDS, &APP);
     let client = log_in(&server, "locks", LockClient::builder()).await;
     let (free, held) = (client.reentrant_lock("app:free").unwrap(), client.reentrant_lock("app:held").unwrap());
@@ -504,13 +503,13 @@ async fn f28_a_denied_command_is_a_typed_error_and_writes_nothing() {
     }
     for command in ["evalsha", "hget", "publish", "hlen", "del"] {
         let guard = held.lock().await.unwrap();
-        let before = snapshot(&server);
+        let before = server.dump();
         denied(&format!("-{command}"));
         assert_refused(soon(guard.unlock()).await, StoreErrorKind::NoPermission);
-        assert_eq!(snapshot(&server), before, "without {command}");
+        assert_eq!(server.dump(), before, "without {command}");
         if command != "hget" {
             assert_refused(soon(held.force_unlock()).await, StoreErrorKind::NoPermission);
-            assert_eq!(snapshot(&server), before, "without {command}");
+            assert_eq!(server.dump(), before, "without {command}");
         }
         soon(client.idle()).await;
         denied(&format!("+{command}"));
@@ -520,9 +519,9 @@ async fn f28_a_denied_command_is_a_typed_error_and_writes_nothing() {
     let guard = held.lock().await.unwrap();
     for command in ["pttl", "pexpire", "hexists"] {
         denied(&format!("-{command}"));
-        let before = snapshot(&server);
+        let before = server.dump();
         assert_refused(soon(guard.extend(Duration::from_secs(600))).await, StoreErrorKind::NoPermission);
-        assert_eq!(snapshot(&server), before, "without {command}");
+        assert_eq!(server.dump(), before, "without {command}");
         denied(&format!("+{command}"));
     }
     guard.extend(Duration::from_secs(600)).await.unwrap();
@@ -532,26 +531,26 @@ async fn f28_a_denied_command_is_a_typed_error_and_writes_nothing() {
 /// F28: the same for keys and channels.
 #[tokio::test]
 async fn f28_r112_a_denied_key_or_channel_is_a_typed_error_and_writes_nothing() {
-    let server = Server::start();
+    let server = Server::start_real();
     set_user(&server, "locks", &COMMANDS, &["~app:*", "~mute:*", "&redisson_lock__channel:{app:*"]);
     let client = log_in(&server, "locks", LockClient::builder()).await;
     let other = client.reentrant_lock("other").unwrap();
     server.call(&["HSET", "other", "0a1b2c3d-1111-4222-8333-444455556666:42", "1"]);
-    let before = snapshot(&server);
+    let before = server.dump();
     assert_refused(soon(other.lock()).await, StoreErrorKind::NoPermission);
     assert_refused(soon(other.force_unlock()).await, StoreErrorKind::NoPermission);
     assert_refused(soon(other.holder()).await, StoreErrorKind::NoPermission);
-    assert_eq!(snapshot(&server), before);
+    assert_eq!(server.dump(), before);
     server.call(&["DEL", "other"]);
 
     // it may write the record, and may not say that it is gone: then it stays until its lease ends
     let mute = client.reentrant_lock("mute:l").unwrap();
     let guard = mute.acquire(AcquireOptions::new().lease(Duration::from_secs(60))).await.unwrap().unwrap();
-    let before = snapshot(&server);
+    let before = server.dump();
     assert_refused(soon(guard.unlock()).await, StoreErrorKind::NoPermission);
     assert_refused(soon(mute.force_unlock()).await, StoreErrorKind::NoPermission);
     soon(client.idle()).await;
-    assert_eq!(snapshot(&server), before);
+    assert_eq!(server.dump(), before);
     // the other locks of this client do not suffer
     client.reentrant_lock("app:l").unwrap().lock().await.unwrap().unlock().await.unwrap();
 }
@@ -565,7 +564,7 @@ fn connections(server: &Server) -> u64 {
 /// R112, F28: who may not listen polls, and everybody else's messages go on.
 #[tokio::test]
 async fn r112_f28_a_denied_subscription_degrades_to_polling_and_spares_the_other_channels() {
-    let server = Server::start();
+    let server = Server::start_real();
     set_user(&server, "locks", &COMMANDS, &["~*", "&redisson_lock__channel:{app:*"]);
     let client = log_in(&server, "locks", LockClient::builder().poll_cap(Duration::from_millis(400))).await;
     let holder = server.client().await;
@@ -611,7 +610,7 @@ async fn r112_f28_a_denied_subscription_degrades_to_polling_and_spares_the_other
 /// the lease covers, and waiters are told again.
 #[tokio::test]
 async fn r93_f41_rotated_credentials_lose_no_lock() {
-    let server = Server::start();
+    let server = Server::start_real();
     server.call(&["ACL", "SETUSER", "locks", "on", ">pw", "~*", "&*", "+@all"]);
     let a = log_in(&server, "locks", LockClient::builder().watchdog_timeout(Duration::from_secs(6))).await;
     let b = log_in(&server, "locks", LockClient::builder().poll_cap(Duration::from_secs(600))).await;

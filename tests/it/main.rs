@@ -1,4 +1,4 @@
-//! The integration tests: one binary, a real server for each test.
+//! The integration tests: one binary, a server for each test, real or embedded.
 #![allow(missing_docs, unreachable_pub, dead_code)]
 #![allow(
     clippy::cast_possible_wrap,

@@ -376,7 +376,7 @@ async fn r28_a_server_busy_with_a_script_costs_nobody_the_lock() {
 /// R102: the server turns into a replica and back while sixteen tasks work.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn r102_a_server_demoted_for_a_while_under_load_is_not_seen_by_callers_that_wait() {
-    let server = Server::start();
+    let server = Server::start_real();
     let client = LockClient::connect(server.url()).await.unwrap();
     let demoted = Arc::new(std::sync::atomic::AtomicUsize::new(0));
     let tasks: Vec<_> = (0..16)

@@ -142,7 +142,7 @@ async fn r85_a_release_between_the_try_and_joining_an_old_subscription_is_not_mi
 
 #[tokio::test]
 async fn r86_a_refused_subscription_costs_time_and_spoils_nothing() {
-    let server = Server::start();
+    let server = Server::start_real();
     let user = |channels: &str| {
         let reply = server.call(&["ACL", "SETUSER", "u", "on", ">p", "~*", "+@all", "resetchannels", channels]);
         assert!(!reply.is_error(), "{reply:?}");
@@ -308,7 +308,7 @@ async fn f19_waiters_hand_over_while_subscriptions_break() {
 
 #[tokio::test]
 async fn f18_without_any_messages_a_lock_changes_hands_within_the_poll_cap() {
-    let server = Server::start();
+    let server = Server::start_real();
     server.call(&["ACL", "SETUSER", "u", "on", ">p", "~*", "+@all", "resetchannels"]);
     let url = format!("redis://u:p@{}", server.addr());
     let poll_cap = Duration::from_millis(300);
@@ -336,7 +336,7 @@ async fn f18_without_any_messages_a_lock_changes_hands_within_the_poll_cap() {
 
 #[tokio::test]
 async fn r86_a_refused_subscription_does_not_make_connections_again_and_again() {
-    let server = Server::start();
+    let server = Server::start_real();
     server.call(&["ACL", "SETUSER", "u", "on", ">p", "~*", "+@all", "resetchannels", "&*{good}"]);
     let proxy = Proxy::start(&server);
     let url = proxy.url().replace("redis://", "redis://u:p@");

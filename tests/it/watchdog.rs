@@ -477,7 +477,7 @@ async fn f6_a_server_that_hangs_for_less_than_the_lease_costs_nothing() {
 
 #[tokio::test]
 async fn f28_renewals_that_are_forbidden_end_in_a_loss_that_is_known_in_time() {
-    let server = Server::start();
+    let server = Server::start_real();
     let rights = |rights: &[&str]| {
         let reply = server.call(&[&["ACL", "SETUSER", "u", "on", ">p", "~*", "allchannels"], rights].concat());
         assert!(!reply.is_error(), "{reply:?}");

@@ -59,7 +59,7 @@ impl Redisson {
 }
 
 fn keys(server: &Server) -> Vec<String> {
-    server.dump().into_iter().map(|(key, _)| key).collect()
+    server.dump().into_iter().map(|(key, ..)| key).collect()
 }
 
 /// A client that looks for itself so rarely that only a message can wake its waiters in a test's time.

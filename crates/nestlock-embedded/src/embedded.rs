@@ -54,15 +54,18 @@ impl EmbeddedServer {
     /// # Errors
     /// No port, no thread, or no memory.
     pub fn start() -> io::Result<Self> {
-        Self::start_on(0)
+        Self::run(crate::ports::listen()?)
     }
 
-    /// Starts a server at the given port of `127.0.0.1`, to come back after an outage for example. 0 is any free port.
+    /// Starts a server at the given port of `127.0.0.1`, to come back after an outage for example.
     ///
     /// # Errors
     /// The port is taken; or no thread, or no memory.
     pub fn start_on(port: u16) -> io::Result<Self> {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port))?;
+        Self::run(TcpListener::bind((Ipv4Addr::LOCALHOST, port))?)
+    }
+
+    fn run(listener: TcpListener) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
         let addr = listener.local_addr()?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;

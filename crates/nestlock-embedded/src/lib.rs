@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 
 mod embedded;
+mod ports;
 mod server;
 #[cfg(unix)]
 mod spawned;

@@ -1,12 +1,10 @@
 //! A real server process of one's own, which ends with the process that started it, however that ends.
 
 use std::{
-    collections::hash_map::RandomState,
     ffi::OsString,
     fs::File,
-    hash::{BuildHasher, Hasher},
     io::{self, BufRead, BufReader, ErrorKind, Read, Seek, SeekFrom, Write},
-    net::{Ipv4Addr, SocketAddr, TcpListener},
+    net::{Ipv4Addr, SocketAddr},
     os::unix::{
         fs::PermissionsExt,
         net::{SocketAddr as SocketPath, UnixStream},
@@ -21,6 +19,8 @@ use std::{
     thread,
     time::{Duration, Instant},
 };
+
+use crate::ports;
 
 /// The variable that names the server program.
 const PROGRAM: &str = "NESTLOCK_SERVER_BIN";
@@ -133,20 +133,24 @@ pub struct SpawnedServer {
 impl SpawnedServer {
     /// Starts a server and waits until it answers: some 10 ms.
     ///
-    /// [`SpawnError::NotFound`] if there is no server program; all others say why it does not run.
+    /// # Errors
+    /// [`SpawnError::NotFound`]: there is no server program. All others say why it does not run.
     pub fn start() -> Result<Self, SpawnError> {
         Self::start_with::<[OsString; 0]>([])
     }
 
     /// Starts a server with further command line arguments: `["--maxmemory", "1mb"]`.
     ///
-    /// They may not change the port, the unix socket or the log file. Errors are those of [`SpawnedServer::start`]; an
-    /// argument that the server does not know is [`SpawnError::Ended`], with what the server says of it.
+    /// They may not change the port, the unix socket or the log file.
+    ///
+    /// # Errors
+    /// Those of [`SpawnedServer::start`]. An argument that the server does not know is [`SpawnError::Ended`], with what
+    /// the server says of it.
     pub fn start_with<A>(args: A) -> Result<Self, SpawnError>
     where
         A: IntoIterator<Item: Into<OsString>>,
     {
-        Self::start_at(args.into_iter().map(Into::into).collect(), free_port)
+        Self::start_at(args.into_iter().map(Into::into).collect(), ports::free)
     }
 
     fn start_at(args: Vec<OsString>, mut port: impl FnMut() -> io::Result<u16>) -> Result<Self, SpawnError> {
@@ -194,15 +198,19 @@ impl SpawnedServer {
 
     /// Kills the server (SIGKILL) and waits for its end. What it has written stays; see [`SpawnedServer::restart`].
     ///
-    /// Does nothing if the server has ended. Fails only if somebody has ended the shell that guards it.
+    /// Does nothing if the server has ended.
+    ///
+    /// # Errors
+    /// Somebody has ended the shell that guards it.
     pub fn kill(&self) -> io::Result<()> {
         self.guard().order("KILL")
     }
 
     /// Starts the server again, on the same port and folder and with the same arguments; kills it first if it runs.
     ///
-    /// Errors are those of [`SpawnedServer::start`]. [`SpawnError::Ended`] also means that somebody else has taken the
-    /// port meanwhile, and keeps it.
+    /// # Errors
+    /// Those of [`SpawnedServer::start`]. [`SpawnError::Ended`] also means that somebody else has taken the port
+    /// meanwhile, and keeps it: then try again later.
     pub fn restart(&self) -> Result<(), SpawnError> {
         let mut guard = self.guard();
         guard.order("KILL")?;
@@ -220,14 +228,16 @@ impl SpawnedServer {
 
     /// Stops the server (SIGSTOP): it hangs, and its connections stay open. [`SpawnedServer::cont`] lets it go on.
     ///
-    /// Fails if the server has ended.
+    /// # Errors
+    /// The server has ended.
     pub fn stop(&self) -> io::Result<()> {
         self.guard().order("STOP")
     }
 
     /// Lets a stopped server go on (SIGCONT).
     ///
-    /// Fails if the server has ended.
+    /// # Errors
+    /// The server has ended.
     pub fn cont(&self) -> io::Result<()> {
         self.guard().order("CONT")
     }
@@ -444,7 +454,7 @@ fn find(program: &Path) -> Option<PathBuf> {
 /// The path of a folder that nobody has; the guard makes it, so that it is never left behind.
 fn new_folder() -> io::Result<PathBuf> {
     let folder = std::path::absolute(std::env::temp_dir())?;
-    let folder = folder.join(format!("nestlock-{}-{:016x}", std::process::id(), random()));
+    let folder = folder.join(format!("nestlock-{}-{:016x}", std::process::id(), ports::random()));
     // a path that is too long for a socket is told at once
     SocketPath::from_pathname(socket(&folder))?;
     Ok(folder)
@@ -454,26 +464,9 @@ fn socket(folder: &Path) -> PathBuf {
     folder.join("server.sock")
 }
 
-/// A port that is free for now, below those that systems give to outgoing connections: one of these would have it when
-/// the server wants to come back.
-fn free_port() -> io::Result<u16> {
-    const FIRST: u16 = 16_384;
-    for _ in 0..100 {
-        let port = FIRST + u16::try_from(random() % 16_384).unwrap_or(0);
-        if TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok() {
-            return Ok(port);
-        }
-    }
-    Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port())
-}
-
-fn random() -> u64 {
-    RandomState::new().build_hasher().finish()
-}
-
 #[cfg(test)]
 mod tests {
-    use std::os::unix::net::UnixListener;
+    use std::{net::TcpListener, os::unix::net::UnixListener};
 
     use super::*;
 
@@ -484,7 +477,7 @@ mod tests {
         let mut asked = 0;
         let server = SpawnedServer::start_at(Vec::new(), || {
             asked += 1;
-            if asked <= 2 { Ok(taken()) } else { free_port() }
+            if asked <= 2 { Ok(taken()) } else { ports::free() }
         });
         assert_ne!(server.unwrap().port, taken());
         assert_eq!(asked, 3);
@@ -576,6 +569,35 @@ mod tests {
             }
         }
         assert!(shells >= 4, "{shells}");
+    }
+
+    /// A server holds its output until it ends. What has let go of it counts as gone, even if it is not, as here.
+    #[test]
+    fn what_is_gone_gets_no_signal() {
+        let folder = new_folder().unwrap();
+        let mut command = Command::new("/bin/sh");
+        command.args(["-c", GUARD, "sh"]).arg(&folder).arg("yes");
+        command.args(["/bin/sh", "-c", "exec >/dev/null 2>&1; exec sleep 60"]).process_group(0);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let (mut guard, ended) = Guard::spawn(command).unwrap();
+        let line = guard.answer().unwrap();
+        let pid = line.strip_prefix("pid ").unwrap();
+        ended.recv_timeout(PATIENCE).unwrap();
+        for order in ["STOP", "CONT"] {
+            assert_eq!(guard.order(order).unwrap_err().kind(), ErrorKind::NotFound);
+        }
+        guard.order("KILL").unwrap();
+        let lives = || Command::new("kill").args(["-0", pid]).stderr(Stdio::null()).status().unwrap().success();
+        assert!(lives());
+        // but nobody of the guard's group is left
+        drop(guard);
+        let start = Instant::now();
+        while lives() && start.elapsed() < PATIENCE {
+            thread::sleep(PAUSE);
+        }
+        // in some containers nobody collects the dead
+        let state = Command::new("ps").args(["-o", "stat=", "-p", pid]).output().unwrap();
+        assert!(state.stdout.is_empty() || state.stdout.starts_with(b"Z"));
     }
 
     fn read_soon(path: &Path) -> String {

@@ -1,4 +1,4 @@
-//! What tests are made of: real servers, a proxy that misbehaves on order, child processes.
+//! What tests are made of: servers, a proxy that misbehaves on order, child processes.
 
 pub mod child;
 pub mod proxy;

@@ -1,103 +1,133 @@
-//! A real `redis-server` for one test: own port and folder, ended when dropped.
+//! A server for one test, ended when dropped: a real one, or the embedded one.
 
 use std::{
-    net::{Ipv4Addr, SocketAddr, TcpListener},
-    process::{Child, Command, Stdio},
-    sync::Mutex,
+    io::ErrorKind,
+    net::SocketAddr,
+    path::PathBuf,
+    sync::{Mutex, MutexGuard},
+    thread::sleep,
     time::{Duration, Instant},
 };
 
 use nestlock::{LockClient, LockClientBuilder};
-use tempfile::TempDir;
+use nestlock_embedded::{EmbeddedServer, SpawnedServer};
 
 use super::wire::{Reply, Wire};
 
-/// A server process.
+/// Which kind [`Server::start`] starts: `real`, the default, or `embedded`.
+const KIND: &str = "NESTLOCK_TEST_SERVER";
+/// How long a port may be away when a server wants it back.
+const PORT_PATIENCE: Duration = Duration::from_secs(5);
+
+/// A server.
 #[derive(Debug)]
 pub struct Server {
-    port: u16,
-    folder: TempDir,
-    args: Vec<String>,
-    process: Mutex<Option<Child>>,
+    addr: SocketAddr,
+    kind: Kind,
+}
+
+#[derive(Debug)]
+enum Kind {
+    Real(SpawnedServer),
+    /// Empty while it is killed.
+    Embedded(Mutex<Option<EmbeddedServer>>),
+}
+
+/// Whether the embedded server is asked for.
+fn embedded(kind: Option<&str>) -> bool {
+    match kind {
+        None | Some("real") => false,
+        Some("embedded") => true,
+        Some(other) => panic!("{KIND} is {other:?}: there is `real` and `embedded`"),
+    }
 }
 
 impl Server {
-    /// Starts a server without persistence.
+    /// Starts a server of the kind that `NESTLOCK_TEST_SERVER` names.
     pub fn start() -> Self {
+        if !embedded(std::env::var(KIND).ok().as_deref()) {
+            return Self::start_real();
+        }
+        let server = EmbeddedServer::start().expect("an embedded server");
+        Self { addr: server.addr(), kind: Kind::Embedded(Mutex::new(Some(server))) }
+    }
+
+    /// Starts a real server, for what the embedded one does not have: users, passwords, persistence, replicas, limits
+    /// of memory and buffers, scripts that take long, other sockets.
+    pub fn start_real() -> Self {
         Self::start_with(&[])
     }
 
-    /// Starts a server with further command line arguments (`--maxmemory`, `1mb`, ...).
+    /// Starts a real server with further command line arguments (`--maxmemory`, `1mb`, ...).
     pub fn start_with(args: &[&str]) -> Self {
-        let folder = tempfile::tempdir().expect("a folder");
-        let args = args.iter().map(ToString::to_string).collect();
-        let mut server = Self { port: 0, folder, args, process: Mutex::new(None) };
-        for _ in 0..20 {
-            server.port = free_port();
-            if server.try_boot() {
-                return server;
-            }
-        }
-        panic!("cannot start redis-server; `make setup` installs it");
+        let server = SpawnedServer::start_with(args).unwrap_or_else(|error| panic!("{error}"));
+        Self { addr: server.addr(), kind: Kind::Real(server) }
     }
 
-    fn try_boot(&self) -> bool {
-        let mut child = Command::new("redis-server")
-            .args(["--bind", "127.0.0.1", "--port", &self.port.to_string()])
-            .args(["--save", "", "--loglevel", "warning", "--enable-debug-command", "yes"])
-            .arg("--dir")
-            .arg(self.folder.path())
-            .args(&self.args)
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .expect("redis-server on PATH; `make setup` installs it");
-        let start = Instant::now();
-        loop {
-            let answers = Wire::connect(self.addr()).and_then(|mut wire| wire.call(&["PING"]));
-            // any answer will do: it may want a password, or be loading
-            if answers.is_ok_and(|reply| !reply.text().starts_with("LOADING")) {
-                *self.process.lock().unwrap() = Some(child);
-                return true;
-            }
-            if child.try_wait().expect("a child").is_some() {
-                return false; // somebody else took the port
-            }
-            assert!(start.elapsed() < Duration::from_secs(30), "redis-server does not answer");
-            std::thread::sleep(Duration::from_millis(2));
-        }
+    /// Whether this is a real server.
+    pub fn is_real(&self) -> bool {
+        matches!(self.kind, Kind::Real(_))
     }
 
-    /// Starts the server again after [`Server::kill`], on the same port and folder.
-    pub fn restart(&self) {
-        assert!(self.try_boot(), "cannot start redis-server again on port {}", self.port);
+    /// Whether keys of this type can be made: the embedded server has neither sets nor streams.
+    pub fn has_type(&self, name: &str) -> bool {
+        self.is_real() || !["set", "stream"].contains(&name)
     }
 
-    /// SIGKILL.
+    /// SIGKILL, or as if.
     pub fn kill(&self) {
-        if let Some(mut child) = self.process.lock().unwrap().take() {
-            child.kill().expect("a child to kill");
-            child.wait().expect("its end");
+        match &self.kind {
+            Kind::Real(server) => server.kill().expect("a server to kill"),
+            Kind::Embedded(server) => drop(lock(server).take()),
         }
     }
 
-    /// SIGSTOP: the server hangs, its sockets stay open.
+    /// Starts the server again after [`Server::kill`], on the same port; a real one in the same folder.
+    pub fn restart(&self) {
+        match &self.kind {
+            Kind::Real(server) => server.restart().unwrap_or_else(|error| panic!("{error}")),
+            Kind::Embedded(server) => {
+                let (mut server, start) = (lock(server), Instant::now());
+                *server = None;
+                *server = Some(loop {
+                    match EmbeddedServer::start_on(self.addr.port()) {
+                        // a client that comes back can hold the port for a moment
+                        Err(error) if error.kind() == ErrorKind::AddrInUse && start.elapsed() < PORT_PATIENCE => {
+                            sleep(Duration::from_millis(20));
+                        }
+                        outcome => break outcome.expect("an embedded server again"),
+                    }
+                });
+            }
+        }
+    }
+
+    /// SIGSTOP, or as if: the server hangs, its sockets stay open.
     pub fn stop(&self) {
-        self.signal(libc::SIGSTOP);
+        match &self.kind {
+            Kind::Real(server) => server.stop().expect("a running server"),
+            Kind::Embedded(server) => lock(server).as_ref().expect("a running server").pause(),
+        }
     }
 
-    /// SIGCONT.
+    /// SIGCONT, or as if.
     pub fn cont(&self) {
-        self.signal(libc::SIGCONT);
-    }
-
-    fn signal(&self, signal: i32) {
-        let pid = self.process.lock().unwrap().as_ref().expect("a running server").id();
-        super::child::signal(pid, signal);
+        match &self.kind {
+            Kind::Real(server) => server.cont().expect("a running server"),
+            Kind::Embedded(server) => lock(server).as_ref().expect("a running server").resume(),
+        }
     }
 
     pub fn addr(&self) -> SocketAddr {
-        (Ipv4Addr::LOCALHOST, self.port).into()
+        self.addr
+    }
+
+    /// The unix socket of a real server.
+    pub fn socket(&self) -> PathBuf {
+        match &self.kind {
+            Kind::Real(server) => server.socket(),
+            Kind::Embedded(_) => panic!("the embedded server has no unix socket"),
+        }
     }
 
     pub fn url(&self) -> String {
@@ -142,16 +172,36 @@ impl Server {
         self.call(&["EXISTS", key]).int() == 1
     }
 
-    /// Every key and its serialized value: equal before and after means that nothing was written.
-    pub fn dump(&self) -> Vec<(String, Reply)> {
+    /// Every key, its value, and when it expires: equal before and after means that nothing was written.
+    pub fn dump(&self) -> Vec<(String, Reply, i64)> {
         let mut wire = self.wire();
-        let mut keys: Vec<String> =
-            wire.call(&["KEYS", "*"]).unwrap().list().iter().map(|key| key.text().to_owned()).collect();
+        let mut call = |parts: &[&str]| wire.call(parts).unwrap();
+        let mut keys: Vec<String> = call(&["KEYS", "*"]).list().iter().map(|key| key.text().to_owned()).collect();
         keys.sort();
         keys.into_iter()
             .map(|key| {
-                let value = wire.call(&["DUMP", &key]).unwrap();
-                (key, value)
+                let kind = call(&["TYPE", &key]);
+                let value = match kind.text() {
+                    "string" => call(&["GET", &key]),
+                    "hash" => {
+                        let mut fields: Vec<_> = call(&["HGETALL", &key]).list().chunks(2).map(<[_]>::to_vec).collect();
+                        fields.sort();
+                        Reply::List(fields.concat())
+                    }
+                    "list" => call(&["LRANGE", &key, "0", "-1"]),
+                    "set" => {
+                        let mut members = call(&["SMEMBERS", &key]).list().to_vec();
+                        members.sort();
+                        Reply::List(members)
+                    }
+                    "zset" => call(&["ZRANGE", &key, "0", "-1", "WITHSCORES"]),
+                    "stream" => call(&["XRANGE", &key, "-", "+"]),
+                    // it has expired meanwhile
+                    "none" => Reply::Nil,
+                    other => panic!("{key}: a {other}"),
+                };
+                let expires = call(&["PEXPIRETIME", &key]).int();
+                (key, Reply::List(vec![kind, value]), expires)
             })
             .collect()
     }
@@ -175,12 +225,79 @@ impl Server {
     }
 }
 
-impl Drop for Server {
-    fn drop(&mut self) {
-        self.kill();
+fn lock(server: &Mutex<Option<EmbeddedServer>>) -> MutexGuard<'_, Option<EmbeddedServer>> {
+    server.lock().expect("nobody panicked with it")
+}
+
+#[test]
+fn the_kind_of_server_is_one_of_two() {
+    assert_eq!([None, Some("real"), Some("embedded")].map(embedded), [false, false, true]);
+    for other in ["", "Embedded", "redis"] {
+        assert!(std::panic::catch_unwind(|| embedded(Some(other))).is_err(), "{other:?}");
     }
 }
 
-fn free_port() -> u16 {
-    TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port").local_addr().expect("its number").port()
+#[test]
+fn a_dump_shows_every_value_and_its_end() {
+    let server = Server::start();
+    let commands: [&[&str]; 7] = [
+        &["SET", "string", "s"],
+        &["HSET", "hash", "b", "2", "a", "1"],
+        &["RPUSH", "list", "b", "a"],
+        &["SADD", "set", "b", "a"],
+        &["ZADD", "zset", "2", "a", "1.5", "b"],
+        &["SET", "brief", "s"],
+        &["PEXPIREAT", "brief", "9000000000000"],
+    ];
+    let has = |key: &&str| server.has_type(key);
+    for command in commands.into_iter().filter(|command| has(&command[1])) {
+        assert!(!server.call(command).is_error(), "{command:?}");
+    }
+    let text = |text: &str| Reply::Text(text.into());
+    let list = |parts: &[&str]| Reply::List(parts.iter().copied().map(text).collect());
+    let entry = |key: &str, kind: &str, value: Reply, expires: i64| {
+        (key.to_owned(), Reply::List(vec![text(kind), value]), expires)
+    };
+    let wanted = [
+        entry("brief", "string", text("s"), 9_000_000_000_000),
+        entry("hash", "hash", list(&["a", "1", "b", "2"]), -1),
+        entry("list", "list", list(&["b", "a"]), -1),
+        entry("set", "set", list(&["a", "b"]), -1),
+        entry("string", "string", text("s"), -1),
+        entry("zset", "zset", list(&["b", "1.5", "a", "2"]), -1),
+    ];
+    let wanted: Vec<_> = wanted.into_iter().filter(|(key, ..)| has(&&**key)).collect();
+    assert_eq!(server.dump(), wanted);
+}
+
+/// Of either kind: tests of outages rely on it.
+#[test]
+fn a_server_goes_away_comes_back_and_hangs_on_order() {
+    let server = Server::start();
+    let (addr, mut wire) = (server.addr(), server.wire());
+    for _ in 0..3 {
+        assert_eq!(wire.call(&["SET", "k", "v"]).unwrap().text(), "OK");
+        server.kill();
+        assert!(wire.call(&["PING"]).is_err(), "the connection is closed");
+        assert!(Wire::connect(addr).is_err(), "the port is closed");
+        server.kill();
+        server.restart();
+        assert_eq!(server.addr(), addr);
+        wire = server.wire();
+        assert_eq!(wire.call(&["GET", "k"]).unwrap(), Reply::Nil);
+    }
+    server.stop();
+    wire.limit(Duration::from_millis(200));
+    assert!(wire.call(&["PING"]).is_err(), "answered while it hangs");
+    // others can connect, and wait
+    let mut other = server.wire();
+    other.send(&["ECHO", "late"]).unwrap();
+    server.cont();
+    wire.limit(Duration::from_secs(30));
+    assert_eq!(wire.read().unwrap().text(), "PONG");
+    assert_eq!(other.read().unwrap().text(), "late");
+    // one that hangs ends as any other
+    server.stop();
+    server.kill();
+    assert!(Wire::connect(addr).is_err());
 }

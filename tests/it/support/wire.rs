@@ -7,7 +7,7 @@ use std::{
 };
 
 /// An answer of the server.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Reply {
     Nil,
     Int(i64),
@@ -55,6 +55,11 @@ impl Wire {
         stream.set_nodelay(true)?;
         stream.set_read_timeout(Some(Duration::from_secs(30)))?;
         Ok(Self { stream: BufReader::new(stream) })
+    }
+
+    /// Answers must come within this time: 30 s, if nothing else was said.
+    pub fn limit(&self, limit: Duration) {
+        self.stream.get_ref().set_read_timeout(Some(limit)).expect("a time");
     }
 
     /// Sends a command and reads its answer.

@@ -6,8 +6,8 @@ use tokio::net::{TcpListener, TcpStream};
 
 use super::{
     Engine,
-    client::Fate,
-    resp::{MAX_REQUEST, Parser, Reply},
+    client::{Client, Fate},
+    resp::{MAX_REQUEST, Parser, Reply, Text},
 };
 
 /// A client that has more than this to read is not listened to until it does.
@@ -57,6 +57,8 @@ impl Connection {
         let mut held = None;
         loop {
             let mut timer = self.execute_waiting(&mut held);
+            let full = |client: &mut Client| client.output.len() >= ENOUGH_OUTPUT;
+            let was_full = self.engine.with_client(self.id, full) == Some(true);
             self.write()?;
             let (fate, unwritten, blocked) = self
                 .engine
@@ -64,6 +66,10 @@ impl Connection {
                 .unwrap_or((Fate::Ended, 0, false));
             if fate == Fate::Ended || fate == Fate::Ending && unwritten == 0 {
                 return Ok(());
+            }
+            // requests that were put off because of that: nothing else would come to wake this task
+            if was_full && unwritten < ENOUGH_OUTPUT {
+                continue;
             }
             if blocked {
                 timer = self.engine.time_left(self.id);
@@ -104,7 +110,7 @@ impl Connection {
                 Ok(None) => return None,
                 Err(text) => {
                     self.engine.with_client(self.id, |client| {
-                        client.send(&Reply::Error(format!("ERR {text}").into()));
+                        client.send(&Reply::Error(Text([b"ERR ", &text.0[..]].concat().into())));
                         client.end(Fate::Ending);
                     });
                     return None;

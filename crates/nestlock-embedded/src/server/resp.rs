@@ -46,7 +46,7 @@ impl Parser {
     }
 
     /// The next whole request. An error is a violation of the protocol: the connection has to end.
-    pub(crate) fn next(&mut self) -> Result<Option<Request>, String> {
+    pub(crate) fn next(&mut self) -> Result<Option<Request>, Text> {
         loop {
             if self.missing == 0 {
                 match self.begin()? {
@@ -66,7 +66,7 @@ impl Parser {
         }
     }
 
-    fn begin(&mut self) -> Result<Begin, String> {
+    fn begin(&mut self) -> Result<Begin, Text> {
         if self.input.get(self.at).is_none() {
             return Ok(Begin::More);
         }
@@ -80,8 +80,10 @@ impl Parser {
             self.missing = count;
             return Ok(Begin::Args);
         }
-        // an inline request ends with a line feed alone
-        let Some(len) = self.input[self.at..].iter().position(|byte| *byte == b'\n') else {
+        // an inline request ends with a line feed alone; behind a NUL, C does not look for one
+        let waiting = &self.input[self.at..];
+        let end = waiting.iter().position(|byte| matches!(byte, b'\n' | 0));
+        let Some(len) = end.filter(|end| waiting[*end] == b'\n') else {
             return if self.waiting() > MAX_LINE {
                 Err("Protocol error: too big inline request".into())
             } else {
@@ -95,12 +97,12 @@ impl Parser {
         Ok(if words.is_empty() { Begin::Nothing } else { Begin::Inline(words) })
     }
 
-    fn argument(&mut self) -> Result<Option<Vec<u8>>, String> {
+    fn argument(&mut self) -> Result<Option<Vec<u8>>, Text> {
         let start = self.at;
         let Some(line) = self.line("too big bulk count string")? else { return Ok(None) };
         if line.first() != Some(&b'$') {
             let found = line.first().copied().unwrap_or(b'\r');
-            return Err(format!("Protocol error: expected '$', got '{}'", char::from(found)));
+            return Err(Text([b"Protocol error: expected '$', got '", &[found][..], b"'"].concat().into()));
         }
         let max = i64::try_from(MAX_REQUEST).unwrap_or(i64::MAX);
         let len = integer(&line[1..]).filter(|len| (0..=max).contains(len));
@@ -119,10 +121,11 @@ impl Parser {
     }
 
     /// The next line, without its end.
-    fn line(&mut self, too_long: &str) -> Result<Option<Vec<u8>>, String> {
+    fn line(&mut self, too_long: &str) -> Result<Option<Vec<u8>>, Text> {
         let waiting = &self.input[self.at..];
-        let Some(len) = waiting.iter().take(MAX_LINE + 1).position(|byte| *byte == b'\r') else {
-            return if waiting.len() > MAX_LINE { Err(format!("Protocol error: {too_long}")) } else { Ok(None) };
+        let end = waiting.iter().take(MAX_LINE + 1).position(|byte| matches!(byte, b'\r' | 0));
+        let Some(len) = end.filter(|end| waiting[*end] == b'\r') else {
+            return if waiting.len() > MAX_LINE { Err(format!("Protocol error: {too_long}").into()) } else { Ok(None) };
         };
         if waiting.len() < len + 2 {
             return Ok(None);
@@ -154,6 +157,8 @@ pub(crate) fn integer(text: &[u8]) -> Option<i64> {
 /// The words of an inline request; `None` if its quotes do not match.
 fn words(line: &[u8]) -> Option<Request> {
     let is_space = |byte: u8| byte.is_ascii_whitespace() || byte == 0x0b;
+    // not all of them end a word
+    let ends_word = |byte: u8| b" \n\r\t".contains(&byte);
     let mut words = Vec::new();
     let mut rest = line.iter().copied().peekable();
     loop {
@@ -170,7 +175,7 @@ fn words(line: &[u8]) -> Option<Request> {
                     words.push(word);
                     return Some(words);
                 }
-                Some(byte) if is_space(byte) => break,
+                Some(byte) if ends_word(byte) => break,
                 Some(b'"') => {
                     loop {
                         match rest.next()? {
@@ -183,6 +188,7 @@ fn words(line: &[u8]) -> Option<Request> {
                     if rest.peek().is_some_and(|next| !is_space(*next) && *next != 0) {
                         return None;
                     }
+                    break;
                 }
                 Some(b'\'') => {
                     loop {
@@ -196,6 +202,7 @@ fn words(line: &[u8]) -> Option<Request> {
                     if rest.peek().is_some_and(|next| !is_space(*next) && *next != 0) {
                         return None;
                     }
+                    break;
                 }
                 Some(byte) => word.push(byte),
             }
@@ -242,11 +249,9 @@ impl Text {
         self.0.iter().map(|byte| if b"\r\n".contains(byte) { b' ' } else { *byte }).collect()
     }
 
-    fn without_line_ends(&self) -> Self {
-        let is_end = |byte: &u8| b"\r\n".contains(byte);
-        let start = self.0.iter().position(|byte| !is_end(byte)).unwrap_or(self.0.len());
-        let end = self.0.iter().rposition(|byte| !is_end(byte)).map_or(start, |last| last + 1);
-        Self(self.0[start..end].to_vec().into())
+    fn without_line_end(&self) -> Self {
+        let end = self.0.iter().rposition(|byte| !b"\r\n".contains(byte)).map_or(0, |last| last + 1);
+        Self(self.0[..end].to_vec().into())
     }
 }
 
@@ -312,7 +317,7 @@ impl Reply {
         let three = protocol == Protocol::Resp3;
         match self {
             Self::Status(text) => line(out, b'+', &text.one_line()),
-            Self::Error(text) => line(out, b'-', &text.without_line_ends().one_line()),
+            Self::Error(text) => line(out, b'-', &text.without_line_end().one_line()),
             Self::Int(number) => head(out, b':', *number),
             Self::Bulk(bytes) => bulk(out, b'$', bytes),
             Self::Nil | Self::NilList if three => out.extend_from_slice(b"_\r\n"),
@@ -406,7 +411,7 @@ mod tests {
                     Ok(Some(request)) => found.push(Ok(request)),
                     Ok(None) => break,
                     Err(error) => {
-                        found.push(Err(error));
+                        found.push(Err(String::from_utf8_lossy(&error.0).into_owned()));
                         return found;
                     }
                 }

@@ -62,6 +62,8 @@ pub(crate) struct Scripts {
     lua: Lua,
     running: Rc<Running>,
     cache: RefCell<HashMap<String, Function>>,
+    /// Lua's own `loadstring`: its messages are bytes, mlua's are not.
+    loadstring: Function,
     /// Sets KEYS and ARGV, and calls a function.
     enter: Function,
 }
@@ -97,8 +99,9 @@ impl Scripts {
         };
         let text = lua
             .create_function(|lua, error: Value| plain_text(&error).map(|text| lua.create_string(text)).transpose())?;
+        let loadstring = lua.globals().raw_get("loadstring")?;
         let enter = lua.load(PRELUDE).set_name("=nestlock").call::<Function>((redis, handler, text))?;
-        Ok(Self { lua, running, cache: RefCell::default(), enter })
+        Ok(Self { lua, running, cache: RefCell::default(), loadstring, enter })
     }
 
     pub(crate) fn execute(&self, which: ScriptCommand, client: u64, db: usize, args: &[Vec<u8>]) -> Outcome {
@@ -144,15 +147,23 @@ impl Scripts {
         if !self.cache.borrow().contains_key(&sha) {
             let chunk = self.lua.load(source).set_name("@user_script").set_mode(ChunkMode::Text);
             let function = chunk.into_function().map_err(|error| {
-                let text = match error {
-                    mlua::Error::SyntaxError { message, .. } => message,
-                    other => other.to_string(),
-                };
-                format!("ERR Error compiling script (new function): {text}")
+                let text = self.what_is_wrong(source).unwrap_or_else(|| error.to_string().into_bytes());
+                Text::until_nul(&[&b"ERR Error compiling script (new function): "[..], &text].concat())
             })?;
             self.cache.borrow_mut().insert(sha.clone(), function);
         }
         Ok(sha)
+    }
+
+    /// Lua's message for a script that does not compile.
+    fn what_is_wrong(&self, source: &[u8]) -> Option<Vec<u8>> {
+        // Lua would take it for compiled code, and trust it
+        if source.starts_with(b"\x1b") {
+            return Some(b"user_script:1: unexpected symbol near 'char(27)'".to_vec());
+        }
+        let source = self.lua.create_string(source).ok()?;
+        let result: (Value, Option<LuaString>) = self.loadstring.call((source, "@user_script")).ok()?;
+        result.1.map(|text| bytes(&text))
     }
 
     fn run(
@@ -222,6 +233,8 @@ fn report(lua: &Lua, running: &Running, error: &Value) -> Vec<u8> {
         Value::Nil => b"ERR nil".to_vec(),
         other => format!("ERR ({} error object)", other.type_name()).into_bytes(),
     });
+    // for Redis it ends there, and the place comes after it
+    text.truncate(text.iter().position(|byte| *byte == 0).unwrap_or(text.len()));
     // level 0 is this handler; what raised may be a function of Redis's, or two of the prelude's
     let line = (1..5).find_map(|level| {
         lua.inspect_stack(level, |frame| {
@@ -268,9 +281,14 @@ fn add_replies(lua: &Lua, redis: &Table) -> mlua::Result<()> {
         "error_reply",
         lua.create_function(move |lua, args: MultiValue| {
             let Some(text) = single(&args) else { return error_table(lua, WRONG_ARGUMENTS) };
-            let text = text.strip_prefix(b"-").unwrap_or(&text);
-            let text = if text.contains(&b' ') { text.to_vec() } else { [b"ERR ", text].concat() };
-            error_table(lua, &text)
+            let text = text.split(|byte| *byte == 0).next().unwrap_or_default();
+            let text = text.strip_prefix(b"-").unwrap_or(text);
+            // a code, and what comes after it
+            let (code, text) = match text.iter().position(|byte| *byte == b' ') {
+                Some(at) => (&text[..at], &text[at + 1..]),
+                None => (&b"ERR"[..], text),
+            };
+            error_table(lua, &[code, b" ", without_line_ends(text)].concat())
         })?,
     )?;
     redis.raw_set(
@@ -283,6 +301,13 @@ fn add_replies(lua: &Lua, redis: &Table) -> mlua::Result<()> {
         })?,
     )?;
     Ok(())
+}
+
+fn without_line_ends(text: &[u8]) -> &[u8] {
+    let is_end = |byte: &u8| b"\r\n".contains(byte);
+    let start = text.iter().position(|byte| !is_end(byte)).unwrap_or(text.len());
+    let end = text.iter().rposition(|byte| !is_end(byte)).map_or(start, |last| last + 1);
+    &text[start..end]
 }
 
 /// What is neither a command nor a reply.

@@ -83,29 +83,24 @@ pub(super) fn hello(call: &mut Call) -> Outcome {
             _ => return Err("NOPROTO unsupported protocol version".into()),
         });
     }
-    let (mut user, mut name, mut at) = (None, None, 2);
+    let mut at = 2;
+    // each option counts at once, even if the next one is refused
     while at < call.args.len() {
         let left = call.args.len() - at - 1;
         if call.is(at, "auth") && left >= 2 {
-            user = Some(&call.args[at + 1]);
+            check_password(&call.args[at + 1])?;
             at += 3;
         } else if call.is(at, "setname") && left >= 1 {
             check_name(&call.args[at + 1])?;
-            name = Some(call.args[at + 1].clone());
+            call.client_mut().name = call.args[at + 1].clone();
             at += 2;
         } else {
             return Err(text([b"ERR Syntax error in HELLO option '", shortened(&call.args[at], usize::MAX), b"'"]));
         }
     }
-    if let Some(user) = user {
-        check_password(user)?;
-    }
     let client = call.client_mut();
     if let Some(protocol) = protocol {
         client.protocol = protocol;
-    }
-    if let Some(name) = name {
-        client.name = name;
     }
     let proto = if client.protocol == Protocol::Resp3 { 3 } else { 2 };
     let id = i64::try_from(client.id).unwrap_or(i64::MAX);

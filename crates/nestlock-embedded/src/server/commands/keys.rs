@@ -75,7 +75,7 @@ pub(super) fn pttl(call: &mut Call) -> Outcome {
 }
 
 pub(super) fn expiretime(call: &mut Call) -> Outcome {
-    remaining(call, |deadline, _| deadline.saturating_add(500) / 1000)
+    remaining(call, |deadline, _| deadline / 1000 + i64::from(deadline % 1000 >= 500))
 }
 
 pub(super) fn pexpiretime(call: &mut Call) -> Outcome {

@@ -80,6 +80,10 @@ pub(super) fn zadd(call: &mut Call) -> Outcome {
 }
 
 pub(super) fn zincrby(call: &mut Call) -> Outcome {
+    // in Redis it is ZADD INCR, and knows the options of that; with one of them a score or a member is missing
+    if ["nx", "xx", "gt", "lt", "ch", "incr"].iter().any(|option| call.is(2, option)) {
+        return Err(SYNTAX.into());
+    }
     let by = call.float(2)?;
     let (key, member) = (&call.args[1], &call.args[3]);
     let score = call.sorted_set(key)?.and_then(|set| set.score(member)).map_or(by, |score| score + by);

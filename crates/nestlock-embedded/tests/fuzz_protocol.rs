@@ -1,0 +1,93 @@
+//! Bytes that are no requests, or only nearly, the same for both servers: what they answer, and when they hang up.
+#![cfg(unix)]
+
+mod support;
+
+use std::{
+    io::{Read, Write},
+    net::{Shutdown, SocketAddr, TcpStream},
+    time::Duration,
+};
+
+use support::{
+    grammar::Grammar,
+    nonsense::{Limits, nonsense},
+    resp::quoted,
+    rng::Rng,
+    servers::{Both, Pair},
+    wire::Wire,
+};
+
+/// All that is said until the server has closed the connection, which it does when we have nothing more to say.
+fn answer(addr: SocketAddr, bytes: &[u8]) -> Vec<u8> {
+    let mut stream = TcpStream::connect(addr).expect("a connection");
+    stream.set_read_timeout(Some(Duration::from_secs(30))).expect("a socket");
+    // a server that has hung up in the middle has closed its side
+    let _ = stream.write_all(bytes);
+    let _ = stream.shutdown(Shutdown::Write);
+    let (mut said, mut chunk) = (vec![], [0; 16384]);
+    loop {
+        match stream.read(&mut chunk) {
+            Ok(0) => return said,
+            Ok(count) => said.extend(&chunk[..count]),
+            Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => return said,
+            Err(error) => panic!("{} is not closed: {error}", quoted(bytes)),
+        }
+    }
+}
+
+fn empty(addrs: Both<SocketAddr>) {
+    addrs.map(|addr| {
+        let mut wire = Wire::connect(addr).expect("a connection");
+        wire.call(&["FLUSHALL"]).expect("an answer");
+        wire.call(&["SCRIPT", "FLUSH"]).expect("an answer");
+    });
+}
+
+#[derive(Debug, Default)]
+struct Report {
+    /// Strings that Redis called a violation of the protocol.
+    violations: usize,
+    wrong: Vec<String>,
+}
+
+/// At `spoilt`, one server gets some more than the other.
+fn compare(addrs: Both<SocketAddr>, strings: usize, spoilt: Option<usize>) -> Report {
+    let (mut rng, mut grammar, mut report) = (Rng::new(1), Grammar::new(1), Report::default());
+    for number in 0..strings {
+        if number % 1000 == 0 {
+            grammar = Grammar::new(rng.next());
+            empty(addrs);
+        }
+        let mut bytes = nonsense(&mut rng, &mut grammar, Limits::OfRedis);
+        // several at once, or one in two parts that belong together
+        if rng.percent(30) {
+            bytes.extend(nonsense(&mut rng, &mut grammar, Limits::OfRedis));
+        }
+        if spoilt == Some(number) {
+            answer(addrs.ours, b"\r\nMSET s1 9 s2 9 s3 9\r\n");
+        }
+        let said = addrs.map(|addr| answer(addr, &bytes));
+        report.violations += usize::from(said.real.windows(15).any(|window| window == b"-ERR Protocol e"));
+        if said.real != said.ours {
+            let said = said.map(|said| quoted(&said));
+            report.wrong.push(format!("{}\n  real: {}\n  ours: {}", quoted(&bytes), said.real, said.ours));
+            // what differs now may differ because of this
+            empty(addrs);
+        }
+    }
+    report
+}
+
+#[test]
+fn bytes_that_are_no_requests_are_answered_as_by_redis() {
+    let Report { violations, wrong } = compare(Pair::start().addrs(), 20_000, None);
+    assert!(wrong.is_empty(), "{} differ:\n{}", wrong.len(), wrong[..wrong.len().min(30)].join("\n"));
+    assert!(violations > 3000, "only {violations} were no requests");
+}
+
+#[test]
+fn a_request_to_one_server_only_is_noticed() {
+    let wrong = compare(Pair::start().addrs(), 1000, Some(100)).wrong;
+    assert!(!wrong.is_empty());
+}

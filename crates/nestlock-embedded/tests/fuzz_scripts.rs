@@ -1,0 +1,303 @@
+//! The library's own scripts in random sequences, byte for byte the same for the embedded server and for a real one.
+#![cfg(unix)]
+
+mod support;
+
+use std::{collections::BTreeSet, panic};
+
+use support::{
+    grammar::Grammar,
+    play::{Check, Command, Count, Line, Rules, Step, Tally},
+    rng::Rng,
+    rounds::{Report, once, play_rounds},
+    scripts::{self, Script, Word},
+    servers::Pair,
+};
+
+/// Scores and fields may be times, so they are compared as times.
+const RULES: Rules = Rules {
+    lines: &[
+        Line { protocol: 2, listens: false },
+        Line { protocol: 3, listens: false },
+        Line { protocol: 2, listens: true },
+        Line { protocol: 3, listens: true },
+    ],
+    loose: &[],
+    content: Check::Millis,
+};
+
+const LOCKS: [&str; 4] = ["orders:7", "a", "{tag}:b", "wrong kind"];
+const OWNERS: [&str; 8] = [
+    "0a1b2c3d-1111-4222-8333-444455556666:42",
+    "0a1b2c3d-1111-4222-8333-444455556666:42",
+    "0a1b2c3d-1111-4222-8333-444455556666:b1",
+    "ffffffff-1111-4222-8333-444455556666:1",
+    "ffffffff-1111-4222-8333-444455556666:1",
+    "ffffffff-1111-4222-8333-444455556666:1.2",
+    "no-uuid",
+    "",
+];
+
+struct Round<'a> {
+    rng: Rng,
+    /// Knows times that differ by more than the servers are apart.
+    times: Grammar,
+    scripts: &'a [Script],
+    /// Those that the server has in its cache.
+    known: BTreeSet<String>,
+    steps: Vec<Step>,
+}
+
+impl<'a> Round<'a> {
+    fn new(seed: u64, scripts: &'a [Script]) -> Self {
+        Self { rng: Rng::new(seed), times: Grammar::new(seed), scripts, known: BTreeSet::new(), steps: vec![] }
+    }
+
+    /// What may stand for an argument of this name. A script with a new name fails the test until its values are here.
+    fn argument(&mut self, script: &Script, word: &Word, lock: &str) -> Vec<u8> {
+        match (&*word.name, &*word.kind) {
+            ("owner", "string") => self.rng.pick(&OWNERS).into(),
+            ("lease", "integer") => self.lease(),
+            ("holds", "integer") => match self.rng.below(20) {
+                0 => self.times.junk(),
+                1..=4 => b"0".to_vec(),
+                5..=12 => b"1".to_vec(),
+                _ => self.rng.between(2, 4).to_string().into_bytes(),
+            },
+            ("channel", "string") => channel(lock),
+            (name, kind) => panic!(
+                "lua/{}.lua: no values for ARGV[{}] {name} {kind}; add them to Round::argument in {}",
+                script.name,
+                word.index,
+                file!()
+            ),
+        }
+    }
+
+    /// The same for keys.
+    fn key(script: &Script, word: &Word, lock: &str) -> Vec<u8> {
+        match (&*word.name, &*word.kind) {
+            ("lock", "hash") => lock.into(),
+            (name, kind) => panic!(
+                "lua/{}.lua: no values for KEYS[{}] {name} {kind}; add them to Round::key in {}",
+                script.name,
+                word.index,
+                file!()
+            ),
+        }
+    }
+
+    fn lease(&mut self) -> Vec<u8> {
+        match self.rng.below(10) {
+            0 => self.times.junk(),
+            _ => self.times.millis(),
+        }
+    }
+
+    fn lock(&mut self) -> &'static str {
+        self.rng.pick(&LOCKS)
+    }
+
+    /// KEYS and ARGV of a script, by its header; with more of them where the header says `n`.
+    fn call(&mut self, script: &Script) -> (Vec<Vec<u8>>, Vec<Vec<u8>>) {
+        let many = self.rng.between(1, 4);
+        let locks: Vec<&str> = (0..many).map(|_| self.lock()).collect();
+        let (mut keys, mut args) = (vec![], vec![]);
+        for word in &script.keys {
+            let count = if word.index.starts_with('n') { many } else { 1 };
+            keys.extend(locks[..count].iter().map(|lock| Self::key(script, word, lock)).collect::<Vec<_>>());
+        }
+        for word in &script.args {
+            let count = if word.index.starts_with('n') { many } else { 1 };
+            args.extend(locks[..count].iter().map(|lock| self.argument(script, word, lock)).collect::<Vec<_>>());
+        }
+        if self.rng.percent(2) {
+            args.pop();
+        }
+        if self.rng.percent(1) {
+            args.push(b"one more".to_vec());
+        }
+        (keys, args)
+    }
+
+    fn run(&mut self, script: &Script, keys: &[Vec<u8>], args: &[Vec<u8>]) {
+        let line = self.rng.below(2);
+        let known = self.known.contains(&script.name);
+        let text = ("EVAL", script.source.clone(), script.name.as_str());
+        // NOSCRIPT is not counted as a run
+        let sha = ("EVALSHA", script.sha(), if known { &script.name } else { "" });
+        let ways = match self.rng.below(10) {
+            0 => vec![text],
+            // as clients do after NOSCRIPT
+            1..=6 if !known => vec![sha, text],
+            _ => vec![sha],
+        };
+        for (how, what, label) in ways {
+            if how == "EVAL" {
+                self.known.insert(script.name.clone());
+            }
+            let mut parts = vec![how.into(), what.into_bytes(), keys.len().to_string().into_bytes()];
+            parts.extend(keys.iter().chain(args).cloned());
+            self.steps.push(Step::Send(line, Command { parts, check: Check::Millis, label: label.into() }));
+        }
+    }
+
+    /// What else happens to keys.
+    fn interfere(&mut self) {
+        let lock = self.lock();
+        let owner = *self.rng.pick(&OWNERS.each_ref());
+        let time = String::from_utf8(self.times.millis()).expect("digits");
+        let load = &self.scripts[self.rng.below(self.scripts.len())];
+        let choices: [&[&str]; 28] = [
+            &["DEL", lock],
+            &["DEL", lock],
+            &["DEL", lock],
+            &["DEL", lock],
+            &["DEL", lock],
+            &["HDEL", lock, owner],
+            &["HSET", lock, owner, "1"],
+            &["HSET", lock, owner, "text"],
+            &["HSET", lock, "mode", "read"],
+            &["HSET", lock, "name", "Ada"],
+            &["HINCRBY", lock, owner, "1"],
+            &["SET", lock, "data"],
+            &["SET", lock, "data", "PX", &time],
+            &["RPUSH", lock, "a", "b"],
+            &["ZADD", lock, "1", "a"],
+            &["PERSIST", lock],
+            &["PEXPIRE", lock, &time],
+            &["PEXPIRE", lock, "0"],
+            &["PTTL", lock],
+            &["HGETALL", lock],
+            &["EXISTS", lock],
+            &["PUBLISH", "redisson_lock__channel:{a}", "1"],
+            &["SPUBLISH", "redisson_lock__channel:{a}", "1"],
+            &["FLUSHALL"],
+            &["SCRIPT", "FLUSH"],
+            &["SCRIPT", "LOAD", &load.source],
+            &["SCRIPT", "LOAD", &load.source],
+            &["SCRIPT", "EXISTS", "e0e1f9fabfc9d4800c877a703b823ac0578ff8db"],
+        ];
+        let choice = choices[self.rng.below(choices.len())];
+        match choice {
+            ["SCRIPT", "FLUSH"] => self.known.clear(),
+            ["SCRIPT", "LOAD", _] => _ = self.known.insert(load.name.clone()),
+            _ => {}
+        }
+        let line = self.rng.below(2);
+        self.steps.push(Step::Send(line, Command::new(choice, Check::Millis)));
+    }
+
+    /// Leases of some milliseconds, one for each lock, and a pause until they are over on both sides.
+    fn expire_some(&mut self) {
+        self.steps.push(Step::State);
+        let mut locks = LOCKS;
+        self.rng.shuffle(&mut locks);
+        for lock in &locks[..self.rng.between(1, locks.len())] {
+            let millis = self.rng.between(1, 8).to_string();
+            self.steps.push(Step::Send(0, Command::new(&["PEXPIRE", lock, &millis], Check::Exact)));
+        }
+        self.steps.push(Step::Wait(Grammar::SHORT));
+    }
+
+    fn listen(&mut self) {
+        let [a, b] = [channel("a"), channel("orders:7")];
+        let commands: [(usize, &[&[u8]]); 4] = [
+            (2, &[b"PSUBSCRIBE", b"*"]),
+            (2, &[b"SSUBSCRIBE", &a, &b]),
+            (3, &[b"SUBSCRIBE", &a, &b]),
+            (3, &[b"PSUBSCRIBE", b"*:{orders:7}"]),
+        ];
+        self.steps.extend(commands.map(|(line, parts)| Step::Send(line, Command::new(parts, Check::Exact))));
+    }
+}
+
+fn channel(lock: &str) -> Vec<u8> {
+    let tagged = if lock.contains('{') { lock.to_owned() } else { format!("{{{lock}}}") };
+    format!("redisson_lock__channel:{tagged}").into_bytes()
+}
+
+/// Some 600 runs of scripts, made from the seed alone.
+fn round(seed: u64, scripts: &[Script]) -> Vec<Step> {
+    let mut round = Round::new(seed, scripts);
+    round.listen();
+    for part in 0..12 {
+        for _ in 0..60 {
+            if round.rng.percent(15) {
+                round.interfere();
+            } else {
+                let script = &scripts[round.rng.below(scripts.len())];
+                let (keys, args) = round.call(script);
+                round.run(script, &keys, &args);
+            }
+        }
+        round.steps.push(Step::State);
+        if part % 4 == 3 {
+            round.expire_some();
+        }
+    }
+    round.steps
+}
+
+/// More than 50,000 runs.
+#[test]
+fn random_sequences_of_our_scripts_do_the_same_as_on_redis() {
+    let scripts = scripts::all();
+    let mut report = Report::default();
+    std::thread::scope(|scope| {
+        let part = |first| {
+            let scripts = &scripts;
+            scope.spawn(move || play_rounds(&Pair::start(), &RULES, first, 50, |seed| round(seed, scripts)))
+        };
+        for part in [part(0), part(1_000_000)] {
+            report.add(part.join().expect("no panic"));
+        }
+    });
+    let runs: usize = scripts.iter().filter_map(|script| report.tally.get(&script.name)).map(Count::total).sum();
+    println!("{runs} runs of {} scripts, {} commands in {} rounds", scripts.len(), report.commands, report.rounds);
+    report.assert_none();
+    if report.is_partial() {
+        return;
+    }
+    assert!(runs > 50_000, "{runs} runs");
+    for script in &scripts {
+        let count = report.tally.get(&script.name).cloned().unwrap_or_default();
+        for wanted in &script.returns {
+            let seen = match &**wanted {
+                ">=" => count.kinds.contains(">1"),
+                "error" => count.refused > 0,
+                kind => count.kinds.contains(kind),
+            };
+            assert!(seen, "lua/{}.lua never answered {wanted:?}, as its header says it does: {count:?}", script.name);
+        }
+    }
+}
+
+#[test]
+fn a_lock_that_one_server_changes_is_noticed() {
+    let (pair, scripts) = (Pair::start(), scripts::all());
+    let send = |parts: &[&str]| Step::Send(0, Command::new(parts, Check::Exact));
+    for what in [
+        &["HINCRBY", "a", OWNERS[0], "1"][..],
+        &["PEXPIRE", "a", "400000000"],
+        &["DEL", "a"],
+        &["HSET", "b", OWNERS[0], "1"],
+        &["PUBLISH", "redisson_lock__channel:{a}", "0"],
+    ] {
+        let mut steps = round(7, &scripts);
+        steps.truncate(300);
+        steps.extend([send(&["DEL", "a"]), send(&["HSET", "a", OWNERS[0], "1"]), Step::State]);
+        assert!(once(&pair, &RULES, &steps, &mut Tally::new()).is_none());
+        steps.insert(steps.len() - 1, Step::Perturb(Command::new(what, Check::Exact)));
+        assert!(once(&pair, &RULES, &steps, &mut Tally::new()).is_some(), "not noticed: {what:?}");
+    }
+}
+
+#[test]
+fn a_script_with_an_argument_that_is_new_here_fails_the_test() {
+    let mut scripts = scripts::all();
+    scripts[0].args.push(Word { index: "4".into(), name: "colour".into(), kind: "string".into() });
+    let panic = panic::catch_unwind(|| round(1, &scripts)).expect_err("a panic");
+    let text = panic.downcast_ref::<String>().expect("a text");
+    assert!(text.contains("lua/reentrant/acquire.lua: no values for ARGV[4] colour string; add them"), "{text}");
+}

@@ -1,0 +1,479 @@
+//! The port against everything that can come over a socket: nonsense, half of something, too much, too slowly, and
+//! clients that never read. A binary of its own, since it looks at the memory of the whole process.
+#![cfg(target_os = "linux")]
+
+mod support;
+
+use std::{
+    fs,
+    io::{self, ErrorKind, Read, Write},
+    net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream},
+    panic,
+    sync::{
+        Arc, Mutex, MutexGuard, Once, PoisonError,
+        atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use nestlock_embedded::EmbeddedServer;
+use support::{
+    grammar::Grammar,
+    nonsense::{Limits, nonsense},
+    resp::{Value, request},
+    rng::Rng,
+    wire::Wire,
+};
+
+/// Far beyond what a loaded machine needs.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// The longest that an answer to PING may take while the machine is busy with the attack itself.
+const PROMPT: Duration = Duration::from_secs(2);
+/// What the process may need more after an attack than before it.
+const SLACK: usize = 32 << 20;
+
+const ON_PURPOSE: &str = "on purpose";
+
+static PANICS: AtomicUsize = AtomicUsize::new(0);
+
+/// One test at a time, so that the memory is that of one; and panics of whatever thread are counted.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    static HOOK: Once = Once::new();
+    HOOK.call_once(|| {
+        let usual = panic::take_hook();
+        panic::set_hook(Box::new(move |info| {
+            PANICS.fetch_add(1, SeqCst);
+            if info.payload().downcast_ref() != Some(&ON_PURPOSE) {
+                usual(info);
+            }
+        }));
+    });
+    let guard = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    PANICS.store(0, SeqCst);
+    guard
+}
+
+/// The memory of this process that is in RAM, in bytes.
+fn resident() -> usize {
+    let pages = fs::read_to_string("/proc/self/statm").expect("Linux");
+    pages.split(' ').nth(1).and_then(|pages| pages.parse::<usize>().ok()).expect("a number") * 4096
+}
+
+fn connect(addr: SocketAddr) -> Wire {
+    Wire::connect(addr).expect("a connection")
+}
+
+fn until(what: &str, mut state: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !state() {
+        assert!(start.elapsed() < PATIENCE, "{what} does not come");
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn clients(wire: &mut Wire) -> usize {
+    let list = wire.call(&["CLIENT", "LIST"]).expect("an answer");
+    list.text().expect("a text").split(|byte| *byte == b'\n').filter(|line| !line.is_empty()).count()
+}
+
+// --- the attack ---
+
+#[derive(Debug)]
+struct Attacker {
+    addr: SocketAddr,
+    rng: Rng,
+    lines: Vec<Option<TcpStream>>,
+    /// Connections that were opened.
+    opened: usize,
+    /// Those that the server has closed.
+    closed: usize,
+    /// Strings that did not fit into a socket.
+    skipped: usize,
+}
+
+impl Attacker {
+    fn new(addr: SocketAddr, seed: u64, lines: usize) -> Self {
+        Self { addr, rng: Rng::new(seed), lines: (0..lines).map(|_| None).collect(), opened: 0, closed: 0, skipped: 0 }
+    }
+
+    fn open(addr: SocketAddr) -> TcpStream {
+        let start = Instant::now();
+        loop {
+            // the queue of connections that nobody has accepted yet may be full
+            match TcpStream::connect_timeout(&addr, PATIENCE) {
+                Ok(stream) => {
+                    stream.set_nonblocking(true).expect("a socket");
+                    return stream;
+                }
+                Err(error) => assert!(start.elapsed() < PATIENCE, "no connection: {error}"),
+            }
+        }
+    }
+
+    /// Writes something on one of the connections, and reads what is there.
+    fn strike(&mut self, bytes: &[u8]) {
+        let at = self.rng.below(self.lines.len());
+        let line = self.lines[at].get_or_insert_with(|| {
+            self.opened += 1;
+            Self::open(self.addr)
+        });
+        let mut left = bytes;
+        let mut ended = loop {
+            match line.write(left) {
+                Ok(count) if count < left.len() => left = &left[count..],
+                Ok(_) => break false,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    self.skipped += 1;
+                    break false;
+                }
+                Err(_) => break true,
+            }
+        };
+        if self.rng.percent(50) {
+            let mut answer = [0; 16384];
+            ended |= loop {
+                match line.read(&mut answer) {
+                    Ok(0) => break true,
+                    Ok(_) => {}
+                    Err(error) => break error.kind() != ErrorKind::WouldBlock,
+                }
+            };
+        }
+        self.closed += usize::from(ended);
+        // some are closed by us in the middle of whatever it was
+        if ended || self.rng.percent(1) {
+            self.lines[at] = None;
+        } else if self.rng.percent(1) {
+            self.finish(at);
+        }
+    }
+
+    /// Says that nothing more will come, and waits until the server has read all and says the same.
+    fn finish(&mut self, at: usize) {
+        let Some(mut line) = self.lines[at].take() else { return };
+        line.set_nonblocking(false).expect("a socket");
+        line.set_read_timeout(Some(PATIENCE)).expect("a socket");
+        let _ = line.shutdown(Shutdown::Write);
+        let mut answer = [0; 16384];
+        loop {
+            match line.read(&mut answer) {
+                Ok(0) => return,
+                Ok(_) => {}
+                Err(error) if error.kind() == ErrorKind::ConnectionReset => return,
+                Err(error) => panic!("the server does not close the connection: {error}"),
+            }
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Outcome {
+    strings: usize,
+    opened: usize,
+    closed: usize,
+    skipped: usize,
+    pings: usize,
+    slowest: Duration,
+    took: Duration,
+    grown: usize,
+    left: usize,
+    panics: usize,
+}
+
+impl Outcome {
+    fn judge(&self) -> Result<(), String> {
+        let fine = |good: bool, what: &str| if good { Ok(()) } else { Err(format!("{what}: {self:?}")) };
+        fine(self.panics == 0, "a thread has panicked")?;
+        fine(self.slowest < PROMPT, "PING was not answered promptly")?;
+        fine(self.left == 1, "connections are left")?;
+        fine(self.grown < SLACK, "memory has grown")
+    }
+}
+
+/// Sends so many strings over many connections, while somebody else is served.
+fn attack(addr: SocketAddr, strings: usize, patience: Duration) -> Outcome {
+    const THREADS: usize = 2;
+    let stop = AtomicBool::new(false);
+    let (mut opened, mut closed, mut skipped) = (0, 0, 0);
+    let begun = Instant::now();
+    let before = resident();
+    let (pings, slowest) = thread::scope(|scope| {
+        let watch = scope.spawn(|| {
+            let (mut wire, mut pings, mut slowest) = (connect(addr), 0, Duration::ZERO);
+            while !stop.load(SeqCst) {
+                let start = Instant::now();
+                assert_eq!(wire.call(&["PING"]).expect("an answer"), Value::Simple(b"PONG".to_vec()));
+                slowest = slowest.max(start.elapsed());
+                pings += 1;
+                if pings % 200 == 0 {
+                    // keys and scripts that were valid by chance are no leak
+                    wire.call(&["FLUSHALL"]).expect("an answer");
+                    wire.call(&["SCRIPT", "FLUSH"]).expect("an answer");
+                }
+                thread::sleep(Duration::from_millis(5));
+            }
+            (pings, slowest)
+        });
+        let attackers: Vec<_> = (0..THREADS as u64)
+            .map(|seed| {
+                scope.spawn(move || {
+                    let (mut attacker, mut rng) = (Attacker::new(addr, seed, 60), Rng::new(seed + 100));
+                    let mut grammar = Grammar::new(seed);
+                    for number in 0..strings / THREADS {
+                        if number % 1000 == 0 {
+                            grammar = Grammar::new(rng.next());
+                        }
+                        attacker.strike(&nonsense(&mut rng, &mut grammar, Limits::Any));
+                    }
+                    (0..attacker.lines.len()).for_each(|at| attacker.finish(at));
+                    (attacker.opened, attacker.closed, attacker.skipped)
+                })
+            })
+            .collect();
+        for attacker in attackers {
+            let counts = attacker.join().expect("no panic");
+            (opened, closed, skipped) = (opened + counts.0, closed + counts.1, skipped + counts.2);
+        }
+        stop.store(true, SeqCst);
+        watch.join().expect("no panic")
+    });
+    let took = begun.elapsed();
+    let mut wire = connect(addr);
+    let start = Instant::now();
+    let mut left = clients(&mut wire);
+    while left > 1 && start.elapsed() < patience {
+        thread::sleep(Duration::from_millis(5));
+        left = clients(&mut wire);
+    }
+    wire.call(&["FLUSHALL"]).expect("an answer");
+    wire.call(&["SCRIPT", "FLUSH"]).expect("an answer");
+    let grown = resident().saturating_sub(before);
+    Outcome { strings, opened, closed, skipped, pings, slowest, took, grown, left, panics: PANICS.load(SeqCst) }
+}
+
+#[test]
+fn a_million_strings_of_nonsense_leave_the_server_as_it_was() {
+    let _alone = alone();
+    let server = EmbeddedServer::start().expect("a server");
+    // what is allocated once and kept
+    attack(server.addr(), 20_000, PATIENCE);
+    let outcome = attack(server.addr(), 1_000_000, PATIENCE);
+    let Outcome { strings, took, pings, slowest, .. } = outcome;
+    println!("{strings} strings in {took:?}, {pings} times PING, the slowest in {slowest:?}: {outcome:?}");
+    outcome.judge().unwrap_or_else(|error| panic!("{error}"));
+    assert!(outcome.skipped < 1000, "{outcome:?}");
+    // how many depends on who is faster: what is written before an end is noticed meets a closed connection
+    assert!(outcome.closed > 10_000 && outcome.opened > outcome.closed, "the attack was tame: {outcome:?}");
+    let mut wire = connect(server.addr());
+    assert_eq!(wire.call(&["SET", "still", "works"]).expect("an answer"), Value::Simple(b"OK".to_vec()));
+    assert_eq!(wire.call(&["EVAL", "return 1", "0"]).expect("an answer"), Value::Int(1));
+}
+
+// --- that the attack would notice ---
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fault {
+    None,
+    Leak,
+    Stall,
+    Panic,
+    Keep,
+}
+
+/// A server that knows little and has one fault.
+fn faulty(fault: Fault) -> SocketAddr {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
+    let addr = listener.local_addr().expect("an address");
+    let (open, leaked, lock) =
+        (Arc::new(AtomicUsize::new(0)), Arc::new(Mutex::new(vec![])), Arc::new(Mutex::new(false)));
+    let serve = move |mut stream: TcpStream| {
+        let (open, leaked, lock) = (Arc::clone(&open), Arc::clone(&leaked), Arc::clone(&lock));
+        thread::spawn(move || {
+            open.fetch_add(1, SeqCst);
+            let mut chunk = [0; 16384];
+            while let Ok(count @ 1..) = stream.read(&mut chunk) {
+                let said = &chunk[..count];
+                let has = |words: &[u8]| said.windows(words.len()).any(|window| window == words);
+                match fault {
+                    Fault::Leak => leaked.lock().expect("a lock").push(vec![1_u8; 20_000]),
+                    Fault::Panic if said.starts_with(b"\xff\xff") || said.ends_with(b"\xfe") => {
+                        panic::panic_any(ON_PURPOSE)
+                    }
+                    Fault::Stall if said.ends_with(b"\xfe") => {
+                        let mut once = lock.lock().expect("a lock");
+                        if !*once {
+                            *once = true;
+                            thread::sleep(PROMPT + PROMPT / 2);
+                        }
+                    }
+                    // behind whoever stalls
+                    _ => drop(lock.lock()),
+                }
+                let answer = match () {
+                    () if has(b"PING") => b"+PONG\r\n".to_vec(),
+                    () if has(b"LIST") => {
+                        let lines = "id=1\n".repeat(open.load(SeqCst));
+                        format!("${}\r\n{lines}\r\n", lines.len()).into_bytes()
+                    }
+                    () => b"+OK\r\n".to_vec(),
+                };
+                if stream.write_all(&answer).is_err() {
+                    break;
+                }
+            }
+            if fault != Fault::Keep {
+                open.fetch_sub(1, SeqCst);
+            }
+        });
+    };
+    thread::spawn(move || listener.incoming().map_while(Result::ok).for_each(serve));
+    addr
+}
+
+#[test]
+fn a_server_that_leaks_stalls_panics_or_forgets_to_close_is_noticed() {
+    let _alone = alone();
+    let judge = |fault| attack(faulty(fault), 10_000, Duration::from_secs(5)).judge();
+    assert_eq!(judge(Fault::None), Ok(()));
+    for (fault, what) in [
+        (Fault::Leak, "memory has grown"),
+        (Fault::Stall, "not answered promptly"),
+        (Fault::Panic, "has panicked"),
+        (Fault::Keep, "connections are left"),
+    ] {
+        let verdict = judge(fault).expect_err("a verdict");
+        assert!(verdict.contains(what), "{fault:?}: {verdict}");
+        PANICS.store(0, SeqCst);
+    }
+}
+
+// --- slow and silent clients ---
+
+#[test]
+fn clients_that_say_nothing_or_one_byte_at_a_time_hold_up_nobody() {
+    let _alone = alone();
+    let server = EmbeddedServer::start().expect("a server");
+    let addr = server.addr();
+    let silent: Vec<TcpStream> = (0..500).map(|_| TcpStream::connect(addr).expect("a connection")).collect();
+    let mut control = connect(addr);
+    until("all connections", || clients(&mut control) == 501);
+
+    let bytes = request(&["SET", "slowly", "written"]);
+    let done = AtomicBool::new(false);
+    let slowest = thread::scope(|scope| {
+        let watch = scope.spawn(|| {
+            let mut slowest = Duration::ZERO;
+            while !done.load(SeqCst) {
+                let start = Instant::now();
+                assert_eq!(control.call(&["PING"]).expect("an answer"), Value::Simple(b"PONG".to_vec()));
+                slowest = slowest.max(start.elapsed());
+            }
+            slowest
+        });
+        // a hundred at once, each byte on its own
+        let mut slow: Vec<Wire> = (0..100).map(|_| connect(addr)).collect();
+        for byte in &bytes {
+            for wire in &mut slow {
+                wire.write(&[*byte]).expect("a connection");
+            }
+        }
+        for wire in &mut slow {
+            assert_eq!(wire.read().expect("an answer"), Value::Simple(b"OK".to_vec()));
+        }
+        // somebody who stops in the middle
+        slow[0].write(&bytes[..bytes.len() - 3]).expect("a connection");
+        assert_eq!(slow[1].call(&["GET", "slowly"]).expect("an answer"), Value::Bulk(b"written".to_vec()));
+        done.store(true, SeqCst);
+        watch.join().expect("no panic")
+    });
+    assert!(slowest < PROMPT, "{slowest:?}");
+    drop(silent);
+    until("their end", || clients(&mut control) == 1);
+    assert_eq!(PANICS.load(SeqCst), 0);
+}
+
+/// What is only announced costs nothing.
+#[test]
+fn lengths_that_are_announced_and_never_come_take_no_memory() {
+    let _alone = alone();
+    let server = EmbeddedServer::start().expect("a server");
+    let before = resident();
+    let announced: Vec<Wire> = (0..400)
+        .map(|number| {
+            let mut wire = connect(server.addr());
+            let bytes: &[u8] =
+                if number % 2 == 0 { b"*2\r\n$3\r\nGET\r\n$60000000\r\nabc" } else { b"*1048576\r\n$1\r\na\r\n" };
+            wire.write(bytes).expect("a connection");
+            wire
+        })
+        .collect();
+    let mut control = connect(server.addr());
+    until("all connections", || clients(&mut control) == 401);
+    let grown = resident().saturating_sub(before);
+    assert!(grown < SLACK, "{grown} bytes for what was announced");
+    drop(announced);
+    until("their end", || clients(&mut control) == 1);
+}
+
+// --- clients that never read ---
+
+/// Its messages are kept up to 32 MiB, as by Redis; then the connection is cut.
+#[test]
+fn a_subscriber_that_never_reads_is_cut_off_and_others_lose_nothing() {
+    for protocol in ["2", "3"] {
+        let _alone = alone();
+        let server = EmbeddedServer::start().expect("a server");
+        let mut deaf = connect(server.addr());
+        deaf.call(&["HELLO", protocol]).expect("an answer");
+        deaf.call(&["SUBSCRIBE", "c"]).expect("an answer");
+        let mut control = connect(server.addr());
+        assert_eq!(clients(&mut control), 2);
+        let message = vec![b'm'; 1 << 20];
+        let before = resident();
+        let (mut peak, mut sent) = (0, 0);
+        while clients(&mut control) == 2 {
+            let heard = control.call(&[&b"PUBLISH"[..], b"c", &message]).expect("an answer");
+            sent += 1;
+            peak = peak.max(resident().saturating_sub(before));
+            assert!(sent < 200, "it was never cut off, the last message was for {heard:?}");
+        }
+        // the sockets hold some megabytes as well
+        assert!((32..=64).contains(&sent), "cut off after {sent} MiB");
+        assert!(peak < (32 << 20) + 2 * SLACK, "{peak} bytes were kept for it");
+        // what had been written can still be read, then the connection ends
+        let end = loop {
+            match deaf.read() {
+                Ok(_) => {}
+                Err(error) => break error,
+            }
+        };
+        assert!(matches!(end.kind(), ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset), "{end}");
+        assert_eq!(control.call(&["PUBLISH", "c", "x"]).expect("an answer"), Value::Int(0));
+        assert_eq!(PANICS.load(SeqCst), 0);
+    }
+}
+
+/// Somebody who asks and asks, and reads no answer, is not listened to any more; nothing is lost when it reads at last.
+#[test]
+fn a_client_that_reads_no_answers_costs_little_and_gets_them_all_in_the_end() {
+    let _alone = alone();
+    let server = EmbeddedServer::start().expect("a server");
+    let (mut control, mut deaf) = (connect(server.addr()), connect(server.addr()));
+    control.call(&[&b"SET"[..], b"big", &vec![b'v'; 1 << 20]]).expect("an answer");
+    let before = resident();
+    // 300 MiB of answers
+    let asked = 300;
+    deaf.write(&request(&["GET", "big"]).repeat(asked)).expect("a connection");
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_millis(500) {
+        assert_eq!(control.call(&["PING"]).expect("an answer"), Value::Simple(b"PONG".to_vec()));
+    }
+    let grown = resident().saturating_sub(before);
+    assert!(grown < SLACK, "{grown} bytes are kept for it");
+    for _ in 0..asked {
+        let answer: io::Result<Value> = deaf.read();
+        assert_eq!(answer.expect("an answer").text().map(<[u8]>::len), Some(1 << 20));
+    }
+}
