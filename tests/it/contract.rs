@@ -127,8 +127,8 @@ pub async fn nothing_is_left(server: &Server, clients: &[&LockClient]) {
 }
 
 /// Every key but fencing tokens, which are kept for ever, so that they never begin anew.
-fn records(server: &Server) -> Vec<(String, Reply)> {
-    server.dump().into_iter().filter(|(key, _)| !key.starts_with("redisson_lock_token:")).collect()
+fn records(server: &Server) -> Vec<(String, Reply, i64)> {
+    server.dump().into_iter().filter(|(key, ..)| !key.starts_with("redisson_lock_token:")).collect()
 }
 
 pub async fn clients_and_tasks_exclude_each_other(kind: Kind) {

@@ -27,6 +27,7 @@ mod house;
 mod identity;
 mod lost_reply;
 mod lua;
+mod model;
 mod multi;
 mod non_reentrant;
 mod outage;

@@ -1,0 +1,309 @@
+//! Random histories of each kind against a small model of it, on a real server. A failure shrinks to the shortest one.
+
+use std::{fmt::Write as _, sync::Arc};
+
+use nestlock::{Error, LockClient, LockGuard, RLock};
+use proptest::{
+    prelude::{Just, Strategy, prop_oneof},
+    test_runner::{Config, RngAlgorithm, TestCaseError, TestRng, TestRunner},
+};
+
+use crate::{cancel::poll_times, support::Server};
+
+/// Histories of each kind.
+const CASES: u32 = 300;
+const OWNERS: usize = 3;
+
+/// The sides of a lock: only a read-write lock has both.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Side {
+    Write,
+    Read,
+}
+
+use Side::{Read, Write};
+
+#[derive(Debug, Clone, Copy)]
+enum Op {
+    TryLock(usize, Side),
+    Unlock(usize, Side),
+    /// Drops a guard.
+    Drop(usize, Side),
+    /// Drops a waiting acquire after some polls.
+    Cancel(usize, Side, u32),
+    ForceUnlock(usize, Side),
+    /// All leases end, and the clients do not know it yet.
+    Expire,
+}
+
+type Door = fn(&LockClient, &str, Side) -> Arc<dyn RLock>;
+
+#[derive(Clone, Copy)]
+struct Kind {
+    name: &'static str,
+    door: Door,
+    reentrant: bool,
+    two_sides: bool,
+}
+
+fn ops(kind: Kind) -> impl Strategy<Value = Vec<Op>> {
+    let side = if kind.two_sides { prop_oneof![Just(Write), Just(Read)].boxed() } else { Just(Write).boxed() };
+    let who = || 0..OWNERS;
+    let op = prop_oneof![
+        6 => (who(), side.clone()).prop_map(|(who, side)| Op::TryLock(who, side)),
+        4 => (who(), side.clone()).prop_map(|(who, side)| Op::Unlock(who, side)),
+        1 => (who(), side.clone()).prop_map(|(who, side)| Op::Drop(who, side)),
+        2 => (who(), side.clone(), 1..5_u32).prop_map(|(who, side, polls)| Op::Cancel(who, side, polls)),
+        1 => (who(), side).prop_map(|(who, side)| Op::ForceUnlock(who, side)),
+        1 => Just(Op::Expire),
+    ];
+    proptest::collection::vec(op, 1..14)
+}
+
+/// What one owner has of one side.
+#[derive(Default)]
+struct Holding {
+    guards: Vec<LockGuard>,
+    /// What the server records.
+    recorded: u32,
+}
+
+impl Holding {
+    /// How often his client believes that he holds it.
+    fn believed(&self) -> usize {
+        self.guards.iter().filter(|guard| !guard.is_lost()).count()
+    }
+
+    /// The record is gone, and his client does not know.
+    fn is_stale(&self) -> bool {
+        self.believed() > 0 && self.recorded == 0
+    }
+}
+
+struct Owner {
+    client: LockClient,
+    locks: [Arc<dyn RLock>; 2],
+    holdings: [Holding; 2],
+}
+
+struct World<'a> {
+    kind: Kind,
+    server: &'a Server,
+    name: String,
+    owners: Vec<Owner>,
+}
+
+/// What an acquire must come to.
+#[derive(Debug, PartialEq)]
+enum Expected {
+    Acquired,
+    Busy,
+    Lost,
+    NotReentrant,
+    UpgradeRefused,
+}
+
+impl World<'_> {
+    fn holding(&mut self, who: usize, side: Side) -> &mut Holding {
+        &mut self.owners[who].holdings[side as usize]
+    }
+
+    fn expected(&self, who: usize, side: Side) -> Expected {
+        let own = &self.owners[who].holdings;
+        let mine = &own[side as usize];
+        if mine.believed() > 0 && !self.kind.reentrant {
+            Expected::NotReentrant
+        } else if side == Write && mine.believed() == 0 && own[Read as usize].believed() > 0 {
+            Expected::UpgradeRefused
+        } else if mine.is_stale() {
+            Expected::Lost
+        } else {
+            let others = || self.owners.iter().enumerate().filter(|(other, _)| *other != who).map(|(_, owner)| owner);
+            let writes = others().any(|owner| owner.holdings[Write as usize].recorded > 0);
+            let reads = self.owners.iter().any(|owner| owner.holdings[Read as usize].recorded > 0);
+            let blocked = writes || side == Write && reads && mine.recorded == 0;
+            if blocked { Expected::Busy } else { Expected::Acquired }
+        }
+    }
+
+    fn take_in(&mut self, who: usize, side: Side, outcome: Result<Option<LockGuard>, Error>) -> Expected {
+        match outcome {
+            Ok(Some(guard)) => {
+                let holding = self.holding(who, side);
+                holding.guards.push(guard);
+                holding.recorded += 1;
+                Expected::Acquired
+            }
+            Ok(None) => Expected::Busy,
+            Err(Error::Lost { .. }) => Expected::Lost,
+            Err(Error::NotReentrant { .. }) => Expected::NotReentrant,
+            Err(Error::UpgradeRefused { .. }) => Expected::UpgradeRefused,
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    async fn play(&mut self, op: Op) -> Result<(), TestCaseError> {
+        match op {
+            Op::TryLock(who, side) => {
+                let expected = self.expected(who, side);
+                let outcome = self.owners[who].locks[side as usize].try_lock().await;
+                let found = self.take_in(who, side, outcome);
+                proptest::prop_assert_eq!(found, expected);
+            }
+            Op::Unlock(who, side) => {
+                let stale = self.holding(who, side).is_stale();
+                let Some(guard) = self.holding(who, side).guards.pop() else { return Ok(()) };
+                let lost = stale || guard.is_lost();
+                let outcome = guard.unlock().await;
+                // of the guards that outlived a loss, the client remembers how the last ones were lost
+                let told = matches!(outcome, Err(Error::Lost { .. } | Error::NotHeld { .. }));
+                proptest::prop_assert_eq!(told, lost, "{:?}", outcome);
+                proptest::prop_assert_eq!(outcome.is_ok(), !lost);
+                self.holding(who, side).recorded -= u32::from(!lost);
+            }
+            Op::Drop(who, side) => {
+                let stale = self.holding(who, side).is_stale();
+                let Some(guard) = self.holding(who, side).guards.pop() else { return Ok(()) };
+                let lost = stale || guard.is_lost();
+                drop(guard);
+                self.owners[who].client.idle().await;
+                self.holding(who, side).recorded -= u32::from(!lost);
+            }
+            Op::Cancel(who, side, polls) => {
+                // what is found out about a stale hold depends on how far it came
+                if self.holding(who, side).is_stale() {
+                    return Ok(());
+                }
+                let expected = self.expected(who, side);
+                let lock = Arc::clone(&self.owners[who].locks[side as usize]);
+                if let Some(outcome) = poll_times(lock.lock(), polls).await {
+                    let found = self.take_in(who, side, outcome.map(Some));
+                    proptest::prop_assert_eq!(&found, &expected);
+                    if found == Expected::Acquired {
+                        drop(self.holding(who, side).guards.pop());
+                        self.holding(who, side).recorded -= 1;
+                    }
+                }
+                self.owners[who].client.idle().await;
+            }
+            Op::ForceUnlock(who, side) => {
+                let held = |side: Side| self.owners.iter().any(|owner| owner.holdings[side as usize].recorded > 0);
+                // who writes may read as well: that is not ended by itself
+                let expected = held(side) && (side == Write || !held(Write));
+                let freed = self.owners[who].locks[side as usize].force_unlock().await;
+                proptest::prop_assert_eq!(freed.unwrap(), expected);
+                if expected {
+                    self.forget_records();
+                }
+            }
+            Op::Expire => {
+                for (key, ..) in self.server.dump() {
+                    if key.contains(&self.name) && !key.starts_with("redisson_lock_token:") {
+                        self.server.call(&["DEL", &key]);
+                    }
+                }
+                self.forget_records();
+            }
+        }
+        self.check().await
+    }
+
+    fn forget_records(&mut self) {
+        self.owners.iter_mut().flat_map(|owner| &mut owner.holdings).for_each(|holding| holding.recorded = 0);
+    }
+
+    /// The server records what the model says, and nobody else's counts are touched.
+    async fn check(&self) -> Result<(), TestCaseError> {
+        let sides: &[Side] = if self.kind.two_sides { &[Write, Read] } else { &[Write] };
+        let observer = &self.owners[0].locks;
+        for side in sides {
+            for (who, owner) in self.owners.iter().enumerate() {
+                let counted = observer[*side as usize].hold_count(&owner.client.current_owner()).await.unwrap();
+                let recorded = owner.holdings[*side as usize].recorded;
+                proptest::prop_assert_eq!(counted, recorded, "owner {} of side {:?}", who, side);
+                for guard in owner.holdings[*side as usize].guards.iter().filter(|_| recorded > 0) {
+                    proptest::prop_assert!(
+                        recorded == 0 || !guard.is_lost() || owner.holdings[*side as usize].believed() > 0
+                    );
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn check(kind: Kind) {
+    let server = Server::start_real();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let clients: Vec<LockClient> =
+        runtime.block_on(async { futures::future::join_all((0..OWNERS).map(|_| server.client())).await });
+    let config = Config { cases: CASES, failure_persistence: None, max_shrink_iters: 2000, ..Config::default() };
+    let mut runner = TestRunner::new_with_rng(config, TestRng::deterministic_rng(RngAlgorithm::ChaCha));
+    let number = std::cell::Cell::new(0);
+    let outcome = runner.run(&ops(kind), |ops| {
+        number.set(number.get() + 1);
+        let mut name = String::new();
+        let _ = write!(name, "{}:{}:", kind.name, number.get());
+        runtime.block_on(async {
+            // a history that failed has left something
+            for client in &clients {
+                client.idle().await;
+            }
+            server.call(&["FLUSHALL"]);
+            let owner = |client: &LockClient| Owner {
+                client: client.clone(),
+                locks: [Write, Read].map(|side| (kind.door)(client, &name, side)),
+                holdings: Default::default(),
+            };
+            let owners = clients.iter().map(owner).collect();
+            let mut world = World { kind, server: &server, name: name.clone(), owners };
+            for (at, op) in ops.iter().enumerate() {
+                let played = world.play(*op).await;
+                played.map_err(|error| TestCaseError::fail(format!("step {at}, {op:?}: {error}")))?;
+            }
+            drop(world);
+            for client in &clients {
+                client.idle().await;
+            }
+            let left = server.call(&["DEL", &format!("redisson_lock_token:{{{name}}}")]);
+            assert!(!left.is_error());
+            proptest::prop_assert_eq!(server.call(&["DBSIZE"]).int(), 0, "something is left");
+            Ok(())
+        })
+    });
+    if let Err(failure) = outcome {
+        panic!("{failure}");
+    }
+    println!("{}: {} histories", kind.name, number.get());
+}
+
+macro_rules! model {
+    ($($test:ident: $door:expr, reentrant = $reentrant:literal, two_sides = $two:literal;)*) => {
+        $(
+            #[test]
+            fn $test() {
+                let name = stringify!($test);
+                check(Kind { name, door: $door, reentrant: $reentrant, two_sides: $two });
+            }
+        )*
+    };
+}
+
+model! {
+    reentrant_histories_fit_the_model:
+        |client, name, _| Arc::new(client.reentrant_lock(name).unwrap()), reentrant = true, two_sides = false;
+    non_reentrant_histories_fit_the_model:
+        |client, name, _| Arc::new(client.non_reentrant_lock(name).unwrap()), reentrant = false, two_sides = false;
+    spin_histories_fit_the_model:
+        |client, name, _| Arc::new(client.spin_lock(name).unwrap()), reentrant = true, two_sides = false;
+    fenced_histories_fit_the_model:
+        |client, name, _| Arc::new(client.fenced_lock(name).unwrap()), reentrant = true, two_sides = false;
+    fair_histories_fit_the_model:
+        |client, name, _| Arc::new(client.fair_lock(name).unwrap()), reentrant = true, two_sides = false;
+    read_write_histories_fit_the_model:
+        |client, name, side| {
+            let lock = client.read_write_lock(name).unwrap();
+            Arc::new(if side == Read { lock.read() } else { lock.write() })
+        },
+        reentrant = true, two_sides = true;
+}
