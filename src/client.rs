@@ -202,9 +202,9 @@ impl LockClient {
     ///
     /// let guard = client.fenced_lock("stock")?.lock().await?;
     /// let token = guard.fencing_token().unwrap_or_default();
-    /// let stock = client.fenced_get("stock:count", token).await?;
-    /// let more = stock.map_or(0, |count| count.len()) + 1;
-    /// client.fenced_set("stock:count", "x".repeat(more), token).await?;
+    /// let text = client.fenced_get("stock:count", token).await?.unwrap_or_default();
+    /// let count: u64 = String::from_utf8_lossy(&text).parse().unwrap_or(0);
+    /// client.fenced_set("stock:count", (count + 1).to_string(), token).await?;
     /// guard.unlock().await?;
     /// # Ok(())
     /// # }
