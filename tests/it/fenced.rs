@@ -234,6 +234,46 @@ async fn a_guarded_write_without_an_answer_is_unconfirmed_and_can_be_repeated() 
     assert!(matches!(client.fenced_set("k", "a", 1).await, Err(Error::StaleToken { seen: 2, .. })));
 }
 
+/// What `lua/README.md` and README.md say that an ACL user needs.
+#[tokio::test]
+async fn fenced_locks_and_guarded_keys_need_the_permissions_that_are_written_down_and_no_other() {
+    let server = Server::start();
+    let more = ["get", "set", "incr", "time", "mset", "strlen"];
+    let user = |name: &str, missing: Option<&str>| {
+        let keys = ["~app:*", "~redisson_lock_token:{app:*", "~nestlock_fence:{app:*"];
+        let reentrant = "evalsha eval hset hget hlen hkeys hexists hdel del pexpire pttl publish subscribe unsubscribe \
+                         ping client|id info";
+        let commands = reentrant.split(' ').chain(more).filter(|command| Some(*command) != missing);
+        let mut command = vec!["ACL".to_owned(), "SETUSER".into(), name.into(), "on".into(), ">pw".into()];
+        command.push("resetchannels".into());
+        command.push("&redisson_lock__channel:{app:*".into());
+        command.extend(keys.map(Into::into));
+        command.extend(commands.map(|command| format!("+{command}")));
+        let reply = server.call(&command.iter().map(String::as_str).collect::<Vec<_>>());
+        assert!(!reply.is_error(), "{reply:?}");
+        format!("redis://{name}:pw@{}", server.addr())
+    };
+    let everything = async |url: String, lock: &str| {
+        let client = LockClient::connect(url).await.unwrap();
+        for _ in 0..2 {
+            let guard = client.fenced_lock(lock).unwrap().lock().await?;
+            let inner = client.fenced_lock(lock).unwrap().lock().await?;
+            client.fenced_get("app:k", token(&guard)).await?;
+            client.fenced_set("app:k", "v", token(&guard)).await?;
+            inner.unlock().await?;
+            guard.unlock().await?;
+        }
+        Ok::<_, Error>(())
+    };
+    everything(user("all", None), "app:all").await.unwrap();
+    server.call(&["DEL", "nestlock_fence:{app:k}"]);
+    for missing in more {
+        let refused = everything(user(missing, Some(missing)), &format!("app:{missing}")).await;
+        let Err(Error::Store { source, .. }) = &refused else { panic!("without {missing}: {refused:?}") };
+        assert_eq!(source.kind(), StoreErrorKind::NoPermission, "without {missing}");
+    }
+}
+
 // --- processes that sleep, or die ---
 
 /// F2, the classic story: the holder looks, is paused past its lease, wakes, and writes.
