@@ -143,7 +143,7 @@ async fn pairs_per_second(client: &LockClient, tasks: usize) -> Result<f64> {
     let start = Instant::now();
     let mut running = Vec::new();
     for task in 0..tasks {
-        let lock = client.reentrant_lock(&format!("bench:{task}"))?;
+        let lock = client.reentrant_lock(format!("bench:{task}"))?;
         running.push(tokio::spawn(async move {
             for _ in 0..PAIRS / tasks {
                 lock.lock().await?.unlock().await?;

@@ -12,7 +12,7 @@ use rusqlite::{Connection, params};
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
     let ours = if env::var("NESTLOCK_URL").is_err() { Some(EmbeddedServer::start()?) } else { None };
-    let url = ours.as_ref().map_or_else(|| env::var("NESTLOCK_URL").unwrap_or_default(), |server| server.url().into());
+    let url = ours.as_ref().map_or_else(|| env::var("NESTLOCK_URL").unwrap_or_default(), EmbeddedServer::url);
 
     let database = Connection::open_in_memory()?;
     database.execute_batch(

@@ -246,38 +246,9 @@ pub fn serve() {
                 }
                 say("hammering");
             }
-            "fence" => {
-                let lock = get().fenced_lock(words[1]).unwrap();
-                let guard = runtime.block_on(async { lock.lock().await.unwrap() });
-                say(format_args!("fenced {} {}", words[1], guard.fencing_token().expect("a token")));
-                held.lock().unwrap().insert(words[1].to_owned(), Arc::new(guard));
-            }
-            "put" => match runtime.block_on(get().fenced_set(words[1], words[2], number(3))) {
-                Ok(()) => say(format_args!("put {} ok", words[1])),
-                Err(nestlock::Error::StaleToken { .. }) => say(format_args!("put {} Stale", words[1])),
-                Err(error) => say(format_args!("put {} {error}", words[1])),
-            },
-            "set" => {
-                let mut wire = Wire::connect(server.expect("connect first")).expect("a connection");
-                let reply = wire.call(&["SET", words[1], words[2]]).expect("an answer");
-                say(format_args!("set {} {}", words[1], reply.text()));
-            }
-            "tokens" => {
-                let file = std::fs::OpenOptions::new().append(true).create(true).open(words[1]).expect("a file");
-                let file = Arc::new(file);
-                let tasks: Vec<_> = (0..number(4))
-                    .map(|_| {
-                        let (name, key) = (words[2].to_owned(), words[3].to_owned());
-                        runtime.spawn(count(get(), Arc::clone(&file), name, key, number(5)))
-                    })
-                    .collect();
-                say("counting");
-                runtime.spawn(async move {
-                    for task in tasks {
-                        task.await.expect("a task that does not panic");
-                    }
-                    say("done");
-                });
+            "fence" | "put" | "set" | "tokens" => {
+                let lock = |name: &str, guard| held.lock().unwrap().insert(name.to_owned(), Arc::new(guard));
+                serve_fenced(&words, &runtime, &get(), server.expect("connect first"), lock);
             }
             "panic" => {
                 let lock = get().reentrant_lock(words[1]).unwrap();
@@ -294,6 +265,53 @@ pub fn serve() {
     }
     // the test that started this process has let go of it: no verdict of libtest's, no clean-up
     std::process::exit(0);
+}
+
+/// The requests about fenced locks and guarded keys.
+fn serve_fenced<T>(
+    words: &[&str],
+    runtime: &tokio::runtime::Runtime,
+    client: &LockClient,
+    server: SocketAddr,
+    keep: impl FnOnce(&str, LockGuard) -> T,
+) {
+    let number = |n: usize| words[n].parse::<u64>().expect("a number");
+    match words[0] {
+        "fence" => {
+            let lock = client.fenced_lock(words[1]).unwrap();
+            let guard = runtime.block_on(async { lock.lock().await.unwrap() });
+            say(format_args!("fenced {} {}", words[1], guard.fencing_token().expect("a token")));
+            keep(words[1], guard);
+        }
+        "put" => match runtime.block_on(client.fenced_set(words[1], words[2], number(3))) {
+            Ok(()) => say(format_args!("put {} ok", words[1])),
+            Err(nestlock::Error::StaleToken { .. }) => say(format_args!("put {} Stale", words[1])),
+            Err(error) => say(format_args!("put {} {error}", words[1])),
+        },
+        "set" => {
+            let mut wire = Wire::connect(server).expect("a connection");
+            let reply = wire.call(&["SET", words[1], words[2]]).expect("an answer");
+            say(format_args!("set {} {}", words[1], reply.text()));
+        }
+        "tokens" => {
+            let file = std::fs::OpenOptions::new().append(true).create(true).open(words[1]).expect("a file");
+            let file = Arc::new(file);
+            let tasks: Vec<_> = (0..number(4))
+                .map(|_| {
+                    let (name, key) = (words[2].to_owned(), words[3].to_owned());
+                    runtime.spawn(count(client.clone(), Arc::clone(&file), name, key, number(5)))
+                })
+                .collect();
+            say("counting");
+            runtime.spawn(async move {
+                for task in tasks {
+                    task.await.expect("a task that does not panic");
+                }
+                say("done");
+            });
+        }
+        other => panic!("unknown request {other}"),
+    }
 }
 
 /// Locks, holds and unlocks for ever. Two lines for each hold, so that a kill in the middle leaves the first:
