@@ -368,7 +368,7 @@ async fn count(client: LockClient, file: Arc<std::fs::File>, name: String, key: 
         let token = guard.fencing_token().expect("a token");
         write(format!("token {token} {invoked} {}\n", monotonic_ns()));
         if rounds == 0 {
-            let pause = Duration::from_micros(rand::rng().random_range(0..3000));
+            let pause = Duration::from_micros(rand::rng().random_range(0..12_000));
             tokio::time::sleep(pause).await;
         }
         match client.fenced_set(&key, token.to_string(), token).await {
