@@ -49,10 +49,13 @@ test: setup
 
 demo:
 	$(CARGO) build --examples $(FEATURES)
+	$(CARGO) build -p nestlock-examples-sql
 	@set -e; for example in $(EXAMPLES); do \
 		echo "--- $$example"; \
 		$(CARGO) run --quiet --example $$example $(FEATURES); \
 	done
+	@echo '--- nestlock-examples-sql'
+	@$(CARGO) run --quiet -p nestlock-examples-sql
 
 bench: setup
 	$(CARGO) bench --workspace $(FEATURES)

@@ -10,7 +10,7 @@ use crate::{
     engine::{self, Anchor},
     error::Result,
     keys::LockName,
-    lock::{Fair, Fenced, Lock, MultiLock, NonReentrant, Read, ReadWriteLock, Reentrant, Spin, Write},
+    lock::{Fair, Fenced, FencedKey, Lock, MultiLock, NonReentrant, Read, ReadWriteLock, Reentrant, Spin, Write},
     options::{Backoff, Config},
     owner::OwnerId,
     rlock::RLock,
@@ -67,13 +67,26 @@ impl LockClient {
     ///
     /// [`LockGuard::fencing_token`](crate::LockGuard::fencing_token) is higher than that of every earlier holder, and the
     /// same for all holds of one owner. Hand it to the guarded resource, and let that refuse whatever is lower than what
-    /// it has seen: then a paused holder can do no harm, however late it wakes.
+    /// it has seen: then a paused holder can do no harm, however late it wakes. For values in Redis,
+    /// [`LockClient::fenced_get`] and [`LockClient::fenced_set`] do that; in SQL it is one more condition,
+    /// `... AND fence <= ?`.
     ///
     /// The record is the reentrant lock's: one name excludes both. A hold taken as a reentrant lock has no token.
     ///
+    /// # The life of the token
+    ///
+    /// The key `redisson_lock_token:{name}` keeps the last token, one small key for each name, without a TTL: Redisson
+    /// would begin at 1 again where it is missing. nestlock begins at the server's time in microseconds, which is above
+    /// all tokens given before, after `FLUSHALL` and evictions too; where nobody but nestlock uses a name, its token key
+    /// may be deleted at any time.
+    ///
+    /// Tokens can go back where the server forgets that it counted (a failover that loses writes, an older snapshot),
+    /// where its clock goes back while the key is missing, and where somebody else writes or deletes the key.
+    ///
     /// # Errors
     ///
-    /// As [`LockClient::reentrant_lock`].
+    /// As [`LockClient::reentrant_lock`]. An acquire is refused if the token key is of another type
+    /// ([`Error::WrongType`]), or holds no token ([`Error::Store`]).
     pub fn fenced_lock(&self, name: impl AsRef<str>) -> Result<Lock> {
         Ok(Lock::new(&self.anchor, Fenced::new(&self.name(name.as_ref())?)))
     }
@@ -143,8 +156,8 @@ impl LockClient {
 
     /// The lock of this name that its owner can not take again: Redisson's `NonReentrantLock`.
     ///
-    /// [`Error::NotReentrant`] at once, where waiting would never end. Record and messages are the reentrant lock's: one
-    /// name excludes both.
+    /// [`Error::NotReentrant`] at once and without a request, where waiting would never end; also where the owner holds
+    /// it as a reentrant lock. Record and messages are the reentrant lock's: one name excludes both.
     ///
     /// # Errors
     ///
@@ -177,6 +190,78 @@ impl LockClient {
     /// [`Error::InvalidName`] if there is no member.
     pub fn multi_lock(&self, members: impl IntoIterator<Item = Arc<dyn RLock>>) -> Result<MultiLock> {
         MultiLock::new(&self.anchor, members)
+    }
+
+    /// Writes a value, unless `key` has seen a higher fencing token than `token`.
+    ///
+    /// The check and the write are one step on the server. The highest token seen is kept beside the value, in
+    /// `nestlock_fence:{key}`, without a TTL. The value is a plain string at `key`, as it is: the client's
+    /// [`name_prefix`](LockClientBuilder::name_prefix) is for locks only. As with `SET`, a TTL that it had is gone.
+    ///
+    /// # What it promises
+    ///
+    /// Tokens that were let in at one key never go back, whatever clocks, pauses and leases do: once the holder of a
+    /// higher token has used [`LockClient::fenced_get`] or this, the lower one changes nothing any more. It does not
+    /// need the lock to be held still.
+    ///
+    /// - Until then the lower one may write: who computes the new value from the old one reads it with
+    ///   [`LockClient::fenced_get`], which shuts the door before it reads.
+    /// - Every writer must come this way. A plain `SET` is not stopped.
+    /// - It is a matter of one key. Where the key `nestlock_fence:{key}` is lost (`FLUSHALL`, an eviction, a failover
+    ///   that loses writes), whoever comes first is let in; leave it where the value is deleted.
+    /// - Use the tokens of one lock for one key.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::StaleToken`]: another owner has held the lock since; nothing was changed. [`Error::InvalidToken`] for 0,
+    /// which is nobody's, and from 2^53 on; [`Error::InvalidName`] as for a lock's name; [`Error::WrongType`] if the key
+    /// is no string. [`Error::Store`]: surely not written. [`Error::Unconfirmed`]: perhaps written, perhaps later; try
+    /// the same value with the same token again, or give the lock up. Nothing is repeated by itself.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped before it is polled, nothing happens. Dropped midway, the value may or may not be written, before or
+    /// after what the same holder writes next if the connection broke in between; never after a higher token came.
+    ///
+    /// ```no_run
+    /// # async fn example(client: nestlock::LockClient) -> nestlock::Result<()> {
+    /// use nestlock::RLock;
+    ///
+    /// let guard = client.fenced_lock("stock")?.lock().await?;
+    /// let token = guard.fencing_token().unwrap_or_default();
+    /// let text = client.fenced_get("stock:count", token).await?.unwrap_or_default();
+    /// let count: u64 = String::from_utf8_lossy(&text).parse().unwrap_or(0);
+    /// client.fenced_set("stock:count", (count + 1).to_string(), token).await?;
+    /// guard.unlock().await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn fenced_set(&self, key: impl AsRef<str>, value: impl AsRef<[u8]>, token: u64) -> Result<()> {
+        let call = self.fenced_key(key.as_ref())?.set(value.as_ref(), token)?;
+        self.anchor.guarded(token, call).await.map(drop)
+    }
+
+    /// Reads the value at `key`, and lets nobody with a lower fencing token than `token` in from then on. `None`: there
+    /// is none.
+    ///
+    /// For a holder that computes the next value from this one: a write of an earlier holder comes before this read, or
+    /// never. See [`LockClient::fenced_set`], which also says what is promised and what not.
+    ///
+    /// # Errors
+    ///
+    /// As [`LockClient::fenced_set`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe: dropped midway, lower tokens may or may not be turned away.
+    pub async fn fenced_get(&self, key: impl AsRef<str>, token: u64) -> Result<Option<Vec<u8>>> {
+        let call = self.fenced_key(key.as_ref())?.get(token)?;
+        self.anchor.guarded(token, call).await
+    }
+
+    fn fenced_key(&self, key: &str) -> Result<FencedKey> {
+        // not a lock's name: no prefix
+        Ok(FencedKey::new(&LockName::new("", key, self.anchor.config.max_name_len)?))
     }
 
     fn name(&self, name: &str) -> Result<LockName> {

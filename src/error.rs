@@ -9,8 +9,8 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The lock name can not be used. Nothing was sent.
-    #[error("invalid lock name {name:?}: {reason}")]
+    /// The name of a lock, or of a guarded key, can not be used. Nothing was sent.
+    #[error("invalid name {name:?}: {reason}")]
     InvalidName {
         /// The name as given, with the client's prefix.
         name: String,
@@ -65,11 +65,30 @@ pub enum Error {
         /// The lock's name.
         lock: String,
     },
-    /// The key at this name is no lock at all (a string, a list, ...). It was left as it is.
-    #[error("lock {lock:?}: the key at this name is not a hash; use another name")]
+    /// The key at this name, or one that belongs to it, is of another type: no lock at all, or no guarded value. It was
+    /// left as it is.
+    #[error("{lock:?}: the key at this name, or one that belongs to it, is of another type; use another name")]
     WrongType {
-        /// The lock's name.
+        /// The name of the lock, or the guarded key.
         lock: String,
+    },
+    /// The guarded key has seen a higher fencing token: another owner has held the lock since. Nothing was changed.
+    #[error("key {key:?}: the token {token} is stale, {seen} was seen; acquire the lock again and begin anew")]
+    StaleToken {
+        /// The guarded key.
+        key: String,
+        /// The token that was shown.
+        token: u64,
+        /// The highest token seen.
+        seen: u64,
+    },
+    /// The token was given to nobody. Nothing was sent.
+    #[error("key {key:?}: {token} is no fencing token; use that of a fenced lock's guard, 1 to 2^53 - 1")]
+    InvalidToken {
+        /// The guarded key.
+        key: String,
+        /// The token that was shown.
+        token: u64,
     },
     /// The owner re-entered the lock too often.
     #[error("lock {lock:?} is already held {holds} times by {owner}; release some holds first")]

@@ -20,14 +20,14 @@ impl LockName {
         if full.len() > max_len {
             return refuse(format!("{} bytes are more than the limit of {max_len}; use a shorter name", full.len()));
         }
-        let reserved = ["redisson_", "nestlock_rwlock_intent:"];
+        let reserved = ["redisson_", "nestlock_rwlock_intent:", "nestlock_fence:"];
         if reserved.iter().any(|prefix| full.starts_with(prefix)) || full.contains(":rwlock_timeout:") {
             return refuse("locks keep their own keys under such names; use another one".into());
         }
         let derived = derive("redisson_lock__channel", &full);
         if hash_tag(&full) != hash_tag(&derived) || full.find('}') < full.find('{') && full.contains('}') {
             return refuse(
-                "its braces would put the lock and its channel into different cluster slots; \
+                "its braces would put it and what is derived from it into different cluster slots; \
                  use no braces, or one pair around a part that is not empty"
                     .into(),
             );
@@ -102,7 +102,9 @@ mod tests {
     /// H11: a lock may not be named like the keys that locks derive.
     #[test]
     fn h11_reserved_names_are_refused() {
-        for bad in ["redisson_lock_queue:{x}", "redisson_lock__channel:{x}", "{x}:1:rwlock_timeout:1"] {
+        for bad in
+            ["redisson_lock_queue:{x}", "redisson_lock__channel:{x}", "nestlock_fence:{x}", "{x}:1:rwlock_timeout:1"]
+        {
             assert!(matches!(check(bad), Err(Error::InvalidName { .. })), "{bad:?}");
         }
     }

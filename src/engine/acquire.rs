@@ -32,6 +32,9 @@ const PAUSE: (Duration, Duration) = (Duration::from_millis(10), Duration::from_m
 /// A hold that was acquired, and the ticket to it.
 pub(crate) type Entered = (Arc<Hold>, Ticket);
 
+/// How often a pause of a spin lock's waiter looks whether the client was shut down.
+const LOOK: Duration = Duration::from_millis(200);
+
 /// One acquire, with everything resolved.
 pub(crate) struct Acquire<'a> {
     core: &'a Core,
@@ -200,7 +203,7 @@ impl Acquire<'_> {
                 Agreement::Silent(error) if hold.count() > 0 => return self.failed(error),
                 Agreement::Silent(_) => hold.abandon_name_in_doubt(core),
             }
-            if let Some(plan) = hold.plan(&core.holds, core.config.max_holds)? {
+            if let Some(plan) = hold.plan(kind, &core.holds, core.config.max_holds)? {
                 break plan;
             }
         };
@@ -264,7 +267,13 @@ impl Acquire<'_> {
         let pause = pause.mul_f64(1.0 - 0.5 * super::random_fraction());
         let pause = ttl.map_or(pause, |ttl| pause.min(ttl + Duration::from_millis(1)));
         let until = Instant::now() + pause;
-        Box::pin(self.core.sleep_until(self.limit.map_or(until, |limit| limit.min(until))))
+        let until = self.limit.map_or(until, |limit| limit.min(until));
+        Box::pin(async move {
+            // nothing wakes it for a shutdown
+            while Instant::now() < until && self.core.check_open().is_ok() {
+                self.core.sleep_until(until.min(Instant::now() + LOOK)).await;
+            }
+        })
     }
 
     /// Waits until the server can be reached, and a little longer, with jitter; at most until `patience`. In a box, as

@@ -310,7 +310,9 @@ impl Hold {
 
     /// What the next acquire should send. A re-entry into a hold whose lease is over is refused. `None`: a hold was
     /// given back since the server agreed; a new name now would leave the record under the old one behind.
-    pub(crate) fn plan(&self, holds: &Holds, max_holds: u32) -> Result<Option<Plan>> {
+    ///
+    /// `kind` is the caller's, which may be another of the family than the one that the hold was made for.
+    pub(crate) fn plan(&self, kind: &Arc<dyn Kind>, holds: &Holds, max_holds: u32) -> Result<Option<Plan>> {
         if self.lose_if_over() {
             return Err(self.lost_error(LossReason::LeaseExpired));
         }
@@ -320,7 +322,7 @@ impl Hold {
         if !state.agrees() {
             return Ok(None);
         }
-        if state.count > 0 && !self.kind.is_reentrant() {
+        if state.count > 0 && !kind.is_reentrant() {
             let (lock, owner) = (self.key.lock.to_string(), state.owner.to_string());
             return Err(Error::NotReentrant { lock, owner });
         }
@@ -706,7 +708,7 @@ mod tests {
     use crate::{keys::LockName, lock::Reentrant, owner::ClientId};
 
     fn entered(holds: &Holds, hold: &Hold) -> Ticket {
-        let plan = hold.plan(holds, u32::MAX).unwrap().unwrap();
+        let plan = hold.plan(hold.kind(), holds, u32::MAX).unwrap().unwrap();
         hold.enter(&plan, Instant::now(), Duration::from_secs(30), None, None).unwrap()
     }
 
@@ -733,14 +735,14 @@ mod tests {
         let kind: Arc<dyn Kind> = Arc::new(Reentrant::new(&LockName::new("", "l", 1024).unwrap()));
         let hold = holds.get_or_insert(&kind, &OwnerId::named(&ClientId::random(), "me").unwrap());
         let over = Instant::now().checked_sub(Duration::from_millis(50)).unwrap();
-        let plan = hold.plan(&holds, u32::MAX).unwrap().unwrap();
+        let plan = hold.plan(&kind, &holds, u32::MAX).unwrap().unwrap();
         let stale = hold.enter(&plan, over, Duration::from_millis(60), None, None);
         std::thread::sleep(Duration::from_millis(20));
         assert!(matches!(hold.due(Instant::now(), Duration::ZERO), Due::Expired | Due::Never));
         if let Some(stale) = stale {
             assert!(hold.leave(Some(stale)).is_err());
         }
-        assert!(hold.plan(&holds, u32::MAX).unwrap().is_none(), "the server still records it");
+        assert!(hold.plan(&kind, &holds, u32::MAX).unwrap().is_none(), "the server still records it");
         hold.server_holds_nothing();
         let fresh = entered(&holds, &hold);
         hold.lose_if_over();

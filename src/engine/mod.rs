@@ -38,7 +38,7 @@ use crate::{
     error::{Error, LossReason, Result, StoreError, StoreErrorKind},
     options::{Config, checked_lease},
     owner::{ClientId, OwnerId},
-    store::{Endpoint, Forced, Inspected, Renewed, Store},
+    store::{Call, Endpoint, Forced, Guarded, Inspected, Renewed, Store},
 };
 
 /// Everything that one client shares between its handles, its guards and its own thread.
@@ -329,6 +329,17 @@ impl Core {
             }
             _ => 0,
         })
+    }
+
+    /// Reads or writes a guarded key, showing `token`. One request, which is not repeated.
+    pub(crate) async fn guarded(&self, token: u64, call: Call) -> Result<Option<Vec<u8>>> {
+        self.check_open()?;
+        let key = call.keys.first().map_or_else(String::new, ToString::to_string);
+        match self.store.guarded(call).await {
+            Ok(Guarded::Done(value)) => Ok(value),
+            Ok(Guarded::Stale { seen }) => Err(Error::StaleToken { key, token, seen }),
+            Err(error) => Err(store_error(&key, error)),
+        }
     }
 
     /// Waits until nothing is left to settle.

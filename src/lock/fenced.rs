@@ -5,12 +5,18 @@ use std::sync::Arc;
 use super::reentrant::Reentrant;
 use crate::{
     engine::{Kind, Request, Wake},
+    error::{Error, Result},
     keys::LockName,
     owner::OwnerId,
-    store::{Call, Script, script},
+    store::{Arg, Call, Script, script},
 };
 
 script!(ACQUIRE = "fenced/acquire", keys = 2, args = 3);
+script!(SET = "fenced/set", keys = 2, args = 2);
+script!(GET = "fenced/get", keys = 2, args = 1);
+
+/// The highest token that Lua's numbers tell from its neighbours.
+const MAX_TOKEN: u64 = (1 << 53) - 1;
 
 #[derive(Debug)]
 pub(crate) struct Fenced {
@@ -56,5 +62,37 @@ impl Kind for Fenced {
 
     fn inspect(&self) -> Call {
         self.record.inspect()
+    }
+}
+
+/// A key whose readers and writers show a token, and the key beside it that keeps the highest one.
+#[derive(Debug)]
+pub(crate) struct FencedKey {
+    data: Arc<str>,
+    fence: Arc<str>,
+}
+
+impl FencedKey {
+    pub(crate) fn new(key: &LockName) -> Self {
+        Self { data: Arc::clone(key.as_arc()), fence: key.derived("nestlock_fence") }
+    }
+
+    pub(crate) fn set(&self, value: &[u8], token: u64) -> Result<Call> {
+        Ok(Call::new(&SET, self.keys(), vec![self.checked(token)?, Arg::Bytes(value.to_vec())]))
+    }
+
+    pub(crate) fn get(&self, token: u64) -> Result<Call> {
+        Ok(Call::new(&GET, self.keys(), vec![self.checked(token)?]))
+    }
+
+    fn keys(&self) -> Vec<Arc<str>> {
+        vec![Arc::clone(&self.data), Arc::clone(&self.fence)]
+    }
+
+    fn checked(&self, token: u64) -> Result<Arg> {
+        match token {
+            1..=MAX_TOKEN => Ok(token.into()),
+            _ => Err(Error::InvalidToken { key: self.data.to_string(), token }),
+        }
     }
 }

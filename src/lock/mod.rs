@@ -14,7 +14,7 @@ use async_trait::async_trait;
 
 pub(crate) use self::{
     fair::Fair,
-    fenced::Fenced,
+    fenced::{Fenced, FencedKey},
     non_reentrant::NonReentrant,
     read_write::{Read, Write},
     reentrant::Reentrant,

@@ -316,11 +316,12 @@ fn keys(call: &Call) -> Vec<&str> {
 }
 
 fn args(call: &Call) -> Vec<Value> {
-    let text = |arg: &Arg| match arg {
-        Arg::Text(text) => (&**text).into(),
-        Arg::Number(number) => number.to_string().into(),
+    let value = |arg: &Arg| match arg {
+        Arg::Text(text) => Value::String((&**text).into()),
+        Arg::Number(number) => Value::String(number.to_string().into()),
+        Arg::Bytes(bytes) => bytes.as_slice().into(),
     };
-    call.args.iter().map(|arg| Value::String(text(arg))).collect()
+    call.args.iter().map(value).collect()
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
@@ -405,6 +406,10 @@ fn verdict(kind: &FredKind, details: &str) -> (StoreErrorKind, bool) {
             return (kind, false);
         }
     }
+    // our own refusals come before the first write
+    if details.starts_with("ERR nestlock: ") {
+        return (StoreErrorKind::Other, false);
+    }
     // Redis 7.0 and older say so, without a code, where a script meets the ACL. Our scripts ask before they write
     if details.contains("The user executing the script can't") {
         return (StoreErrorKind::NoPermission, false);
@@ -448,6 +453,7 @@ mod tests {
             let denied = format!("ERR The user executing the script can't {what} script: 6bb2, on @user_script:29.");
             assert_eq!(verdict(&FredKind::Unknown, &denied), (StoreErrorKind::NoPermission, false));
         }
+        assert_eq!(kind("ERR nestlock: the token key holds no token"), (StoreErrorKind::Other, false));
         assert_eq!(kind("channel closed"), (StoreErrorKind::Other, true));
         assert_eq!(kind("Failed to route command."), (StoreErrorKind::Unavailable, false));
         assert_eq!(verdict(&FredKind::IO, "Connection closed."), (StoreErrorKind::Disconnected, true));

@@ -11,7 +11,7 @@ use tokio::runtime::Handle;
 
 pub(crate) use self::{
     link::Link,
-    reply::{Acquired, Forced, Inspected, Released, Renewed},
+    reply::{Acquired, Forced, Guarded, Inspected, Released, Renewed},
     script::{Arg, Arity, Call, Script, script},
 };
 use crate::{
@@ -133,6 +133,11 @@ impl Store {
     /// Runs an inspect script.
     pub(crate) async fn inspect(&self, call: Call) -> Result<Inspected, StoreError> {
         reply::inspected(&self.eval(call).await?)
+    }
+
+    /// Runs a script that reads or writes a guarded key.
+    pub(crate) async fn guarded(&self, call: Call) -> Result<Guarded, StoreError> {
+        reply::guarded(self.eval(call).await?)
     }
 
     /// Ends both connections.

@@ -64,6 +64,16 @@ pub(crate) enum Inspected {
     WrongKind,
 }
 
+/// What a script about a guarded key answered.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Guarded {
+    /// With the value, if it was asked for and there is one.
+    Done(Option<Vec<u8>>),
+    Stale {
+        seen: u64,
+    },
+}
+
 fn nonsense(value: &Value) -> StoreError {
     StoreError::new(StoreErrorKind::Protocol, true, format!("unexpected answer {value:?}"))
 }
@@ -148,6 +158,21 @@ pub(crate) fn inspected(value: &Value) -> Result<Inspected, StoreError> {
     }
 }
 
+pub(crate) fn guarded(value: Value) -> Result<Guarded, StoreError> {
+    match value {
+        Value::Null => Ok(Guarded::Done(None)),
+        Value::Integer(seen @ 1..) => Ok(Guarded::Stale { seen: seen.unsigned_abs() }),
+        Value::Array(parts) => match <[Value; 1]>::try_from(parts) {
+            Ok([Value::Null]) => Ok(Guarded::Done(None)),
+            Ok([Value::String(text)]) => Ok(Guarded::Done(Some(text.as_bytes().to_vec()))),
+            Ok([Value::Bytes(bytes)]) => Ok(Guarded::Done(Some(bytes.to_vec()))),
+            Ok([other]) => Err(nonsense(&other)),
+            Err(parts) => Err(nonsense(&Value::Array(parts))),
+        },
+        other => Err(nonsense(&other)),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -170,5 +195,13 @@ mod tests {
             assert!(renewed(&bad, 1).is_err(), "{bad:?}");
         }
         assert!(renewed(&Value::Array(vec![Value::Integer(1)]), 2).is_err());
+        assert_eq!(guarded(Value::Null).unwrap(), Guarded::Done(None));
+        assert_eq!(guarded(Value::Integer(7)).unwrap(), Guarded::Stale { seen: 7 });
+        assert_eq!(guarded(Value::Array(vec![Value::Null])).unwrap(), Guarded::Done(None));
+        let value = Value::Array(vec![Value::from_static_str("v")]);
+        assert_eq!(guarded(value).unwrap(), Guarded::Done(Some(b"v".to_vec())));
+        for bad in [Value::Integer(0), Value::Integer(-1), Value::from_static_str("OK"), Value::Array(vec![])] {
+            assert!(guarded(bad).is_err());
+        }
     }
 }

@@ -52,6 +52,7 @@ pub(crate) use script;
 pub(crate) enum Arg {
     Text(Arc<str>),
     Number(u64),
+    Bytes(Vec<u8>),
 }
 
 impl From<&Arc<str>> for Arg {

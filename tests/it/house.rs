@@ -409,9 +409,10 @@ fn every_script_names_its_arguments_first_and_is_short() {
 }
 
 /// Commands that scripts may call: each works in an ACL, in a cluster, and looks at one lock's keys only.
-const COMMANDS: [&str; 25] = [
+const COMMANDS: [&str; 27] = [
     "del", "exists", "get", "hdel", "hexists", "hget", "hgetall", "hkeys", "hlen", "hset", "incr", "lindex", "llen",
-    "lpop", "lpos", "lrem", "pexpire", "pttl", "publish", "rpush", "set", "time", "zadd", "zrem", "zscore",
+    "lpop", "lpos", "lrem", "mset", "pexpire", "pttl", "publish", "rpush", "set", "strlen", "time", "zadd", "zrem",
+    "zscore",
 ];
 
 /// R109: no managed cluster refuses a script of ours, since every command is a literal. P14: none looks at all keys.

@@ -1,5 +1,104 @@
-//! What is special about this kind.
+//! Non-reentrant locks: the owner who asks again is told at once, and nothing is sent.
 
-use crate::contract::contract_suite;
+use std::time::{Duration, Instant};
+
+use nestlock::{AcquireOptions, Error, Lock, LockClient, LockGuard, RLock, Result};
+
+use crate::{contract::contract_suite, support::Server};
 
 contract_suite! { mod contract, door = |client, name| std::sync::Arc::new(client.non_reentrant_lock(name).unwrap()), reentrant = false }
+
+/// Every way to acquire.
+async fn all_ways(lock: &Lock) -> Vec<Result<Option<LockGuard>>> {
+    let forever = Duration::MAX;
+    vec![
+        lock.lock().await.map(Some),
+        lock.try_lock().await,
+        lock.try_lock_for(Duration::from_secs(3600)).await,
+        lock.try_lock_for(forever).await,
+        lock.acquire(AcquireOptions::new().wait_forever().lease(Duration::from_secs(60))).await,
+    ]
+}
+
+fn doors(client: &LockClient) -> [Lock; 2] {
+    [client.non_reentrant_lock("l").unwrap(), client.non_reentrant_fair_lock("f").unwrap()]
+}
+
+#[tokio::test]
+async fn the_owner_who_asks_again_is_refused_at_once_and_without_a_request() {
+    let server = Server::start();
+    let client = server.client().await;
+    for lock in doors(&client) {
+        let guard = lock.lock().await.unwrap();
+        let (before, requests, start) = (server.dump(), server.script_count(), Instant::now());
+        for refused in all_ways(&lock).await {
+            let Err(Error::NotReentrant { lock: name, owner }) = &refused else { panic!("{refused:?}") };
+            assert_eq!((&**name, &**owner), (lock.name(), guard.owner().as_str()));
+        }
+        assert!(start.elapsed() < Duration::from_secs(5), "it waited: {:?}", start.elapsed());
+        assert_eq!(server.script_count(), requests, "nothing is sent");
+        assert_eq!(server.dump(), before);
+        assert_eq!(server.channels(), [] as [&str; 0]);
+        assert_eq!(lock.hold_count(&guard.owner()).await.unwrap(), 1);
+        assert!(!guard.is_lost());
+        guard.unlock().await.unwrap();
+        // and afterwards it is like any other
+        lock.try_lock().await.unwrap().expect("free").unlock().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn other_owners_wait_for_a_non_reentrant_lock_as_for_any() {
+    let server = Server::start();
+    let client = server.client().await;
+    for lock in doors(&client) {
+        let guard = lock.lock().await.unwrap();
+        let other = || AcquireOptions::new().owner(client.owner("other").unwrap());
+        assert!(lock.acquire(other()).await.unwrap().is_none(), "busy, not refused");
+        let waiter = {
+            let (lock, options) = (lock.clone(), other().wait_forever());
+            tokio::spawn(async move { lock.acquire(options).await })
+        };
+        crate::support::eventually("a waiter", || async { !server.channels().is_empty() }).await;
+        assert!(matches!(lock.lock().await, Err(Error::NotReentrant { .. })));
+        guard.unlock().await.unwrap();
+        let next = waiter.await.unwrap().unwrap().expect("its turn");
+        assert!(matches!(lock.acquire(other()).await, Err(Error::NotReentrant { .. })));
+        assert!(lock.try_lock().await.unwrap().is_none(), "the first owner is another one now");
+        next.unlock().await.unwrap();
+        crate::support::eventually("nobody listens", || async { server.channels().is_empty() }).await;
+    }
+}
+
+/// The record is one: the door decides whether its owner may enter again.
+#[tokio::test]
+async fn a_hold_through_another_door_counts() {
+    let server = Server::start();
+    let client = server.client().await;
+    let (once, again) = (client.non_reentrant_lock("l").unwrap(), client.reentrant_lock("l").unwrap());
+    let outer = again.lock().await.unwrap();
+    for refused in all_ways(&once).await {
+        assert!(matches!(refused, Err(Error::NotReentrant { .. })), "{refused:?}");
+    }
+    outer.unlock().await.unwrap();
+    let outer = once.lock().await.unwrap();
+    let inner = again.lock().await.unwrap();
+    assert_eq!(once.hold_count(&outer.owner()).await.unwrap(), 2);
+    assert!(matches!(once.lock().await, Err(Error::NotReentrant { .. })));
+    inner.unlock().await.unwrap();
+    outer.unlock().await.unwrap();
+    assert!(server.dump().is_empty());
+}
+
+#[tokio::test]
+async fn a_lost_hold_does_not_count_as_held() {
+    let server = Server::start();
+    let client = server.client().await;
+    let lock = client.non_reentrant_lock("l").unwrap();
+    let guard = lock.acquire(AcquireOptions::new().lease(Duration::from_millis(50))).await.unwrap().unwrap();
+    tokio::time::timeout(Duration::from_secs(15), guard.lost()).await.expect("it ends");
+    assert!(matches!(guard.unlock().await, Err(Error::Lost { .. })));
+    let next = lock.lock().await.unwrap();
+    assert_eq!(lock.hold_count(&next.owner()).await.unwrap(), 1);
+    next.unlock().await.unwrap();
+}

@@ -7,6 +7,7 @@
 use std::{
     collections::HashMap,
     io::{BufRead, BufReader, Write},
+    net::SocketAddr,
     process::{Child as Process, ChildStdin, Command, Stdio},
     sync::{
         Arc, Mutex,
@@ -18,7 +19,7 @@ use std::{
 use nestlock::{AcquireOptions, LockClient, LockGuard, RLock};
 use rand::Rng;
 
-use super::Server;
+use super::{Server, wire::Wire};
 
 /// Set in worker processes.
 const PEER: &str = "NESTLOCK_TEST_WORKER";
@@ -164,6 +165,10 @@ fn say(what: impl std::fmt::Display) {
 /// lock NAME [LEASE_MS]                    locked NAME <ns>; later, if it happens: lost NAME <ns>
 /// wait NAME TASKS                         waiting: many tasks lock, each gets it and unlocks
 /// unlock NAME                             unlocked NAME <ok or the error>
+/// fence NAME                              fenced NAME <token>: holds NAME as a fenced lock
+/// put KEY VALUE TOKEN                     put KEY <ok, Stale or the error>: a guarded write
+/// set KEY VALUE                           set KEY <the server's answer>: a plain write
+/// tokens FILE NAME KEY TASKS ROUNDS       counting; later: done. Guarded writes, see [`count`]; ROUNDS 0: for ever
 /// hammer FILE TASKS LOCKS                 hammering: for ever, writing what it held into the file
 /// panic NAME                              panics in a task that holds NAME: panicked
 /// exit                                    ends without unlocking
@@ -171,6 +176,7 @@ fn say(what: impl std::fmt::Display) {
 pub fn serve() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let mut client: Option<LockClient> = None;
+    let mut server: Option<SocketAddr> = None;
     let held: Arc<Mutex<HashMap<String, Arc<LockGuard>>>> = Arc::default();
     for line in std::io::stdin().lines().map_while(Result::ok) {
         let words: Vec<&str> = line.split(' ').collect();
@@ -183,6 +189,7 @@ pub fn serve() {
                     .poll_cap(Duration::from_millis(number(3)))
                     .connect(words[1]);
                 client = Some(runtime.block_on(connecting).expect("a connection"));
+                server = words[1].strip_prefix("redis://").and_then(|addr| addr.parse().ok());
                 say("connected");
             }
             "lock" => {
@@ -239,6 +246,10 @@ pub fn serve() {
                 }
                 say("hammering");
             }
+            "fence" | "put" | "set" | "tokens" => {
+                let lock = |name: &str, guard| held.lock().unwrap().insert(name.to_owned(), Arc::new(guard));
+                serve_fenced(&words, &runtime, &get(), server.expect("connect first"), lock);
+            }
             "panic" => {
                 let lock = get().reentrant_lock(words[1]).unwrap();
                 let task = runtime.spawn(async move {
@@ -254,6 +265,53 @@ pub fn serve() {
     }
     // the test that started this process has let go of it: no verdict of libtest's, no clean-up
     std::process::exit(0);
+}
+
+/// The requests about fenced locks and guarded keys.
+fn serve_fenced<T>(
+    words: &[&str],
+    runtime: &tokio::runtime::Runtime,
+    client: &LockClient,
+    server: SocketAddr,
+    keep: impl FnOnce(&str, LockGuard) -> T,
+) {
+    let number = |n: usize| words[n].parse::<u64>().expect("a number");
+    match words[0] {
+        "fence" => {
+            let lock = client.fenced_lock(words[1]).unwrap();
+            let guard = runtime.block_on(async { lock.lock().await.unwrap() });
+            say(format_args!("fenced {} {}", words[1], guard.fencing_token().expect("a token")));
+            keep(words[1], guard);
+        }
+        "put" => match runtime.block_on(client.fenced_set(words[1], words[2], number(3))) {
+            Ok(()) => say(format_args!("put {} ok", words[1])),
+            Err(nestlock::Error::StaleToken { .. }) => say(format_args!("put {} Stale", words[1])),
+            Err(error) => say(format_args!("put {} {error}", words[1])),
+        },
+        "set" => {
+            let mut wire = Wire::connect(server).expect("a connection");
+            let reply = wire.call(&["SET", words[1], words[2]]).expect("an answer");
+            say(format_args!("set {} {}", words[1], reply.text()));
+        }
+        "tokens" => {
+            let file = std::fs::OpenOptions::new().append(true).create(true).open(words[1]).expect("a file");
+            let file = Arc::new(file);
+            let tasks: Vec<_> = (0..number(4))
+                .map(|_| {
+                    let (name, key) = (words[2].to_owned(), words[3].to_owned());
+                    runtime.spawn(count(client.clone(), Arc::clone(&file), name, key, number(5)))
+                })
+                .collect();
+            say("counting");
+            runtime.spawn(async move {
+                for task in tasks {
+                    task.await.expect("a task that does not panic");
+                }
+                say("done");
+            });
+        }
+        other => panic!("unknown request {other}"),
+    }
 }
 
 /// Locks, holds and unlocks for ever. Two lines for each hold, so that a kill in the middle leaves the first:
@@ -289,6 +347,35 @@ async fn hammer(client: LockClient, file: Arc<std::fs::File>, locks: u64) {
             tokio::time::sleep(Duration::from_micros(200)).await;
         }
         write(format!("- {id} {end}\n"));
+        let _ = guard.unlock().await;
+    }
+}
+
+/// Takes a fenced lock and writes its token under `key`, whether it still holds the lock or not. Writes the history:
+/// `token TOKEN INVOKED RETURNED` for each acquire, and `accepted TOKEN` or `stale TOKEN` for each write.
+async fn count(client: LockClient, file: Arc<std::fs::File>, name: String, key: String, rounds: u64) {
+    let write = |line: String| (&*file).write_all(line.as_bytes()).expect("history is written");
+    let lock = client.fenced_lock(&name).unwrap();
+    let mut round = 0;
+    while rounds == 0 || round < rounds {
+        round += 1;
+        let invoked = monotonic_ns();
+        let guard = match lock.lock().await {
+            Ok(guard) => guard,
+            Err(nestlock::Error::Lost { .. } | nestlock::Error::Unconfirmed { .. }) => continue,
+            Err(error) => panic!("{error}"),
+        };
+        let token = guard.fencing_token().expect("a token");
+        write(format!("token {token} {invoked} {}\n", monotonic_ns()));
+        if rounds == 0 {
+            let pause = Duration::from_micros(rand::rng().random_range(0..12_000));
+            tokio::time::sleep(pause).await;
+        }
+        match client.fenced_set(&key, token.to_string(), token).await {
+            Ok(()) => write(format!("accepted {token}\n")),
+            Err(nestlock::Error::StaleToken { .. }) => write(format!("stale {token}\n")),
+            Err(error) => write(format!("{error}\n")),
+        }
         let _ = guard.unlock().await;
     }
 }

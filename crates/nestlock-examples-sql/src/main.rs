@@ -1,0 +1,76 @@
+//! A holder that slept past its lease comes back and writes: the database refuses it, by `WHERE fence <= ?`.
+//!
+//! Run: `cargo run -p nestlock-examples-sql`  (uses `NESTLOCK_URL`, else a server in this process)
+#![allow(clippy::print_stdout)]
+
+use std::{env, error::Error, time::Duration};
+
+use nestlock::{AcquireOptions, LockClient, RLock};
+use nestlock_embedded::EmbeddedServer;
+use rusqlite::{Connection, params};
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn Error>> {
+    let ours = if env::var("NESTLOCK_URL").is_err() { Some(EmbeddedServer::start()?) } else { None };
+    let url = ours.as_ref().map_or_else(|| env::var("NESTLOCK_URL").unwrap_or_default(), EmbeddedServer::url);
+
+    let database = Connection::open_in_memory()?;
+    database.execute_batch(
+        "CREATE TABLE account (id INTEGER PRIMARY KEY, balance INTEGER NOT NULL, fence INTEGER NOT NULL);
+         INSERT INTO account VALUES (7, 100, 0);",
+    )?;
+
+    // two processes, as far as the lock can tell
+    let (sleepy, lively) = (LockClient::connect(&url).await?, LockClient::connect(&url).await?);
+    let short = AcquireOptions::new().wait_forever().lease(Duration::from_millis(200));
+
+    let late = sleepy.fenced_lock("account:7")?.acquire(short).await?.ok_or("busy")?;
+    let late_token = late.fencing_token().ok_or("a fenced lock has tokens")?;
+    let seen_by_late = balance(&database, late_token)?;
+    println!("the sleeper holds the lock, sees {seen_by_late}, and falls asleep");
+
+    // the lease ends without a release: here begins the next holder's turn
+    let guard = lively.fenced_lock("account:7")?.lock().await?;
+    let token = guard.fencing_token().ok_or("a fenced lock has tokens")?;
+    assert!(token > late_token);
+    let seen = balance(&database, token)?;
+    assert!(pay(&database, seen - 30, token)?);
+    println!("the next holder pays 30");
+    guard.unlock().await?;
+
+    // the sleeper wakes. Nothing tells it before it acts; the database stops it
+    let accepted = pay(&database, seen_by_late - 50, late_token)?;
+    println!("the sleeper pays 50: {}", if accepted { "accepted" } else { "refused" });
+    assert!(!accepted);
+    let left = database.query_row("SELECT balance FROM account WHERE id = 7", [], |row| row.get::<_, i64>(0))?;
+    println!("balance: {left}");
+    assert_eq!(left, 70);
+
+    // without the condition the same statement goes through, and 30 are back from nowhere
+    let unguarded = database.execute("UPDATE account SET balance = ?1 WHERE id = 7", [seen_by_late - 50])?;
+    println!("without the token: {unguarded} row changed");
+    assert!(unguarded == 1 && late.is_lost());
+    drop(late);
+    sleepy.shutdown().await?;
+    lively.shutdown().await?;
+    Ok(())
+}
+
+/// Reads what the next value is computed from, and turns lower tokens away first.
+fn balance(database: &Connection, token: u64) -> Result<i64, Box<dyn Error>> {
+    let token = i64::try_from(token)?;
+    let claimed = database.execute("UPDATE account SET fence = ?1 WHERE id = 7 AND fence <= ?1", [token])?;
+    if claimed == 0 {
+        return Err("another holder came since".into());
+    }
+    Ok(database.query_row("SELECT balance FROM account WHERE id = 7", [], |row| row.get(0))?)
+}
+
+/// Writes; `false`: a higher token has been here.
+fn pay(database: &Connection, balance: i64, token: u64) -> Result<bool, Box<dyn Error>> {
+    let changed = database.execute(
+        "UPDATE account SET balance = ?1, fence = ?2 WHERE id = 7 AND fence <= ?2",
+        params![balance, i64::try_from(token)?],
+    )?;
+    Ok(changed == 1)
+}

@@ -1,0 +1,21 @@
+-- fenced/get: read a value, and turn lower tokens away from now on. Safe to send twice.
+--
+-- KEYS[1]  data     string   what is guarded
+-- KEYS[2]  fence    string   the highest token seen, an integer without a TTL
+-- ARGV[1]  token    integer  the reader's token, 1 to 2^53 - 1
+-- Returns  list     {value}; {nil}: there is none
+--          > 0      STALE: the highest token seen, which is above the reader's
+local data, fence, token = KEYS[1], KEYS[2], ARGV[1]
+
+if not string.find(token, '^[1-9]%d*$') or tonumber(token) > 9007199254740991 then
+    return redis.error_reply('ERR nestlock: a token is an integer from 1 to 2^53 - 1')
+end
+local seen = redis.call('get', fence) or '0'
+if not string.find(seen, '^%d+$') or tonumber(seen) > 9007199254740991 then
+    return redis.error_reply('ERR nestlock: the fence beside this key holds no token')
+end
+local value = redis.call('get', data)
+
+if tonumber(seen) > tonumber(token) then return tonumber(seen) end
+if tonumber(seen) < tonumber(token) then redis.call('set', fence, token) end
+return {value}

@@ -1,0 +1,24 @@
+-- fenced/set: write a value, unless a higher token has been here. Safe to send twice.
+--
+-- KEYS[1]  data     string   what is guarded
+-- KEYS[2]  fence    string   the highest token seen, an integer without a TTL
+-- ARGV[1]  token    integer  the writer's token, 1 to 2^53 - 1
+-- ARGV[2]  value    string   what to write
+-- Returns  nil      written
+--          > 0      STALE: the highest token seen, which is above the writer's
+local data, fence, token, value = KEYS[1], KEYS[2], ARGV[1], ARGV[2]
+
+if not string.find(token, '^[1-9]%d*$') or tonumber(token) > 9007199254740991 then
+    return redis.error_reply('ERR nestlock: a token is an integer from 1 to 2^53 - 1')
+end
+local seen = redis.call('get', fence) or '0'
+if not string.find(seen, '^%d+$') or tonumber(seen) > 9007199254740991 then
+    return redis.error_reply('ERR nestlock: the fence beside this key holds no token')
+end
+-- MSET would overwrite a key of any type
+redis.call('strlen', data)
+
+if tonumber(seen) > tonumber(token) then return tonumber(seen) end
+-- one command: no refusal can fall between the two
+redis.call('mset', fence, token, data, value)
+return nil
