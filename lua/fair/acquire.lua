@@ -33,6 +33,7 @@ if holds ~= '1' then return -2 end
 local time = redis.call('time')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local gone = now + math.max(ttl, 0) + patience
+local score = redis.call('zscore', timeouts, owner)
 local head, deadline = redis.call('lindex', queue, 0), nil
 while head and head ~= owner do
     deadline = tonumber(redis.call('zscore', timeouts, head)) or math.huge
@@ -52,13 +53,13 @@ if fields == 0 and (not head or head == owner) then
         return set
     end
     if head then redis.call('lpop', queue) end
-    redis.call('zrem', timeouts, owner)
+    if score then redis.call('zrem', timeouts, owner) end
     return nil
 end
 
 local place = redis.call('lpos', queue, owner)
 if waits == '1' and place then
-    if (tonumber(redis.call('zscore', timeouts, owner)) or 0) < gone then redis.call('zadd', timeouts, gone, owner) end
+    if (tonumber(score) or 0) < gone then redis.call('zadd', timeouts, gone, owner) end
 elseif waits == '1' then
     place = redis.call('llen', queue)
     local last = redis.call('lindex', queue, -1)
