@@ -671,3 +671,31 @@ fn nothing_is_published_anywhere_but_to_the_head() {
     assert_eq!(first.list()[2..], [Reply::Text(own_channel(B)), Reply::Text("0".into())]);
     assert_eq!(wire.read().unwrap().list()[2], Reply::Text("end".into()));
 }
+
+/// R60: joining and leaving over and over moves nobody's time into a far future.
+#[test]
+fn r60_ten_thousand_joins_and_leaves_do_not_add_up() {
+    let fair = Fair::new();
+    fair.held_by(A, "30000");
+    fair.wait(B);
+    let mut wire = fair.server.wire();
+    let mut load = |script| wire.call(&["SCRIPT", "LOAD", &source(script)]).unwrap().text().to_owned();
+    let (acquire, release) = (load(ACQUIRE), load(RELEASE));
+    for round in 0..5_000 {
+        for owner in [C, R] {
+            let args = ["EVALSHA", &acquire, "3", LOCK, QUEUE, TIMEOUTS, owner, "30000", "1", "5000", "1"];
+            wire.call(&args).unwrap();
+        }
+        if round % 500 == 0 {
+            let most = (PATIENCE * 3 + 30_000, fair.now());
+            for owner in [B, C, R] {
+                assert!(fair.score(owner) - most.1 <= most.0, "{owner} in round {round}");
+            }
+        }
+        for owner in [C, R] {
+            let reply = wire.call(&["EVALSHA", &release, "3", LOCK, QUEUE, TIMEOUTS, owner, "0", CHANNEL]).unwrap();
+            assert_eq!(reply, Reply::Nil);
+        }
+    }
+    fair.assert_queue(&[B]);
+}
