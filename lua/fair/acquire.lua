@@ -34,12 +34,15 @@ local time = redis.call('time')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local gone = now + math.max(ttl, 0) + patience
 local score = redis.call('zscore', timeouts, owner)
-local head, deadline = redis.call('lindex', queue, 0), nil
+local head, deadline, silent = redis.call('lindex', queue, 0), nil, nil
 while head and head ~= owner do
     deadline = tonumber(redis.call('zscore', timeouts, head)) or math.huge
     -- whoever is next has this much time, however late his place in the queue let him be
     if deadline > gone then redis.call('zadd', timeouts, gone, head) deadline = gone end
-    if deadline > now then break end
+    -- a client that lets one waiter be silent is gone, and so are its others who are next
+    local client = string.match(head, '^[^:]*')
+    if deadline > now and client ~= silent then break end
+    silent = client
     redis.call('lpop', queue)
     redis.call('zrem', timeouts, head)
     head = redis.call('lindex', queue, 0)

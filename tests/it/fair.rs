@@ -137,7 +137,7 @@ fn read_history(wire: &mut Wire) -> (usize, Vec<String>) {
             ["hset", LOCK, owner, "1"] if line.text().contains("lua]") => {
                 grants += 1;
                 if asked.front().is_none_or(|first| first != owner) {
-                    violations.push(format!("{owner} was given the lock before {asked:?}"));
+                    violations.push(format!("{owner} was given the lock before {:?}", asked.front()));
                 }
                 asked.retain(|asked| asked != owner);
                 holder = Some(owner.to_owned());
@@ -154,6 +154,8 @@ async fn r63_r64_the_lock_is_given_in_the_order_of_requests_whoever_gives_up() {
     let server = Server::start();
     let mut workers = [Worker::start(&server, PROMPT, NEVER), Worker::start(&server, PROMPT, NEVER)];
     let clients = [server.client().await, server.client().await];
+    // a script that the server does not know yet is asked for twice
+    clients[0].fair_lock("warm").unwrap().lock().await.unwrap().unlock().await.unwrap();
     let history = History::start(&server);
     for worker in &mut workers {
         worker.ask(&format!("wait {LOCK} 60"));
@@ -500,11 +502,11 @@ async fn r62_a_killed_holder_and_a_killed_head_hold_nobody_up_for_long() {
     all_gone(&server, &[&client]).await;
 }
 
-/// R62: a killed client's waiters that stood in a row.
+/// R62: the waiters of a killed client cost one patience, not one each.
 #[tokio::test]
-async fn r62_a_killed_clients_waiters_are_dropped_within_a_patience_each() {
+async fn r62_a_killed_clients_waiters_are_dropped_together() {
     let server = Server::start();
-    let patience = ms(600);
+    let patience = ms(2000);
     let client = impatient(&server, patience).await;
     let guard = client.fair_lock(LOCK).unwrap().lock().await.unwrap();
     let mut worker = Worker::start_with_patience(&server, PROMPT, ms(100), patience);
@@ -514,7 +516,7 @@ async fn r62_a_killed_clients_waiters_are_dropped_within_a_patience_each() {
     worker.kill();
     let start = Instant::now();
     guard.unlock().await.unwrap();
-    in_time("the living", 5 * patience + SLACK, task).await;
+    in_time("the living", 3 * patience, task).await;
     println!("4 dead in a row: {:?}, patience {patience:?}", start.elapsed());
     all_gone(&server, &[&client]).await;
 }
@@ -796,7 +798,7 @@ async fn waiting_for_somebody_elses_turn_costs_a_look_per_poll_cap() {
     for task in tasks {
         in_time("its turn", PROMPT, task).await;
     }
-    drop(other);
+    drop((other, peer));
     all_gone(&server, &[&client]).await;
 }
 
@@ -892,6 +894,7 @@ async fn a_redisson_peer_and_nestlock_share_one_queue() {
         peer.release();
         assert_eq!(in_time("after the peer", PROMPT, second).await, 1);
     }
+    drop(peer);
     all_gone(&server, &[&client]).await;
 }
 

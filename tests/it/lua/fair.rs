@@ -13,6 +13,8 @@ const CHANNEL: &str = "redisson_lock__channel:{orders:7}";
 const A: &str = "0a1b2c3d-1111-4222-8333-444455556666:42";
 const B: &str = "0a1b2c3d-1111-4222-8333-444455556666:43";
 const C: &str = "0a1b2c3d-1111-4222-8333-444455556666:44";
+const D: &str = "0a1b2c3d-1111-4222-8333-444455556666:45";
+const S: &str = "eeeeeeee-1111-4222-8333-444455556666:1";
 /// Another client, with Redisson's numbering of threads.
 const R: &str = "ffffffff-1111-4222-8333-444455556666:1";
 
@@ -217,22 +219,43 @@ fn acquire_of_a_free_lock_is_for_the_head_alone() {
 fn acquire_drops_heads_that_were_silent_for_too_long_and_nobody_else() {
     let fair = Fair::new();
     fair.held_by(A, "30000");
-    for owner in [B, C, R] {
+    for owner in [R, B, S] {
         fair.wait(owner);
     }
     // only the head can block anybody
-    fair.silence(C);
-    fair.wait(R);
-    fair.assert_queue(&[B, C, R]);
     fair.silence(B);
-    assert_eq!(fair.wait(R).1, 0);
-    fair.assert_queue(&[R]);
+    fair.wait(S);
+    fair.assert_queue(&[R, B, S]);
+    fair.silence(R);
+    assert_eq!(fair.wait(S).1, 0);
+    fair.assert_queue(&[S]);
     assert!(fair.server.exists(LOCK), "the holder holds it");
     // a try drops them as well
     fair.release(A, "0");
-    fair.silence(R);
+    fair.silence(S);
     assert_eq!(fair.acquire(A, "30000", "1", "0"), Reply::Nil);
     assert_eq!(fair.snapshot().len(), 1);
+}
+
+/// R62: the waiters of a client that died stand in a row; they cost the others one patience, not one each.
+#[test]
+fn r62_acquire_drops_those_behind_a_silent_head_who_are_of_the_same_client() {
+    let fair = Fair::new();
+    fair.held_by(A, "30000");
+    for owner in [B, C, R, D, S] {
+        fair.wait(owner);
+    }
+    fair.silence(B);
+    // neither those of another client, nor those behind these
+    assert_eq!(fair.wait(S).1, 2);
+    fair.assert_queue(&[R, D, S]);
+    // who looks is not gone, whatever his client
+    fair.silence(R);
+    fair.set_up(&["LREM", QUEUE, "0", S]);
+    fair.set_up(&["RPUSH", QUEUE, C]);
+    fair.silence(D);
+    assert_eq!(fair.wait(C).1, 0);
+    assert_eq!(fair.queue(), [C]);
 }
 
 #[test]
