@@ -30,10 +30,9 @@ if fields > 1 or fields == 1 and not string.find(redis.call('hkeys', lock)[1], '
 end
 if holds ~= '1' then return -2 end
 
-local time = redis.call('time')
+local time, score = redis.call('time'), redis.call('zscore', timeouts, owner)
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local gone = now + math.max(ttl, 0) + patience
-local score = redis.call('zscore', timeouts, owner)
 local head, deadline, silent = redis.call('lindex', queue, 0), nil, nil
 while head and head ~= owner do
     deadline = tonumber(redis.call('zscore', timeouts, head)) or math.huge

@@ -263,13 +263,14 @@ fn acquire_keeps_a_head_that_looks_itself_however_late_it_comes() {
     let fair = Fair::new();
     fair.held_by(A, "30000");
     fair.wait(B);
+    fair.wait(R);
     fair.silence(B);
-    fair.wait(B);
+    assert_eq!(fair.wait(B).1, 0);
     fair.assert_gone_in(B, 30_000 + PATIENCE);
     fair.silence(B);
     fair.set_up(&["DEL", LOCK]);
     assert_eq!(fair.acquire(B, "30000", "1", "1"), Reply::Nil);
-    assert_eq!(fair.snapshot().len(), 1);
+    fair.assert_queue(&[R]);
 }
 
 #[test]
