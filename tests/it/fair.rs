@@ -253,8 +253,10 @@ async fn a_try_takes_no_place_and_overtakes_nobody() {
     let other = ByHand::hold(&server, LOCK, NEVER);
     assert!(lock.try_lock().await.unwrap().is_none());
     assert!(!server.exists(QUEUE) && !server.exists(TIMEOUTS), "a try takes no place");
-    let done = Arc::default();
+    let (done, before) = (Arc::default(), server.script_count());
     let task = waiter(&server, &client, &done).await;
+    // it tries once more when it listens
+    eventually("it waits", || async { server.script_count() == before + 2 }).await;
     // free, and the one whose turn it is has not been told
     server.call(&["DEL", LOCK]);
     let tries = server.script_count();
@@ -345,6 +347,25 @@ async fn one_of_two_waiters_of_an_owner_gives_up_and_the_other_keeps_the_place()
     in_time("the patient one", PROMPT, patient).await.unlock().await.unwrap();
     in_time("the one behind", PROMPT, behind).await;
     drop(other);
+    all_gone(&server, &[&client]).await;
+}
+
+/// A name that is retired goes on to be used where it has a place.
+#[tokio::test]
+async fn a_waiter_keeps_its_name_in_the_queue() {
+    let server = Server::start();
+    let client = server.client_with(|c| c.poll_cap(ms(50))).await;
+    let _other = ByHand::hold(&server, LOCK, NEVER);
+    let task = waiter(&server, &client, &Arc::default()).await;
+    let name = queue(&server);
+    // what is handed over may be released by others: its name is used no more
+    let owner = client.fair_lock("handed over").unwrap().lock().await.unwrap().forget();
+    let before = server.script_count();
+    eventually("it looked again", || async { server.script_count() > before + 3 }).await;
+    assert_eq!(queue(&server), name);
+    release_by_hand(&server);
+    in_time("its turn", PROMPT, task).await;
+    client.fair_lock("handed over").unwrap().release(&owner).await.unwrap();
     all_gone(&server, &[&client]).await;
 }
 
