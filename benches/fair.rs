@@ -85,6 +85,7 @@ async fn hold_among(url: &str, waiters: usize, round: usize) -> f64 {
     }
     for task in tasks {
         task.abort();
+        let _ = task.await;
     }
     client.shutdown().await.expect("an end");
     (last - first).as_secs_f64() / MEASURED as f64

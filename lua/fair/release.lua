@@ -26,7 +26,9 @@ if holds ~= '0' then
 end
 
 local others = redis.call('hlen', lock) - (held and 1 or 0)
-local place, waits = redis.call('lpos', queue, owner), redis.call('zscore', timeouts, owner)
+local waits = redis.call('zscore', timeouts, owner)
+-- a holder does not wait: no walk through a long queue for him
+local place = (waits or not held) and redis.call('lpos', queue, owner)
 if others == 0 and (held or place == 0) then
     local time, at = redis.call('time'), 0
     local now = time[1] * 1000 + math.floor(time[2] / 1000)
