@@ -1,4 +1,4 @@
-//! First come, first served: workers of two clients queue for one lock, and get it in the order in which they asked.
+//! First come, first order: workers of two clients queue for one lock, and get it in the order in which they asked.
 //!
 //! Run: `cargo run --example fair`  (uses `NESTLOCK_URL`, else a private redis-server from PATH)
 #![allow(clippy::print_stdout)]
@@ -20,16 +20,16 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     let desk = here.fair_lock("desk")?;
     let opening = desk.lock().await?;
-    let served = Arc::new(Mutex::new(Vec::new()));
+    let order = Arc::new(Mutex::new(Vec::new()));
     let mut customers = Vec::new();
     for number in 0..6 {
         let desk = if number % 2 == 0 { &here } else { &there }.fair_lock("desk")?;
-        let served = Arc::clone(&served);
+        let order = Arc::clone(&order);
         customers.push(tokio::spawn(async move {
             // the fourth one is in a hurry, and leaves the queue
             let wait = Duration::from_millis(if number == 3 { 200 } else { 60_000 });
             let Some(guard) = desk.try_lock_for(wait).await? else { return Ok(()) };
-            served.lock().expect("nobody panics").push(number);
+            order.lock().expect("nobody panics").push(number);
             guard.unlock().await
         }));
         // far apart, so that the order of the requests is beyond doubt
@@ -42,9 +42,9 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     for customer in customers {
         customer.await??;
     }
-    let served = std::mem::take(&mut *served.lock().expect("nobody panics"));
-    println!("served: {served:?}");
-    assert_eq!(served, [0, 1, 2, 4, 5]);
+    let order = std::mem::take(&mut *order.lock().expect("nobody panics"));
+    println!("served in the order {order:?}");
+    assert_eq!(order, [0, 1, 2, 4, 5]);
     here.shutdown().await?;
     there.shutdown().await?;
     Ok(())

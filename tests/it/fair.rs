@@ -125,10 +125,10 @@ fn read_history(wire: &mut Wire) -> (usize, Vec<String>) {
         let words: Vec<&str> = line.text().split('"').skip(1).step_by(2).collect();
         match words[..] {
             ["ECHO" | "echo", "the end of the history"] => return (grants, violations),
-            ["EVALSHA" | "evalsha" | "EVAL" | "eval", .., LOCK, QUEUE, TIMEOUTS, owner, _, "1", _, "1"] => {
-                if holder.as_deref() != Some(owner) && !asked.iter().any(|asked| asked == owner) {
-                    asked.push_back(owner.to_owned());
-                }
+            ["EVALSHA" | "evalsha" | "EVAL" | "eval", .., LOCK, QUEUE, TIMEOUTS, owner, _, "1", _, "1"]
+                if holder.as_deref() != Some(owner) && !asked.iter().any(|asked| asked == owner) =>
+            {
+                asked.push_back(owner.to_owned());
             }
             // gives up, or never waited
             ["EVALSHA" | "evalsha" | "EVAL" | "eval", .., LOCK, QUEUE, TIMEOUTS, owner, "0", CHANNEL] => {

@@ -351,7 +351,7 @@ fn f30_fair_scripts_leave_other_hashes_alone() {
 #[test]
 fn f29_fair_scripts_refuse_keys_of_another_type_and_touch_nothing() {
     // what stands at the lock's name, in the queue's, in the scores'
-    for wrong in 0..3 {
+    for wrong in KEYS {
         for waiting in [false, true] {
             for (held, others) in [(false, false), (true, false), (false, true)] {
                 let fair = Fair::new();
@@ -362,9 +362,9 @@ fn f29_fair_scripts_refuse_keys_of_another_type_and_touch_nothing() {
                     fair.set_up(&["RPUSH", QUEUE, A, B]);
                     fair.set_up(&["ZADD", TIMEOUTS, "1", B]);
                 }
-                fair.set_up(&["DEL", KEYS[wrong]]);
-                fair.set_up(&["SET", KEYS[wrong], "data"]);
-                let what = format!("{} is a string; held {held}, waiting {waiting}, others {others}", KEYS[wrong]);
+                fair.set_up(&["DEL", wrong]);
+                fair.set_up(&["SET", wrong, "data"]);
+                let what = format!("{} is a string; held {held}, waiting {waiting}, others {others}", wrong);
                 for (script, keys, args) in [
                     (ACQUIRE, &KEYS[..], &[B, "30000", "1", "5000", "1"] as &[&str]),
                     (ACQUIRE, &KEYS[..], &[B, "30000", "1", "5000", "0"]),
