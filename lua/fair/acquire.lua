@@ -30,15 +30,18 @@ if fields > 1 or fields == 1 and not string.find(redis.call('hkeys', lock)[1], '
 end
 if holds ~= '1' then return -2 end
 
-local time = redis.call('time')
+local time, score = redis.call('time'), redis.call('zscore', timeouts, owner)
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local gone = now + math.max(ttl, 0) + patience
-local head, deadline = redis.call('lindex', queue, 0), nil
+local head, deadline, silent = redis.call('lindex', queue, 0), nil, nil
 while head and head ~= owner do
     deadline = tonumber(redis.call('zscore', timeouts, head)) or math.huge
     -- whoever is next has this much time, however late his place in the queue let him be
     if deadline > gone then redis.call('zadd', timeouts, gone, head) deadline = gone end
-    if deadline > now then break end
+    -- a client that lets one waiter be silent is gone, and so are its others who are next
+    local client = string.match(head, '^[^:]*')
+    if deadline > now and client ~= silent then break end
+    silent = client
     redis.call('lpop', queue)
     redis.call('zrem', timeouts, head)
     head = redis.call('lindex', queue, 0)
@@ -52,13 +55,13 @@ if fields == 0 and (not head or head == owner) then
         return set
     end
     if head then redis.call('lpop', queue) end
-    redis.call('zrem', timeouts, owner)
+    if score then redis.call('zrem', timeouts, owner) end
     return nil
 end
 
 local place = redis.call('lpos', queue, owner)
 if waits == '1' and place then
-    if (tonumber(redis.call('zscore', timeouts, owner)) or 0) < gone then redis.call('zadd', timeouts, gone, owner) end
+    if (tonumber(score) or 0) < gone then redis.call('zadd', timeouts, gone, owner) end
 elseif waits == '1' then
     place = redis.call('llen', queue)
     local last = redis.call('lindex', queue, -1)

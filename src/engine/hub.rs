@@ -96,7 +96,7 @@ pub(crate) struct Waiter<'a> {
     core: &'a Core,
     gate: Arc<Gate>,
     /// Where the lock has a queue: the place in it.
-    _place: Option<Place<'a>>,
+    place: Option<Place<'a>>,
 }
 
 impl Drop for Waiter<'_> {
@@ -211,17 +211,30 @@ impl Hub {
 
 impl Core {
     /// Waits at a channel from now on. `quiet`: no message can have been sent there yet.
-    pub(super) fn join<'a>(&'a self, channel: &Arc<str>, place: Option<Place<'a>>, quiet: bool) -> Waiter<'a> {
-        Waiter { core: self, gate: self.hub.enter(channel, quiet), _place: place }
+    pub(super) fn join(&self, channel: &Arc<str>, quiet: bool) -> Waiter<'_> {
+        Waiter { core: self, gate: self.hub.enter(channel, quiet), place: None }
     }
 
     /// As [`Core::join`], if somebody waits there already. Whoever listens before trying needs to try but once.
     pub(super) fn join_existing(&self, channel: &Arc<str>) -> Option<Waiter<'_>> {
-        (!self.hub.gates.is_empty() && self.hub.gates.contains_key(channel)).then(|| self.join(channel, None, false))
+        (!self.hub.gates.is_empty() && self.hub.gates.contains_key(channel)).then(|| self.join(channel, false))
     }
 }
 
-impl Waiter<'_> {
+impl<'a> Waiter<'a> {
+    /// Keeps a place in the queue for as long as it waits.
+    pub(crate) fn keep(&mut self, place: Option<Place<'a>>) {
+        // one is enough; a waiter that listened before its first try had none
+        self.place = self.place.take().or(place);
+    }
+
+    /// It has the lock: where the channel is its owner's alone, the owner's next waiter can re-enter.
+    pub(crate) fn tell_next(self) {
+        if self.gate.waiters.load(Ordering::Acquire) > 1 {
+            self.gate.wake_one();
+        }
+    }
+
     /// Whether it listens to this channel.
     pub(crate) fn listens_to(&self, channel: &str) -> bool {
         *self.gate.channel == *channel

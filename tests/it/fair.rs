@@ -1,5 +1,964 @@
-//! What is special about this kind.
+//! What is special about this kind: the order, and what becomes of it when somebody dies, hangs or gives up.
 
-use crate::contract::contract_suite;
+use std::{
+    collections::VecDeque,
+    pin::pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use nestlock::{AcquireOptions, Error, LockClient, LockClientBuilder, OwnerId, RLock};
+use rand::Rng;
+use tokio::task::JoinHandle;
+
+use crate::{
+    contract::{contract_suite, nothing_is_left},
+    support::{
+        Server,
+        child::{ByHand, Worker},
+        eventually,
+        proxy::Proxy,
+        wire::{Reply, Wire},
+        within,
+    },
+};
 
 contract_suite! { mod contract, door = |client, name| std::sync::Arc::new(client.fair_lock(name).unwrap()) }
+contract_suite! {
+    mod non_reentrant,
+    door = |client, name| std::sync::Arc::new(client.non_reentrant_fair_lock(name).unwrap()),
+    reentrant = false
+}
+
+const LOCK: &str = "fair:l";
+const QUEUE: &str = "redisson_lock_queue:{fair:l}";
+const TIMEOUTS: &str = "redisson_lock_timeout:{fair:l}";
+const CHANNEL: &str = "redisson_lock__channel:{fair:l}";
+/// So far beyond each test's patience that a missed wake-up shows.
+const NEVER: Duration = Duration::from_secs(600);
+/// A wake-up came if it took less than this.
+const PROMPT: Duration = Duration::from_secs(20);
+/// What a loaded machine may add.
+const SLACK: Duration = Duration::from_secs(5);
+
+fn ms(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+/// A client whose waiters are woken by messages, not by looking, in a test's time.
+async fn deaf_to_time(server: &Server) -> LockClient {
+    let client = server.client_with(|c| c.poll_cap(NEVER).fair_patience(6 * NEVER)).await;
+    client.fair_lock("warm").unwrap().lock().await.unwrap().unlock().await.unwrap();
+    client
+}
+
+async fn impatient(server: &Server, patience: Duration) -> LockClient {
+    server.client_with(|c| c.fair_patience(patience)).await
+}
+
+fn queue(server: &Server) -> Vec<String> {
+    server.call(&["LRANGE", QUEUE, "0", "-1"]).list().iter().map(|owner| owner.text().to_owned()).collect()
+}
+
+async fn queued(server: &Server, count: usize) {
+    eventually(&format!("{count} in the queue"), || async { queue(server).len() == count }).await;
+}
+
+/// What another program does who held the lock.
+fn release_by_hand(server: &Server) {
+    server.call(&["DEL", LOCK]);
+    if let Some(head) = queue(server).first() {
+        server.call(&["PUBLISH", &format!("{CHANNEL}:{head}"), "0"]);
+    }
+}
+
+/// A task that takes its place now, and says when it had the lock.
+async fn waiter(server: &Server, client: &LockClient, done: &Arc<AtomicUsize>) -> JoinHandle<usize> {
+    let (lock, done, before) = (client.fair_lock(LOCK).unwrap(), Arc::clone(done), queue(server).len());
+    let task = tokio::spawn(async move {
+        let guard = lock.lock().await.unwrap();
+        let turn = done.fetch_add(1, Ordering::SeqCst);
+        guard.unlock().await.unwrap();
+        turn
+    });
+    queued(server, before + 1).await;
+    task
+}
+
+async fn in_time<T>(what: &str, limit: Duration, task: JoinHandle<T>) -> T {
+    tokio::time::timeout(limit, task).await.unwrap_or_else(|_| panic!("not within {limit:?}: {what}")).unwrap()
+}
+
+/// No key is left, and nothing of the clients.
+async fn all_gone(server: &Server, clients: &[&LockClient]) {
+    nothing_is_left(server, clients).await;
+}
+
+// --- the order ---
+
+/// Reads off the server's own log who asked in which order, and that the lock was given in the same.
+struct History(std::thread::JoinHandle<(usize, Vec<String>)>);
+
+impl History {
+    fn start(server: &Server) -> Self {
+        let mut wire = server.wire();
+        assert!(!wire.call(&["MONITOR"]).unwrap().is_error());
+        Self(std::thread::spawn(move || read_history(&mut wire)))
+    }
+
+    /// How often the lock was given; panics where it was out of order.
+    fn check(self, server: &Server) -> usize {
+        server.call(&["ECHO", "the end of the history"]);
+        let (grants, violations) = self.0.join().unwrap();
+        assert!(violations.is_empty(), "{violations:#?}");
+        grants
+    }
+}
+
+fn read_history(wire: &mut Wire) -> (usize, Vec<String>) {
+    let (mut asked, mut holder, mut grants, mut violations) = (VecDeque::<String>::new(), None, 0, Vec::new());
+    loop {
+        let line = wire.read().unwrap();
+        let words: Vec<&str> = line.text().split('"').skip(1).step_by(2).collect();
+        match words[..] {
+            ["ECHO" | "echo", "the end of the history"] => return (grants, violations),
+            ["EVALSHA" | "evalsha" | "EVAL" | "eval", .., LOCK, QUEUE, TIMEOUTS, owner, _, "1", _, "1"]
+                if holder.as_deref() != Some(owner) && !asked.iter().any(|asked| asked == owner) =>
+            {
+                asked.push_back(owner.to_owned());
+            }
+            // gives up, or never waited
+            ["EVALSHA" | "evalsha" | "EVAL" | "eval", .., LOCK, QUEUE, TIMEOUTS, owner, "0", CHANNEL] => {
+                asked.retain(|asked| asked != owner);
+            }
+            ["hset", LOCK, owner, "1"] if line.text().contains("lua]") => {
+                grants += 1;
+                if asked.front().is_none_or(|first| first != owner) {
+                    violations.push(format!("{owner} was given the lock before {:?}", asked.front()));
+                }
+                asked.retain(|asked| asked != owner);
+                holder = Some(owner.to_owned());
+            }
+            ["del", LOCK] => holder = None,
+            _ => {}
+        }
+    }
+}
+
+/// R64, R63: across processes, with waiters that give up at any time.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn r63_r64_the_lock_is_given_in_the_order_of_requests_whoever_gives_up() {
+    let server = Server::start();
+    let mut workers = [Worker::start(&server, PROMPT, NEVER), Worker::start(&server, PROMPT, NEVER)];
+    let clients = [server.client().await, server.client().await];
+    // a script that the server does not know yet is asked for twice
+    clients[0].fair_lock("warm").unwrap().lock().await.unwrap().unlock().await.unwrap();
+    let history = History::start(&server);
+    for worker in &mut workers {
+        worker.ask(&format!("wait {LOCK} 60"));
+    }
+    let (holds, given_up) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let tasks: Vec<_> = (0..24)
+        .map(|n| {
+            let lock = clients[n % 2].fair_lock(LOCK).unwrap();
+            let (holds, given_up) = (Arc::clone(&holds), Arc::clone(&given_up));
+            tokio::spawn(async move {
+                for round in 0..25 {
+                    let patience = Duration::from_micros(rand::rng().random_range(0..20_000));
+                    let guard = match (n + round) % 3 {
+                        0 => lock.try_lock_for(patience).await.unwrap_or_default(),
+                        1 => tokio::time::timeout(patience, lock.lock()).await.map(Result::unwrap).ok(),
+                        _ => Some(lock.lock().await.unwrap()),
+                    };
+                    let Some(guard) = guard else {
+                        given_up.fetch_add(1, Ordering::SeqCst);
+                        continue;
+                    };
+                    holds.fetch_add(1, Ordering::SeqCst);
+                    if round % 2 == 0 { drop(guard) } else { guard.unlock().await.unwrap() }
+                }
+            })
+        })
+        .collect();
+    let (mut before, mut since) = (0, Instant::now());
+    for task in tasks {
+        // R63: at no time does everybody stand still
+        within(3 * PROMPT, "progress", || {
+            let now = holds.load(Ordering::SeqCst) + given_up.load(Ordering::SeqCst);
+            if now > before {
+                (before, since) = (now, Instant::now());
+            }
+            assert!(since.elapsed() < SLACK, "nobody had the lock, and nobody gave up, for {SLACK:?}");
+            let finished = task.is_finished();
+            async move { finished }
+        })
+        .await;
+        task.await.unwrap();
+    }
+    eventually("the workers are done", || async { !server.exists(QUEUE) && !server.exists(LOCK) }).await;
+    drop(workers);
+    all_gone(&server, &clients.each_ref()).await;
+    let grants = history.check(&server);
+    let given_up = given_up.load(Ordering::SeqCst);
+    println!("{grants} holds in the order of requests, {given_up} gave up");
+    assert!(grants >= 120 + holds.load(Ordering::SeqCst) && given_up > 20);
+}
+
+#[tokio::test]
+async fn waiters_of_two_clients_are_served_in_turn() {
+    let server = Server::start();
+    let clients = [deaf_to_time(&server).await, deaf_to_time(&server).await];
+    let guard = clients[0].fair_lock(LOCK).unwrap().lock().await.unwrap();
+    let (done, mut tasks) = (Arc::default(), Vec::new());
+    for n in 0..20 {
+        tasks.push(waiter(&server, &clients[n % 2], &done).await);
+    }
+    guard.unlock().await.unwrap();
+    for (n, task) in tasks.into_iter().enumerate() {
+        assert_eq!(in_time("its turn", PROMPT, task).await, n);
+    }
+    all_gone(&server, &clients.each_ref()).await;
+}
+
+/// A task that waits again while the client still listens for it from the time before.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_task_that_waits_again_at_once_has_a_place_and_is_told() {
+    let server = Server::start();
+    let (a, b) = (deaf_to_time(&server).await, deaf_to_time(&server).await);
+    let tasks: Vec<_> = [&a, &b, &b]
+        .into_iter()
+        .map(|client| {
+            let lock = client.fair_lock(LOCK).unwrap();
+            tokio::spawn(async move {
+                for _ in 0..50 {
+                    lock.lock().await.unwrap().unlock().await.unwrap();
+                }
+            })
+        })
+        .collect();
+    for task in tasks {
+        in_time("150 holds", PROMPT, task).await;
+    }
+    all_gone(&server, &[&a, &b]).await;
+}
+
+#[tokio::test]
+async fn a_try_takes_no_place_and_overtakes_nobody() {
+    let server = Server::start();
+    let client = deaf_to_time(&server).await;
+    let lock = client.fair_lock(LOCK).unwrap();
+    let other = ByHand::hold(&server, LOCK, NEVER);
+    assert!(lock.try_lock().await.unwrap().is_none());
+    assert!(!server.exists(QUEUE) && !server.exists(TIMEOUTS), "a try takes no place");
+    let (done, before) = (Arc::default(), server.script_count());
+    let task = waiter(&server, &client, &done).await;
+    // it tries once more when it listens
+    eventually("it waits", || async { server.script_count() == before + 2 }).await;
+    // free, and the one whose turn it is has not been told
+    server.call(&["DEL", LOCK]);
+    let tries = server.script_count();
+    for _ in 0..5 {
+        assert!(lock.try_lock().await.unwrap().is_none(), "somebody waits");
+    }
+    assert_eq!(server.script_count() - tries, 5);
+    assert_eq!(queue(&server).len(), 1);
+    release_by_hand(&server);
+    assert_eq!(in_time("its turn", PROMPT, task).await, 0);
+    drop(other);
+    lock.try_lock().await.unwrap().expect("free").unlock().await.unwrap();
+    all_gone(&server, &[&client]).await;
+}
+
+#[tokio::test]
+async fn the_holder_re_enters_while_others_wait() {
+    let server = Server::start();
+    let (a, b) = (deaf_to_time(&server).await, deaf_to_time(&server).await);
+    let lock = a.fair_lock(LOCK).unwrap();
+    let outer = lock.lock().await.unwrap();
+    let done = Arc::default();
+    let tasks = [waiter(&server, &b, &done).await, waiter(&server, &a, &done).await];
+    for _ in 0..3 {
+        let inner = tokio::time::timeout(PROMPT, lock.lock()).await.expect("at once").unwrap();
+        let tried = lock.try_lock().await.unwrap().expect("a re-entry");
+        assert_eq!(lock.hold_count(&outer.owner()).await.unwrap(), 3);
+        inner.unlock().await.unwrap();
+        tried.unlock().await.unwrap();
+        assert_eq!(queue(&server).len(), 2);
+    }
+    outer.unlock().await.unwrap();
+    for (n, task) in tasks.into_iter().enumerate() {
+        assert_eq!(in_time("its turn", PROMPT, task).await, n);
+    }
+    all_gone(&server, &[&a, &b]).await;
+}
+
+/// They share one place; who comes second re-enters as soon as the first one has the lock.
+#[tokio::test]
+async fn two_waiters_of_one_owner_get_in_together() {
+    let server = Server::start();
+    let client = deaf_to_time(&server).await;
+    let other = ByHand::hold(&server, LOCK, NEVER);
+    let options = AcquireOptions::new().wait_forever().owner(client.owner("job-7").unwrap());
+    let tasks: Vec<_> = (0..3)
+        .map(|_| {
+            let (lock, options) = (client.fair_lock(LOCK).unwrap(), options.clone());
+            tokio::spawn(async move { lock.acquire(options).await.unwrap().unwrap() })
+        })
+        .collect();
+    queued(&server, 1).await;
+    let tries = server.script_count();
+    eventually("all have tried", || async { server.script_count() >= tries.max(4) }).await;
+    assert_eq!(queue(&server).len(), 1, "one owner, one place");
+    release_by_hand(&server);
+    let mut guards = Vec::new();
+    for task in tasks {
+        guards.push(in_time("all three", PROMPT, task).await);
+    }
+    assert_eq!(server.record(LOCK), [(guards[0].owner().to_string(), 3)]);
+    for guard in guards {
+        guard.unlock().await.unwrap();
+    }
+    drop(other);
+    all_gone(&server, &[&client]).await;
+}
+
+#[tokio::test]
+async fn one_of_two_waiters_of_an_owner_gives_up_and_the_other_keeps_the_place() {
+    let server = Server::start();
+    let client = deaf_to_time(&server).await;
+    let other = ByHand::hold(&server, LOCK, NEVER);
+    let owner = client.owner("job-7").unwrap();
+    let options = AcquireOptions::new().owner(owner.clone());
+    let lock = client.fair_lock(LOCK).unwrap();
+    let patient = tokio::spawn({
+        let (lock, options) = (lock.clone(), options.clone().wait_forever());
+        async move { lock.acquire(options).await.unwrap().unwrap() }
+    });
+    queued(&server, 1).await;
+    let done = Arc::default();
+    let behind = waiter(&server, &client, &done).await;
+    assert!(lock.acquire(options.wait(ms(300))).await.unwrap().is_none());
+    client.idle().await;
+    assert_eq!(queue(&server)[0], owner.to_string());
+    release_by_hand(&server);
+    in_time("the patient one", PROMPT, patient).await.unlock().await.unwrap();
+    in_time("the one behind", PROMPT, behind).await;
+    drop(other);
+    all_gone(&server, &[&client]).await;
+}
+
+/// A name that is retired goes on to be used where it has a place.
+#[tokio::test]
+async fn a_waiter_keeps_its_name_in_the_queue() {
+    let server = Server::start();
+    let client = server.client_with(|c| c.poll_cap(ms(50))).await;
+    let _other = ByHand::hold(&server, LOCK, NEVER);
+    let task = waiter(&server, &client, &Arc::default()).await;
+    let name = queue(&server);
+    // what is handed over may be released by others: its name is used no more
+    let owner = client.fair_lock("handed over").unwrap().lock().await.unwrap().forget();
+    let before = server.script_count();
+    eventually("it looked again", || async { server.script_count() > before + 3 }).await;
+    assert_eq!(queue(&server), name);
+    release_by_hand(&server);
+    in_time("its turn", PROMPT, task).await;
+    client.fair_lock("handed over").unwrap().release(&owner).await.unwrap();
+    all_gone(&server, &[&client]).await;
+}
+
+// --- leaving ---
+
+/// R56, R65: a wait that ends without the lock leaves neither key.
+#[tokio::test]
+async fn r56_r65_a_wait_that_times_out_leaves_nothing_in_the_queue() {
+    let server = Server::start();
+    let client = server.client().await;
+    let _other = ByHand::hold(&server, LOCK, NEVER);
+    let lock = client.fair_lock(LOCK).unwrap();
+    for wait in [0, 30, 200, 1200] {
+        assert!(matches!(lock.try_lock_for(ms(wait)).await, Ok(None) | Err(Error::Unconfirmed { .. })));
+        client.idle().await;
+        assert!(!server.exists(QUEUE) && !server.exists(TIMEOUTS), "after a wait of {wait} ms");
+    }
+    let tasks: Vec<_> = (0..100)
+        .map(|n| {
+            let lock = lock.clone();
+            tokio::spawn(async move { drop(lock.try_lock_for(ms(200 + n)).await) })
+        })
+        .collect();
+    for task in tasks {
+        in_time("the end of a wait", PROMPT, task).await;
+    }
+    client.idle().await;
+    assert!(!server.exists(QUEUE) && !server.exists(TIMEOUTS));
+}
+
+/// R59: the bound of a wait is a bound.
+#[tokio::test]
+async fn r59_a_fair_wait_ends_at_its_bound() {
+    let server = Server::start();
+    let client = deaf_to_time(&server).await;
+    let _other = ByHand::hold(&server, LOCK, NEVER);
+    for wait in [0, 50, 300, 1000].map(ms) {
+        let start = Instant::now();
+        let outcome = client.fair_lock(LOCK).unwrap().try_lock_for(wait).await;
+        let took = start.elapsed();
+        assert!(matches!(outcome, Ok(None)), "{wait:?}: {outcome:?}");
+        assert!(took >= wait && took < wait + Duration::from_secs(2), "{wait:?}: {took:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f32_waits_that_are_dropped_or_aborted_leave_the_queue() {
+    let server = Server::start();
+    let client = deaf_to_time(&server).await;
+    let other = ByHand::hold(&server, LOCK, NEVER);
+    let lock = client.fair_lock(LOCK).unwrap();
+    let done = Arc::default();
+    let staying = waiter(&server, &client, &done).await;
+    for round in 0..20 {
+        // a branch of select! that lost
+        tokio::select! {
+            biased;
+            _ = lock.lock() => unreachable!("it is held"),
+            () = tokio::time::sleep(ms(round)) => {}
+        }
+        // a future that was polled, and dropped
+        OwnerId::scope(async {
+            let mut future = pin!(lock.lock());
+            assert!(futures::poll!(future.as_mut()).is_pending());
+        })
+        .await;
+        let task = tokio::spawn({
+            let lock = lock.clone();
+            async move { lock.lock().await }
+        });
+        tokio::time::sleep(ms(round)).await;
+        task.abort();
+        assert!(task.await.unwrap_err().is_cancelled());
+    }
+    client.idle().await;
+    assert_eq!(queue(&server).len(), 1, "those who left are gone, the one who stays is not");
+    assert_eq!(server.call(&["ZCARD", TIMEOUTS]).int(), 1);
+    release_by_hand(&server);
+    in_time("the one who stays", PROMPT, staying).await;
+    drop(other);
+    all_gone(&server, &[&client]).await;
+}
+
+/// Told that it has the lock's turn, and gone: the next one is told.
+#[tokio::test]
+async fn a_waiter_that_leaves_with_its_turn_in_hand_passes_it_on() {
+    let server = Server::start();
+    let (a, b) = (deaf_to_time(&server).await, deaf_to_time(&server).await);
+    for round in 0..20 {
+        let other = ByHand::hold(&server, LOCK, NEVER);
+        let lock = a.fair_lock(LOCK).unwrap();
+        let behind = {
+            let mut first = pin!(lock.lock());
+            // waits, is told, and is not polled any more
+            let parked = tokio::time::timeout(ms(30), first.as_mut()).await;
+            assert!(parked.is_err());
+            queued(&server, 1).await;
+            let behind = waiter(&server, &b, &Arc::default()).await;
+            release_by_hand(&server);
+            tokio::time::sleep(ms(round % 4)).await;
+            behind
+        };
+        in_time(&format!("the one behind, round {round}"), PROMPT, behind).await;
+        drop(other);
+    }
+    all_gone(&server, &[&a, &b]).await;
+}
+
+#[tokio::test]
+async fn a_shutdown_leaves_the_queue_and_others_in_it() {
+    let server = Server::start();
+    let (a, b) = (deaf_to_time(&server).await, deaf_to_time(&server).await);
+    let _other = ByHand::hold(&server, LOCK, NEVER);
+    let leaving: Vec<_> = (0..20)
+        .map(|_| {
+            let lock = a.fair_lock(LOCK).unwrap();
+            tokio::spawn(async move { lock.lock().await.map(drop) })
+        })
+        .collect();
+    queued(&server, 20).await;
+    let staying = waiter(&server, &b, &Arc::default()).await;
+    a.shutdown().await.unwrap();
+    assert_eq!(queue(&server).len(), 1);
+    for task in leaving {
+        let outcome = in_time("turned away", PROMPT, task).await;
+        assert!(matches!(outcome, Err(Error::Closed)), "{outcome:?}");
+    }
+    release_by_hand(&server);
+    in_time("the one who stays", PROMPT, staying).await;
+    all_gone(&server, &[&b]).await;
+}
+
+// --- the dead, the paused and the deaf ---
+
+/// R62: both are killed; the next one alive gets the lock when the lease and the dead one's patience are over.
+#[tokio::test]
+async fn r62_a_killed_holder_and_a_killed_head_hold_nobody_up_for_long() {
+    let server = Server::start();
+    let (lease, patience) = (ms(600), ms(900));
+    let client = impatient(&server, patience).await;
+    let mut holder = Worker::start_with_patience(&server, lease, ms(200), patience);
+    let mut head = Worker::start_with_patience(&server, lease, ms(200), patience);
+    holder.ask(&format!("lock {LOCK}"));
+    holder.answer_to("locked");
+    head.ask(&format!("lock {LOCK}"));
+    queued(&server, 1).await;
+    let tasks = [waiter(&server, &client, &Arc::default()).await, waiter(&server, &client, &Arc::default()).await];
+    holder.kill();
+    head.kill();
+    let start = Instant::now();
+    for task in tasks {
+        in_time("the living", lease + 2 * patience + SLACK, task).await;
+    }
+    println!("after both were killed: {:?}; lease {lease:?}, patience {patience:?}", start.elapsed());
+    all_gone(&server, &[&client]).await;
+}
+
+/// R62: the waiters of a killed client cost one patience, not one each.
+#[tokio::test]
+async fn r62_a_killed_clients_waiters_are_dropped_together() {
+    let server = Server::start();
+    let patience = ms(2000);
+    let client = impatient(&server, patience).await;
+    let guard = client.fair_lock(LOCK).unwrap().lock().await.unwrap();
+    let mut worker = Worker::start_with_patience(&server, PROMPT, ms(100), patience);
+    worker.ask(&format!("wait {LOCK} 4"));
+    queued(&server, 4).await;
+    let task = waiter(&server, &client, &Arc::default()).await;
+    worker.kill();
+    let start = Instant::now();
+    guard.unlock().await.unwrap();
+    in_time("the living", 3 * patience, task).await;
+    println!("4 dead in a row: {:?}, patience {patience:?}", start.elapsed());
+    all_gone(&server, &[&client]).await;
+}
+
+/// R61: the lock is held for many patiences; nobody who lives loses his place.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn r61_who_waits_longer_than_the_patience_keeps_its_place() {
+    let server = Server::start();
+    let patience = ms(900);
+    let clients = [impatient(&server, patience).await, impatient(&server, patience).await];
+    // the lease is short, so that times in the queue do not come from it
+    let holder = server.client_with(|c| c.watchdog_timeout(ms(600))).await;
+    let guard = holder.fair_lock(LOCK).unwrap().lock().await.unwrap();
+    let (done, mut tasks) = (Arc::default(), Vec::new());
+    for n in 0..6 {
+        tasks.push(waiter(&server, &clients[n % 2], &done).await);
+    }
+    let (before, start) = (queue(&server), Instant::now());
+    while start.elapsed() < 5 * patience {
+        assert_eq!(queue(&server), before, "after {:?}", start.elapsed());
+        // anybody's look drops who is gone
+        assert!(
+            holder
+                .fair_lock(LOCK)
+                .unwrap()
+                .acquire(AcquireOptions::new().owner(holder.owner("x").unwrap()))
+                .await
+                .unwrap()
+                .is_none()
+        );
+        tokio::time::sleep(ms(20)).await;
+    }
+    guard.unlock().await.unwrap();
+    for (n, task) in tasks.into_iter().enumerate() {
+        assert_eq!(in_time("its turn", PROMPT, task).await, n);
+    }
+    all_gone(&server, &[&clients[0], &clients[1], &holder]).await;
+}
+
+/// F2: a process that was stopped for longer than its patience is passed over, and comes back behind the others.
+#[tokio::test]
+async fn f2_a_paused_waiter_loses_its_place_and_comes_back() {
+    let server = Server::start();
+    let patience = ms(900);
+    let client = impatient(&server, patience).await;
+    let guard = client.fair_lock(LOCK).unwrap().acquire(AcquireOptions::new().lease(PROMPT)).await.unwrap().unwrap();
+    let mut paused = Worker::start_with_patience(&server, ms(2000), ms(200), patience);
+    paused.ask(&format!("lock {LOCK}"));
+    queued(&server, 1).await;
+    let name = queue(&server).remove(0);
+    let task = waiter(&server, &client, &Arc::default()).await;
+    paused.stop();
+    guard.unlock().await.unwrap();
+    in_time("the one behind", 3 * patience + SLACK, task).await;
+    // it is held again before the paused one looks
+    let guard = client.fair_lock(LOCK).unwrap().lock().await.unwrap();
+    assert!(!queue(&server).contains(&name), "passed over");
+    let task = waiter(&server, &client, &Arc::default()).await;
+    paused.cont();
+    queued(&server, 2).await;
+    assert_ne!(queue(&server)[0], name, "behind the others");
+    guard.unlock().await.unwrap();
+    in_time("the one before", PROMPT, task).await;
+    paused.answer_to("locked");
+    paused.ask(&format!("unlock {LOCK}"));
+    assert_eq!(paused.answer(), format!("unlocked {LOCK} ok"));
+    drop(paused);
+    all_gone(&server, &[&client]).await;
+}
+
+#[tokio::test]
+async fn f1_an_expired_hold_is_followed_within_the_poll_cap() {
+    let server = Server::start();
+    let client = server.client_with(|c| c.poll_cap(ms(300))).await;
+    for ttl in [100, 700] {
+        let _other = ByHand::hold(&server, LOCK, ms(ttl));
+        let start = Instant::now();
+        let guard = client.fair_lock(LOCK).unwrap().lock().await.unwrap();
+        let took = start.elapsed();
+        assert!(took + ms(5) >= ms(ttl) && took < ms(ttl + 300) + SLACK, "{took:?}");
+        guard.unlock().await.unwrap();
+    }
+    all_gone(&server, &[&client]).await;
+}
+
+/// R58: nobody ever unlocks; each lease ends, and the next in line has it.
+#[tokio::test]
+async fn r58_fair_waiters_get_the_lock_one_by_one_where_nobody_ever_unlocks() {
+    let server = Server::start();
+    let client = server.client().await;
+    let (lease, turns) = (ms(400), Arc::new(AtomicUsize::new(0)));
+    let start = Instant::now();
+    let mut tasks = Vec::new();
+    for n in 0..8 {
+        let (lock, served) = (client.fair_lock(LOCK).unwrap(), Arc::clone(&turns));
+        tasks.push(tokio::spawn(async move {
+            let options = AcquireOptions::new().wait_forever().lease(lease);
+            let guard = lock.acquire(options).await.unwrap().unwrap();
+            assert_eq!(served.fetch_add(1, Ordering::SeqCst), n);
+            guard.lost().await;
+        }));
+        eventually("its place", || async { queue(&server).len() + turns.load(Ordering::SeqCst) > n }).await;
+    }
+    for task in tasks {
+        in_time("its turn", 8 * lease + SLACK, task).await;
+    }
+    let took = start.elapsed();
+    println!("8 leases of {lease:?} one after the other: {took:?}");
+    assert!(took > 7 * (lease - ms(10)) && took < 8 * lease + SLACK);
+    all_gone(&server, &[&client]).await;
+}
+
+#[tokio::test]
+async fn p8_force_unlock_wakes_the_next_in_line() {
+    let server = Server::start();
+    let (a, b) = (deaf_to_time(&server).await, deaf_to_time(&server).await);
+    let lock = a.fair_lock(LOCK).unwrap();
+    for _ in 0..5 {
+        let guard = lock.lock().await.unwrap();
+        let done = Arc::default();
+        let tasks = [waiter(&server, &b, &done).await, waiter(&server, &a, &done).await];
+        assert!(b.fair_lock(LOCK).unwrap().force_unlock().await.unwrap());
+        for (n, task) in tasks.into_iter().enumerate() {
+            assert_eq!(in_time("its turn", PROMPT, task).await, n);
+        }
+        assert!(matches!(guard.unlock().await, Err(Error::Lost { .. })));
+    }
+    all_gone(&server, &[&a, &b]).await;
+}
+
+/// F18: not one message arrives; waiters look.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f18_without_any_messages_a_fair_lock_changes_hands_within_the_poll_cap() {
+    let server = Server::start();
+    let proxy = Proxy::start(&server);
+    proxy.drop_messages(true);
+    let cap = ms(150);
+    let client = LockClient::builder().poll_cap(cap).connect(proxy.url()).await.unwrap();
+    let guard = client.fair_lock(LOCK).unwrap().lock().await.unwrap();
+    let (done, mut tasks) = (Arc::default(), Vec::new());
+    for _ in 0..10 {
+        tasks.push(waiter(&server, &client, &done).await);
+    }
+    guard.unlock().await.unwrap();
+    let start = Instant::now();
+    for (n, task) in tasks.into_iter().enumerate() {
+        assert_eq!(in_time("its turn", 10 * cap + SLACK, task).await, n);
+    }
+    println!("10 hand-overs without a message: {:?}, poll cap {cap:?}", start.elapsed());
+    all_gone(&server, &[&client]).await;
+}
+
+/// F19: connections break all the time; everybody gets the lock, and the queue is empty in the end.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f19_a_fair_lock_survives_connections_that_break() {
+    let server = Server::start();
+    let proxy = Proxy::start(&server);
+    let configure = |builder: LockClientBuilder| builder.poll_cap(ms(200)).fair_patience(ms(2000));
+    let shaky = configure(LockClient::builder()).connect(proxy.url()).await.unwrap();
+    let steady = server.client_with(configure).await;
+    let (over, holds) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
+    let tasks: Vec<_> = (0..12)
+        .map(|n| {
+            let lock = if n % 2 == 0 { &shaky } else { &steady }.fair_lock(LOCK).unwrap();
+            let (over, holds) = (Arc::clone(&over), Arc::clone(&holds));
+            tokio::spawn(async move {
+                while !over.load(Ordering::SeqCst) {
+                    let options = AcquireOptions::new().wait_forever().lease(ms(1000));
+                    if let Ok(Some(guard)) = lock.acquire(options).await {
+                        holds.fetch_add(1, Ordering::SeqCst);
+                        let _ = guard.unlock().await;
+                    }
+                }
+            })
+        })
+        .collect();
+    for _ in 0..12 {
+        tokio::time::sleep(ms(150)).await;
+        proxy.cut();
+    }
+    let before = holds.load(Ordering::SeqCst);
+    within(PROMPT, "holds after the cuts", || async { holds.load(Ordering::SeqCst) > before + 24 }).await;
+    over.store(true, Ordering::SeqCst);
+    for task in tasks {
+        in_time("its end", PROMPT, task).await;
+    }
+    println!("{} holds over 12 cuts", holds.load(Ordering::SeqCst));
+    all_gone(&server, &[&shaky, &steady]).await;
+}
+
+// --- the queue's keys ---
+
+/// R57: one of the two keys is deleted at any time; nobody meets an error, and all go on.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn r57_keys_that_vanish_cost_the_order_and_nothing_else() {
+    let server = Server::start();
+    let configure = |builder: LockClientBuilder| builder.poll_cap(ms(100)).fair_patience(ms(1000));
+    let clients = [server.client_with(configure).await, server.client_with(configure).await];
+    let (inside, left) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicUsize::new(12)));
+    let tasks: Vec<_> = (0..12)
+        .map(|n| {
+            let lock = clients[n % 2].fair_lock(LOCK).unwrap();
+            let (inside, left) = (Arc::clone(&inside), Arc::clone(&left));
+            tokio::spawn(async move {
+                for _ in 0..20 {
+                    let guard = lock.lock().await.unwrap();
+                    assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0);
+                    inside.fetch_sub(1, Ordering::SeqCst);
+                    guard.unlock().await.unwrap();
+                }
+                left.fetch_sub(1, Ordering::SeqCst);
+            })
+        })
+        .collect();
+    let (mut wire, start) = (server.wire(), Instant::now());
+    while left.load(Ordering::SeqCst) > 0 {
+        assert!(start.elapsed() < 3 * PROMPT, "{} tasks stand still", left.load(Ordering::SeqCst));
+        let key = [QUEUE, TIMEOUTS][usize::from(rand::rng().random::<bool>())];
+        wire.call(&["DEL", key]).unwrap();
+        tokio::time::sleep(Duration::from_micros(rand::rng().random_range(0..20_000))).await;
+    }
+    for task in tasks {
+        task.await.unwrap();
+    }
+    all_gone(&server, &clients.each_ref()).await;
+}
+
+// --- what it costs ---
+
+#[tokio::test]
+async fn five_hundred_waiters_cost_three_scripts_each() {
+    let server = Server::start();
+    let client = deaf_to_time(&server).await;
+    let other = ByHand::hold(&server, LOCK, 10 * NEVER);
+    let before = server.script_count();
+    let done = Arc::new(AtomicUsize::new(0));
+    let tasks: Vec<_> = (0..500)
+        .map(|_| {
+            let (lock, done) = (client.fair_lock(LOCK).unwrap(), Arc::clone(&done));
+            tokio::spawn(async move {
+                lock.lock().await.unwrap().unlock().await.unwrap();
+                done.fetch_add(1, Ordering::SeqCst);
+            })
+        })
+        .collect();
+    queued(&server, 500).await;
+    eventually("all listen", || async { server.channels().len() == 500 }).await;
+    let start = Instant::now();
+    release_by_hand(&server);
+    for task in tasks {
+        in_time("its turn", 2 * PROMPT, task).await;
+    }
+    let scripts = (server.script_count() - before) as f64 / 500.0;
+    println!("500 waiters: {scripts:.3} scripts per hold, drained in {:?}", start.elapsed());
+    assert!(scripts <= 3.1, "{scripts}");
+    drop(other);
+    all_gone(&server, &[&client]).await;
+}
+
+/// The lock is free, and somebody else's turn: who waits behind does not ask again and again.
+#[tokio::test]
+async fn waiting_for_somebody_elses_turn_costs_a_look_per_poll_cap() {
+    let server = Server::start();
+    let client = server.client_with(|c| c.poll_cap(ms(500))).await;
+    let peer = Redisson::new(&server);
+    let other = ByHand::hold(&server, LOCK, NEVER);
+    peer.join(60_000);
+    let mut tasks = Vec::new();
+    for _ in 0..10 {
+        tasks.push(waiter(&server, &client, &Arc::default()).await);
+    }
+    release_by_hand(&server);
+    let (before, start) = (server.script_count(), Instant::now());
+    eventually("two seconds", || async { start.elapsed() > Duration::from_secs(2) }).await;
+    let (scripts, took) = (server.script_count() - before, start.elapsed());
+    println!("10 waiters behind somebody who does not come, {took:?}: {scripts} scripts");
+    assert!(scripts <= 10 * (took.as_millis() as u64 / 500 + 2), "{scripts} in {took:?}");
+    peer.leave();
+    for task in tasks {
+        in_time("its turn", PROMPT, task).await;
+    }
+    drop((other, peer));
+    all_gone(&server, &[&client]).await;
+}
+
+// --- Redisson ---
+
+/// Another process with Redisson: the rows of its tables, as plain commands.
+struct Redisson {
+    wire: std::cell::RefCell<Wire>,
+    ears: std::cell::RefCell<Wire>,
+}
+
+/// Its field.
+const PEER: &str = "5b8f1c9e-27d4-4a06-8f55-0c1d2e3f4a5b:71";
+const WAIT_MS: i64 = 300_000;
+
+impl Redisson {
+    fn new(server: &Server) -> Self {
+        let mut ears = server.wire();
+        assert!(!ears.call(&["SUBSCRIBE", &format!("{CHANNEL}:{PEER}")]).unwrap().is_error());
+        Self { wire: server.wire().into(), ears: ears.into() }
+    }
+
+    fn call(&self, parts: &[&str]) -> Reply {
+        let reply = self.wire.borrow_mut().call(parts).unwrap();
+        assert!(!reply.is_error(), "{parts:?}: {reply:?}");
+        reply
+    }
+
+    /// Row 4 and 5: behind the last one, its score and the wait time; the clock is its own, `ahead` of the server's.
+    fn join(&self, ahead: i64) {
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
+        let now = i64::try_from(now.as_millis()).unwrap() + ahead;
+        let ttl = match self.call(&["LINDEX", QUEUE, "-1"]) {
+            Reply::Nil => self.call(&["PTTL", LOCK]).int(),
+            last => self.call(&["ZSCORE", TIMEOUTS, last.text()]).text().parse::<f64>().unwrap() as i64 - now,
+        };
+        let added = self.call(&["ZADD", TIMEOUTS, &(ttl + WAIT_MS + now).to_string(), PEER]);
+        assert_eq!(added.int(), 1);
+        self.call(&["RPUSH", QUEUE, PEER]);
+    }
+
+    /// Waits for its message, then row 1: free, and it is the head.
+    fn acquire(&self) {
+        let message = self.ears.borrow_mut().read().unwrap();
+        assert_eq!(message.list()[2].text(), "0");
+        assert_eq!(self.call(&["EXISTS", LOCK]).int(), 0, "told when it is free");
+        assert_eq!(self.call(&["LINDEX", QUEUE, "0"]).text(), PEER, "told when it is next");
+        self.call(&["LPOP", QUEUE]);
+        self.call(&["ZREM", TIMEOUTS, PEER]);
+        for waiter in self.call(&["ZRANGE", TIMEOUTS, "0", "-1"]).list() {
+            self.call(&["ZINCRBY", TIMEOUTS, &(-WAIT_MS).to_string(), waiter.text()]);
+        }
+        self.call(&["HSET", LOCK, PEER, "1"]);
+        self.call(&["PEXPIRE", LOCK, "30000"]);
+    }
+
+    /// Row 5 of its unlock.
+    fn release(&self) {
+        self.call(&["DEL", LOCK]);
+        if let Reply::Text(head) = self.call(&["LINDEX", QUEUE, "0"]) {
+            self.call(&["PUBLISH", &format!("{CHANNEL}:{head}"), "0"]);
+        }
+    }
+
+    /// As its `acquireFailed`, and somebody's unlock.
+    fn leave(&self) {
+        self.call(&["ZREM", TIMEOUTS, PEER]);
+        self.call(&["LREM", QUEUE, "0", PEER]);
+        self.release();
+    }
+}
+
+/// Both wait in one queue, and each wakes the other.
+#[tokio::test]
+async fn a_redisson_peer_and_nestlock_share_one_queue() {
+    let server = Server::start();
+    let client = deaf_to_time(&server).await;
+    let peer = Redisson::new(&server);
+    let lock = client.fair_lock(LOCK).unwrap();
+    for round in 0..5 {
+        let guard = lock.lock().await.unwrap();
+        let done = Arc::default();
+        let first = waiter(&server, &client, &done).await;
+        peer.join(0);
+        let second = waiter(&server, &client, &done).await;
+        assert_eq!(queue(&server)[1], PEER, "round {round}");
+        guard.unlock().await.unwrap();
+        assert_eq!(in_time("before the peer", PROMPT, first).await, 0);
+        peer.acquire();
+        assert!(lock.try_lock().await.unwrap().is_none(), "the peer holds it");
+        assert_eq!(lock.holder().await.unwrap().unwrap().to_string(), PEER);
+        assert_eq!(done.load(Ordering::SeqCst), 1);
+        peer.release();
+        assert_eq!(in_time("after the peer", PROMPT, second).await, 1);
+    }
+    drop(peer);
+    all_gone(&server, &[&client]).await;
+}
+
+/// R66: the peer's clock is ten minutes off, either way; ours keep their order, and nobody waits for its clock.
+#[tokio::test]
+async fn r66_a_peer_whose_clock_is_wrong_neither_blocks_nor_overtakes() {
+    let server = Server::start();
+    let patience = ms(900);
+    let client = impatient(&server, patience).await;
+    let lock = client.fair_lock(LOCK).unwrap();
+    for ahead in [600_000, -600_000] {
+        let peer = Redisson::new(&server);
+        let guard = lock.lock().await.unwrap();
+        let done = Arc::default();
+        let first = waiter(&server, &client, &done).await;
+        peer.join(ahead);
+        let second = waiter(&server, &client, &done).await;
+        guard.unlock().await.unwrap();
+        assert_eq!(in_time("before the peer", PROMPT, first).await, 0);
+        // the peer never comes
+        assert_eq!(in_time("after the peer", 2 * patience + SLACK, second).await, 1);
+        assert!(!queue(&server).contains(&PEER.to_owned()));
+    }
+    all_gone(&server, &[&client]).await;
+}
+
+// --- its owner may not take it again ---
+
+#[tokio::test]
+async fn a_second_acquire_of_a_non_reentrant_fair_lock_is_a_typed_error_and_asks_nobody() {
+    let server = Server::start();
+    let client = deaf_to_time(&server).await;
+    let lock = client.non_reentrant_fair_lock(LOCK).unwrap();
+    let guard = lock.lock().await.unwrap();
+    let behind = waiter(&server, &client, &Arc::default()).await;
+    let scripts = server.script_count();
+    let second = [lock.lock().await.map(Some), lock.try_lock().await, lock.try_lock_for(NEVER).await];
+    for second in second {
+        assert!(matches!(second, Err(Error::NotReentrant { .. })), "{second:?}");
+    }
+    assert_eq!(server.script_count(), scripts);
+    guard.unlock().await.unwrap();
+    in_time("the one behind", PROMPT, behind).await;
+    lock.lock().await.unwrap().unlock().await.unwrap();
+    all_gone(&server, &[&client]).await;
+}

@@ -1,5 +1,6 @@
 //! The scripts, each alone: sent as text over a plain connection, below nestlock's own code.
 
+mod fair;
 mod fenced;
 mod reentrant;
 

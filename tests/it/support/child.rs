@@ -53,8 +53,14 @@ pub struct Worker {
 impl Worker {
     /// Starts a worker that is connected to `server`.
     pub fn start(server: &Server, watchdog: Duration, poll_cap: Duration) -> Self {
+        Self::start_with_patience(server, watchdog, poll_cap, Duration::from_secs(300))
+    }
+
+    /// As [`Worker::start`], with the patience of fair locks.
+    pub fn start_with_patience(server: &Server, watchdog: Duration, poll_cap: Duration, patience: Duration) -> Self {
         let mut worker = Self::spawn();
-        worker.ask(&format!("connect {} {} {}", server.url(), watchdog.as_millis(), poll_cap.as_millis()));
+        let [watchdog, poll_cap, patience] = [watchdog, poll_cap, patience].map(|time| time.as_millis());
+        worker.ask(&format!("connect {} {watchdog} {poll_cap} {patience}", server.url()));
         assert_eq!(worker.answer(), "connected");
         worker
     }
@@ -158,10 +164,11 @@ fn say(what: impl std::fmt::Display) {
     println!("{MARK}{what}");
 }
 
-/// The life of a worker process: one request per line, until its stdin ends.
+/// The life of a worker process: one request per line, until its stdin ends. Names that begin with `fair:` are fair
+/// locks.
 ///
 /// ```text
-/// connect URL WATCHDOG_MS POLL_CAP_MS     connected
+/// connect URL WATCHDOG_MS POLL_CAP_MS PATIENCE_MS    connected
 /// lock NAME [LEASE_MS]                    locked NAME <ns>; later, if it happens: lost NAME <ns>
 /// wait NAME TASKS                         waiting: many tasks lock, each gets it and unlocks
 /// unlock NAME                             unlocked NAME <ok or the error>
@@ -182,18 +189,21 @@ pub fn serve() {
         let words: Vec<&str> = line.split(' ').collect();
         let get = || client.clone().expect("connect first");
         let number = |n: usize| words[n].parse::<u64>().expect("a number");
+        let open =
+            |name: &str| if name.starts_with("fair:") { get().fair_lock(name) } else { get().reentrant_lock(name) };
         match words[0] {
             "connect" => {
                 let connecting = LockClient::builder()
                     .watchdog_timeout(Duration::from_millis(number(2)))
                     .poll_cap(Duration::from_millis(number(3)))
+                    .fair_patience(Duration::from_millis(number(4)))
                     .connect(words[1]);
                 client = Some(runtime.block_on(connecting).expect("a connection"));
                 server = words[1].strip_prefix("redis://").and_then(|addr| addr.parse().ok());
                 say("connected");
             }
             "lock" => {
-                let (lock, name) = (get().reentrant_lock(words[1]).unwrap(), words[1].to_owned());
+                let (lock, name) = (open(words[1]).unwrap(), words[1].to_owned());
                 let mut options = AcquireOptions::new().wait_forever();
                 if words.len() > 2 {
                     options = options.lease(Duration::from_millis(number(2)));
@@ -218,7 +228,7 @@ pub fn serve() {
             }
             "wait" => {
                 for _ in 0..number(2) {
-                    let lock = get().reentrant_lock(words[1]).unwrap();
+                    let lock = open(words[1]).unwrap();
                     runtime.spawn(async move { lock.lock().await.unwrap().unlock().await.unwrap() });
                 }
                 say("waiting");

@@ -1,0 +1,110 @@
+//! What order costs: the fair lock's hand-over beside the plain one's, and one hold where few or many wait.
+//!
+//! Figures are ratios within one run, and times. `cargo bench --bench fair`.
+#![allow(missing_docs, clippy::print_stdout, clippy::cast_precision_loss, clippy::cast_sign_loss)]
+
+mod support;
+
+use std::time::{Duration, Instant};
+
+use nestlock::{Lock, LockClient, RLock};
+use support::{median, quantile, report, server};
+
+/// So long that nobody looks for himself: only messages wake.
+const NEVER: Duration = Duration::from_secs(3600);
+
+async fn client(url: &str) -> LockClient {
+    LockClient::builder().poll_cap(NEVER).fair_patience(4 * NEVER).connect(url).await.expect("a client")
+}
+
+/// From `unlock` called in one client to `lock` returned in another that waits.
+async fn hand_over(from: Lock, to: Lock) -> f64 {
+    let guard = from.lock().await.expect("the lock");
+    let waiter = tokio::spawn(async move {
+        let guard = to.lock().await.expect("the lock");
+        let returned = Instant::now();
+        guard.unlock().await.expect("the unlock");
+        returned
+    });
+    // the waiter needs four round trips to subscribe and to look again
+    tokio::time::sleep(Duration::from_millis(5)).await;
+    let start = Instant::now();
+    guard.unlock().await.expect("the unlock");
+    waiter.await.expect("a task").duration_since(start).as_secs_f64()
+}
+
+async fn hand_overs(url: &str) {
+    let (a, b) = (client(url).await, client(url).await);
+    let (mut fair, mut plain) = (Vec::new(), Vec::new());
+    for round in 0..1000 {
+        let name = format!("hand-over-{}", round % 8);
+        let kind = |client: &LockClient| client.fair_lock(format!("{name}-fair")).expect("a name");
+        fair.push(hand_over(kind(&a), kind(&b)).await);
+        let kind = |client: &LockClient| client.reentrant_lock(&name).expect("a name");
+        plain.push(hand_over(kind(&a), kind(&b)).await);
+    }
+    println!("    fair {:.0} us, plain {:.0} us", median(&mut fair) * 1e6, median(&mut plain) * 1e6);
+    report("hand-over, fair to plain, median", median(&mut fair) / median(&mut plain), "<= 1.3");
+    report("hand-over, fair to plain, p99", quantile(&mut fair, 0.99) / quantile(&mut plain, 0.99), "");
+}
+
+/// The mean time of one hold while this many queue, in seconds. Each that was served waits again, at the end.
+async fn hold_among(url: &str, waiters: usize, round: usize) -> f64 {
+    const MEASURED: usize = 1000;
+    let client = client(url).await;
+    let lock = client.fair_lock(format!("crowd-{waiters}-{round}")).expect("a name");
+    let guard = lock.lock().await.expect("the lock");
+    let (served, mut reports) = tokio::sync::mpsc::unbounded_channel();
+    let tasks: Vec<_> = (0..waiters)
+        .map(|_| {
+            let (lock, served) = (lock.clone(), served.clone());
+            tokio::spawn(async move {
+                loop {
+                    let guard = lock.lock().await.expect("the lock");
+                    guard.unlock().await.expect("the unlock");
+                    if served.send(Instant::now()).is_err() {
+                        return;
+                    }
+                }
+            })
+        })
+        .collect();
+    while client.stats().channels < waiters {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    guard.unlock().await.expect("the unlock");
+    // the first round is spent on subscriptions
+    for _ in 0..waiters {
+        reports.recv().await.expect("a hold");
+    }
+    let first = reports.recv().await.expect("a hold");
+    let mut last = first;
+    for _ in 0..MEASURED {
+        last = reports.recv().await.expect("a hold");
+    }
+    for task in tasks {
+        task.abort();
+        let _ = task.await;
+    }
+    client.shutdown().await.expect("an end");
+    (last - first).as_secs_f64() / MEASURED as f64
+}
+
+async fn crowds(url: &str) {
+    let (mut few, mut many) = (Vec::new(), Vec::new());
+    for round in 0..5 {
+        few.push(hold_among(url, 100, round).await);
+        many.push(hold_among(url, 500, round).await);
+    }
+    let (few, many) = (median(&mut few), median(&mut many));
+    println!("    one hold among 100: {:.0} us, among 500: {:.0} us", few * 1e6, many * 1e6);
+    report("time of one hold, 500 waiters to 100, median of 5", many / few, "<= 1.3");
+}
+
+#[tokio::main]
+async fn main() {
+    let server = server().expect("a server");
+    hand_overs(server.url()).await;
+    crowds(server.url()).await;
+}

@@ -1,0 +1,51 @@
+//! First come, first order: workers of two clients queue for one lock, and get it in the order in which they asked.
+//!
+//! Run: `cargo run --example fair`  (uses `NESTLOCK_URL`, else a private redis-server from PATH)
+#![allow(clippy::print_stdout)]
+
+mod support;
+
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use nestlock::{LockClient, RLock};
+use tokio::time::sleep;
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let server = support::server()?;
+    let (here, there) = (LockClient::connect(server.url()).await?, LockClient::connect(server.url()).await?);
+
+    let desk = here.fair_lock("desk")?;
+    let opening = desk.lock().await?;
+    let order = Arc::new(Mutex::new(Vec::new()));
+    let mut customers = Vec::new();
+    for number in 0..6 {
+        let desk = if number % 2 == 0 { &here } else { &there }.fair_lock("desk")?;
+        let order = Arc::clone(&order);
+        customers.push(tokio::spawn(async move {
+            // the fourth one is in a hurry, and leaves the queue
+            let wait = Duration::from_millis(if number == 3 { 200 } else { 60_000 });
+            let Some(guard) = desk.try_lock_for(wait).await? else { return Ok(()) };
+            order.lock().expect("nobody panics").push(number);
+            guard.unlock().await
+        }));
+        // far apart, so that the order of the requests is beyond doubt
+        sleep(Duration::from_millis(100)).await;
+    }
+
+    // a try without a wait takes no place
+    assert!(there.fair_lock("desk")?.try_lock().await?.is_none());
+    opening.unlock().await?;
+    for customer in customers {
+        customer.await??;
+    }
+    let order = std::mem::take(&mut *order.lock().expect("nobody panics"));
+    println!("served in the order {order:?}");
+    assert_eq!(order, [0, 1, 2, 4, 5]);
+    here.shutdown().await?;
+    there.shutdown().await?;
+    Ok(())
+}

@@ -1,0 +1,725 @@
+//! `lua/fair`: each line under "Returns", each refusal, each script sent twice, and Redisson's rules beside ours.
+
+use std::ops::Deref;
+
+use super::{Bench, Ears, eval, source};
+use crate::support::wire::Reply;
+
+const LOCK: &str = "orders:7";
+const QUEUE: &str = "redisson_lock_queue:{orders:7}";
+const TIMEOUTS: &str = "redisson_lock_timeout:{orders:7}";
+const KEYS: [&str; 3] = [LOCK, QUEUE, TIMEOUTS];
+const CHANNEL: &str = "redisson_lock__channel:{orders:7}";
+const A: &str = "0a1b2c3d-1111-4222-8333-444455556666:42";
+const B: &str = "0a1b2c3d-1111-4222-8333-444455556666:43";
+const C: &str = "0a1b2c3d-1111-4222-8333-444455556666:44";
+const D: &str = "0a1b2c3d-1111-4222-8333-444455556666:45";
+const S: &str = "eeeeeeee-1111-4222-8333-444455556666:1";
+/// Another client, with Redisson's numbering of threads.
+const R: &str = "ffffffff-1111-4222-8333-444455556666:1";
+
+const ACQUIRE: &str = "fair/acquire";
+const RELEASE: &str = "fair/release";
+const FORCE: &str = "fair/force_release";
+
+const PATIENCE: i64 = 5_000;
+/// How far apart the clock of the server and the end of a test's step may be.
+const SLACK: i64 = 4_000;
+
+struct Fair(Bench);
+
+impl Deref for Fair {
+    type Target = Bench;
+
+    fn deref(&self) -> &Bench {
+        &self.0
+    }
+}
+
+impl Fair {
+    fn new() -> Self {
+        Self(Bench::new())
+    }
+
+    fn acquire(&self, owner: &str, lease: &str, holds: &str, waits: &str) -> Reply {
+        self.run(ACQUIRE, &KEYS, &[owner, lease, holds, &PATIENCE.to_string(), waits])
+    }
+
+    fn held_by(&self, owner: &str, lease: &str) {
+        assert_eq!(self.acquire(owner, lease, "1", "1"), Reply::Nil);
+    }
+
+    /// Joins the queue, or looks again: the hint, and how many are before.
+    fn wait(&self, owner: &str) -> (i64, i64) {
+        busy(&self.acquire(owner, "30000", "1", "1"))
+    }
+
+    fn release(&self, owner: &str, holds: &str) -> Reply {
+        self.run(RELEASE, &KEYS, &[owner, holds, CHANNEL])
+    }
+
+    fn queue(&self) -> Vec<String> {
+        self.call(&["LRANGE", QUEUE, "0", "-1"]).list().iter().map(|owner| owner.text().to_owned()).collect()
+    }
+
+    /// The whole queue, and that both keys agree on who is in it.
+    fn assert_queue(&self, owners: &[&str]) {
+        assert_eq!(self.queue(), owners);
+        let mut in_set: Vec<_> = self.call(&["ZRANGE", TIMEOUTS, "0", "-1"]).list().to_vec();
+        let mut wanted: Vec<_> = owners.iter().map(|owner| Reply::Text((*owner).to_owned())).collect();
+        in_set.sort_by(|a, b| a.text().cmp(b.text()));
+        wanted.sort_by(|a, b| a.text().cmp(b.text()));
+        assert_eq!(in_set, wanted, "the scores are of those who wait");
+    }
+
+    fn now(&self) -> i64 {
+        let time = self.call(&["TIME"]);
+        let number = |n: usize| time.list()[n].text().parse::<i64>().unwrap();
+        number(0) * 1000 + number(1) / 1000
+    }
+
+    fn score(&self, owner: &str) -> i64 {
+        self.call(&["ZSCORE", TIMEOUTS, owner]).text().parse().unwrap()
+    }
+
+    /// That a waiter counts as gone this far in the future.
+    fn assert_gone_in(&self, owner: &str, wanted: i64) {
+        let away = self.score(owner) - self.now();
+        assert!(away > wanted - SLACK && away <= wanted, "{owner}: gone in {away} ms, not {wanted}");
+    }
+
+    /// Lets a waiter count as gone.
+    fn silence(&self, owner: &str) {
+        self.set_up(&["ZADD", TIMEOUTS, "1", owner]);
+    }
+
+    fn limited(&self, denied: &str) -> crate::support::wire::Wire {
+        self.set_up(&["ACL", "SETUSER", "limited", "reset", "on", ">pw", "~*", "&*", "+@all", &format!("-{denied}")]);
+        let mut wire = self.server.wire();
+        wire.call(&["AUTH", "limited", "pw"]).unwrap();
+        wire
+    }
+}
+
+fn busy(reply: &Reply) -> (i64, i64) {
+    match reply.list() {
+        [Reply::Int(0), Reply::Int(hint), Reply::Int(ahead)] => (*hint, *ahead),
+        other => panic!("not busy: {other:?}"),
+    }
+}
+
+fn own_channel(owner: &str) -> String {
+    format!("{CHANNEL}:{owner}")
+}
+
+fn nothing_was_said(bench: &Bench, ears: &mut [Ears]) {
+    for ears in ears {
+        assert_eq!(ears.heard(bench), [] as [&str; 0]);
+    }
+}
+
+// --- acquire ---
+
+#[test]
+fn acquire_of_a_free_lock_without_a_queue_writes_the_record_and_nothing_else() {
+    let fair = Fair::new();
+    for waits in ["0", "1"] {
+        assert_eq!(fair.acquire(A, "30000", "1", waits), Reply::Nil);
+        let first = fair.snapshot();
+        assert_eq!(first.len(), 1, "nothing but the record");
+        assert_eq!(fair.server.record(LOCK), [(A.to_owned(), 1)]);
+        let ttl = fair.server.pttl(LOCK);
+        assert!((25_000..=30_000).contains(&ttl), "{ttl}");
+        // sent twice
+        assert_eq!(fair.acquire(A, "20000", "1", waits), Reply::Nil);
+        assert_eq!(fair.snapshot(), first);
+        fair.release(A, "0");
+    }
+}
+
+#[test]
+fn acquire_by_the_holder_counts_and_lengthens_while_others_wait() {
+    let fair = Fair::new();
+    fair.held_by(A, "30000");
+    fair.wait(B);
+    for holds in [2, 2, 3] {
+        assert_eq!(fair.acquire(A, "60000", &holds.to_string(), "1"), Reply::Nil);
+        assert_eq!(fair.server.record(LOCK), [(A.to_owned(), holds)]);
+    }
+    assert!(fair.server.pttl(LOCK) > 50_000);
+    assert_eq!(fair.acquire(A, "1000", "3", "1"), Reply::Nil);
+    assert!(fair.server.pttl(LOCK) > 50_000, "never shortened");
+    fair.assert_queue(&[B]);
+}
+
+#[test]
+fn acquire_of_a_held_lock_joins_the_queue_in_redissons_format() {
+    let fair = Fair::new();
+    fair.held_by(A, "30000");
+    for (place, owner) in [B, C, R].into_iter().enumerate() {
+        let (hint, ahead) = fair.wait(owner);
+        assert_eq!(ahead, place as i64);
+        assert!(hint > 0 && hint <= PATIENCE / 3 + 1, "{hint}");
+        // Redisson's scores, row 4 and 5 of its table: t + TTL + W, t + TTL + 2 W, ...
+        fair.assert_gone_in(owner, 30_000 + PATIENCE * (place as i64 + 1));
+    }
+    assert_eq!(fair.call(&["TYPE", QUEUE]).text(), "list");
+    assert_eq!(fair.call(&["TYPE", TIMEOUTS]).text(), "zset");
+    fair.assert_queue(&[B, C, R]);
+    assert_eq!((fair.server.pttl(QUEUE), fair.server.pttl(TIMEOUTS)), (-1, -1), "as Redisson leaves them");
+    // sent twice: nobody is in the queue twice, nobody's place or time changes
+    let before = fair.snapshot();
+    for (place, owner) in [B, C, R].into_iter().enumerate() {
+        let score = fair.score(owner);
+        assert_eq!(fair.wait(owner).1, place as i64);
+        assert!(fair.score(owner) >= score);
+    }
+    assert_eq!(fair.queue(), [B, C, R]);
+    assert_eq!(fair.snapshot()[0], before[0], "the record is as it was");
+}
+
+#[test]
+fn acquire_without_waiting_answers_busy_and_leaves_no_trace() {
+    let fair = Fair::new();
+    fair.held_by(A, "30000");
+    let args = [B, "30000", "1", "5000", "0"];
+    let (_, ahead) = busy(&fair.untouched(ACQUIRE, &KEYS, &args));
+    assert_eq!(ahead, 0);
+    fair.wait(C);
+    let (_, ahead) = busy(&fair.untouched(ACQUIRE, &KEYS, &args));
+    assert_eq!(ahead, 1, "one waits before him");
+    // free, but somebody else is next
+    fair.release(A, "0");
+    fair.set_up(&["ZADD", TIMEOUTS, &(fair.now() + 1000).to_string(), C]);
+    busy(&fair.untouched(ACQUIRE, &KEYS, &args));
+}
+
+#[test]
+fn acquire_of_a_free_lock_is_for_the_head_alone() {
+    let fair = Fair::new();
+    fair.held_by(A, "30000");
+    fair.wait(B);
+    fair.wait(C);
+    assert_eq!(fair.release(A, "0"), Reply::Int(1));
+    for owner in [C, R, A] {
+        let (hint, _) = fair.wait(owner);
+        assert!(hint > 0 && hint <= PATIENCE / 3 + 1, "{hint}");
+        assert!(!fair.server.exists(LOCK));
+    }
+    fair.assert_queue(&[B, C, R, A]);
+    for (owner, rest) in [(B, &[C, R, A] as &[&str]), (C, &[R, A]), (R, &[A]), (A, &[])] {
+        assert_eq!(fair.acquire(owner, "30000", "1", "1"), Reply::Nil);
+        fair.assert_queue(rest);
+        assert_eq!(fair.release(owner, "0"), Reply::Int(1));
+    }
+    assert_eq!(fair.snapshot(), []);
+}
+
+#[test]
+fn acquire_drops_heads_that_were_silent_for_too_long_and_nobody_else() {
+    let fair = Fair::new();
+    fair.held_by(A, "30000");
+    for owner in [R, B, S] {
+        fair.wait(owner);
+    }
+    // only the head can block anybody
+    fair.silence(B);
+    fair.wait(S);
+    fair.assert_queue(&[R, B, S]);
+    fair.silence(R);
+    assert_eq!(fair.wait(S).1, 0);
+    fair.assert_queue(&[S]);
+    assert!(fair.server.exists(LOCK), "the holder holds it");
+    // a try drops them as well
+    fair.release(A, "0");
+    fair.silence(S);
+    assert_eq!(fair.acquire(A, "30000", "1", "0"), Reply::Nil);
+    assert_eq!(fair.snapshot().len(), 1);
+}
+
+/// R62: the waiters of a client that died stand in a row; they cost the others one patience, not one each.
+#[test]
+fn r62_acquire_drops_those_behind_a_silent_head_who_are_of_the_same_client() {
+    let fair = Fair::new();
+    fair.held_by(A, "30000");
+    for owner in [B, C, R, D, S] {
+        fair.wait(owner);
+    }
+    fair.silence(B);
+    // neither those of another client, nor those behind these
+    assert_eq!(fair.wait(S).1, 2);
+    fair.assert_queue(&[R, D, S]);
+    // who looks is not gone, whatever his client
+    fair.silence(R);
+    fair.set_up(&["LREM", QUEUE, "0", S]);
+    fair.set_up(&["RPUSH", QUEUE, C]);
+    fair.silence(D);
+    assert_eq!(fair.wait(C).1, 0);
+    assert_eq!(fair.queue(), [C]);
+}
+
+#[test]
+fn acquire_keeps_a_head_that_looks_itself_however_late_it_comes() {
+    let fair = Fair::new();
+    fair.held_by(A, "30000");
+    fair.wait(B);
+    fair.wait(R);
+    fair.silence(B);
+    assert_eq!(fair.wait(B).1, 0);
+    fair.assert_gone_in(B, 30_000 + PATIENCE);
+    fair.silence(B);
+    fair.set_up(&["DEL", LOCK]);
+    assert_eq!(fair.acquire(B, "30000", "1", "1"), Reply::Nil);
+    fair.assert_queue(&[R]);
+}
+
+#[test]
+fn acquire_gives_a_look_the_time_of_a_lease_and_a_patience() {
+    let fair = Fair::new();
+    fair.held_by(A, "30000");
+    fair.wait(B);
+    fair.wait(C);
+    for owner in [B, C] {
+        fair.set_up(&["ZADD", TIMEOUTS, &(fair.now() + 1000).to_string(), owner]);
+        fair.wait(owner);
+        fair.assert_gone_in(owner, 30_000 + PATIENCE);
+    }
+    // a record without TTL: nobody knows how long; the patience it is
+    fair.set_up(&["PERSIST", LOCK]);
+    fair.silence(B);
+    let (hint, _) = fair.wait(B);
+    assert!(hint > 0 && hint <= PATIENCE / 3 + 1, "{hint}");
+    fair.assert_gone_in(B, PATIENCE);
+}
+
+/// R66: another client's clock may be an hour off; the head gets no more than a lease and a patience for it.
+#[test]
+fn r66_acquire_bounds_the_heads_time_by_the_servers_clock() {
+    let fair = Fair::new();
+    fair.held_by(A, "30000");
+    fair.set_up(&["RPUSH", QUEUE, R]);
+    for score in ["99999999999999", "inf", "9.5e15"] {
+        fair.set_up(&["ZADD", TIMEOUTS, score, R]);
+        fair.wait(B);
+        fair.assert_gone_in(R, 30_000 + PATIENCE);
+    }
+    fair.release(A, "0");
+    let (hint, _) = fair.wait(B);
+    assert!(hint > 0 && hint <= PATIENCE / 3 + 1);
+    fair.assert_gone_in(R, PATIENCE);
+    // one whose clock is behind is gone at once
+    fair.set_up(&["ZADD", TIMEOUTS, "-inf", R]);
+    assert_eq!(fair.acquire(B, "30000", "1", "1"), Reply::Nil);
+    assert_eq!(fair.snapshot().len(), 1);
+}
+
+#[test]
+fn acquire_of_a_second_hold_without_a_first_answers_lost() {
+    let fair = Fair::new();
+    let lost = || fair.untouched(ACQUIRE, &KEYS, &[A, "30000", "2", "5000", "1"]);
+    assert_eq!(lost(), Reply::Int(-2));
+    fair.held_by(B, "30000");
+    fair.wait(C);
+    fair.silence(C);
+    for _ in 0..2 {
+        assert_eq!(lost(), Reply::Int(-2), "taken over");
+    }
+}
+
+#[test]
+fn f30_fair_scripts_leave_other_hashes_alone() {
+    let fair = Fair::new();
+    fair.set_up(&["RPUSH", QUEUE, C]);
+    fair.set_up(&["ZADD", TIMEOUTS, "1", C]);
+    for fields in [
+        &["name", "Ada"] as &[&str],
+        &["name", "Ada", "born", "1815"],
+        &["mode", "read", R, "1"],
+        &[R, "1", "eeeeeeee-1111-4222-8333-444455556666:1", "1"],
+    ] {
+        fair.set_up(&["DEL", LOCK]);
+        fair.set_up(&[&["HSET", LOCK], fields].concat());
+        for (holds, waits) in [("1", "0"), ("1", "1"), ("2", "1")] {
+            let answer = fair.untouched(ACQUIRE, &KEYS, &[A, "30000", holds, "5000", waits]);
+            assert_eq!(answer, Reply::Int(-3), "{fields:?}");
+        }
+        assert_eq!(fair.untouched(FORCE, &KEYS[..2], &[CHANNEL]), Reply::Int(-3), "{fields:?}");
+        assert_eq!(fair.untouched(RELEASE, &KEYS, &[A, "0", CHANNEL]), Reply::Nil, "{fields:?}");
+    }
+}
+
+#[test]
+fn f29_fair_scripts_refuse_keys_of_another_type_and_touch_nothing() {
+    // what stands at the lock's name, in the queue's, in the scores'
+    for wrong in KEYS {
+        for waiting in [false, true] {
+            for (held, others) in [(false, false), (true, false), (false, true)] {
+                let fair = Fair::new();
+                if held || others {
+                    fair.held_by(if held { A } else { C }, "30000");
+                }
+                if waiting {
+                    fair.set_up(&["RPUSH", QUEUE, A, B]);
+                    fair.set_up(&["ZADD", TIMEOUTS, "1", B]);
+                }
+                fair.set_up(&["DEL", wrong]);
+                fair.set_up(&["SET", wrong, "data"]);
+                let what = format!("{} is a string; held {held}, waiting {waiting}, others {others}", wrong);
+                for (script, keys, args) in [
+                    (ACQUIRE, &KEYS[..], &[B, "30000", "1", "5000", "1"] as &[&str]),
+                    (ACQUIRE, &KEYS[..], &[B, "30000", "1", "5000", "0"]),
+                    (RELEASE, &KEYS[..], &[A, "0", CHANNEL]),
+                    (FORCE, &KEYS[..2], &[CHANNEL]),
+                ] {
+                    let before = fair.snapshot();
+                    let reply = fair.run(script, keys, args);
+                    if reply.is_error() {
+                        assert!(reply.text().starts_with("WRONGTYPE"), "{script}, {what}: {reply:?}");
+                        assert_eq!(fair.snapshot(), before, "{script}, {what}");
+                    } else {
+                        assert!(script == FORCE, "{script}, {what}: {reply:?}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn h1_h2_f39_fair_acquire_refuses_leases_and_patiences_that_are_none() {
+    let fair = Fair::new();
+    let none = ["0", "-1", "", "x", "1.5", "1e3", "0x10", " 10", "10 ", "nan", "inf"];
+    for held in [false, true] {
+        if held {
+            fair.held_by(A, "30000");
+            fair.wait(B);
+        }
+        for number in none {
+            for owner in [A, B, C] {
+                fair.refused(ACQUIRE, &KEYS, &[owner, number, "1", "5000", "1"]);
+                fair.refused(ACQUIRE, &KEYS, &[owner, "30000", number, "5000", "1"]);
+                fair.refused(ACQUIRE, &KEYS, &[owner, "30000", "1", number, "1"]);
+            }
+        }
+        for number in none.iter().filter(|number| **number != "0") {
+            fair.refused(RELEASE, &KEYS, &[A, number, CHANNEL]);
+            fair.refused(RELEASE, &KEYS, &[B, number, CHANNEL]);
+        }
+    }
+}
+
+/// F39: the server may refuse the TTL after the record was written: then the write is taken back, the place kept.
+#[test]
+fn f39_fair_acquire_takes_its_write_back_when_the_ttl_is_refused() {
+    let fair = Fair::new();
+    for queued in [false, true] {
+        if queued {
+            fair.held_by(B, "30000");
+            fair.wait(A);
+            fair.set_up(&["DEL", LOCK]);
+        }
+        fair.refused(ACQUIRE, &KEYS, &[A, "9223372036854775807", "1", "5000", "1"]);
+        let mut limited = fair.limited("pexpire");
+        let before = fair.snapshot();
+        let command = eval(&source(ACQUIRE), &KEYS, &[A, "30000", "1", "5000", "1"]);
+        let reply = limited.call(&command.iter().map(String::as_str).collect::<Vec<_>>()).unwrap();
+        assert!(reply.is_error(), "{reply:?}");
+        assert_eq!(fair.snapshot(), before);
+    }
+}
+
+/// R57: the list and the set may be out of step; scripts never fail, and put them right.
+#[test]
+fn r57_scripts_mend_a_queue_whose_two_keys_are_out_of_step() {
+    for deleted in [QUEUE, TIMEOUTS] {
+        let fair = Fair::new();
+        fair.held_by(A, "30000");
+        fair.wait(B);
+        fair.wait(C);
+        fair.set_up(&["DEL", deleted]);
+        fair.wait(C);
+        fair.wait(B);
+        fair.wait(R);
+        let queue = if deleted == QUEUE { [C, B, R] } else { [B, C, R] };
+        fair.assert_queue(&queue);
+        fair.set_up(&["DEL", deleted]);
+        assert_eq!(fair.release(A, "0"), Reply::Int(1));
+        for _ in 0..2 {
+            for owner in queue {
+                let reply = fair.acquire(owner, "30000", "1", "1");
+                assert!(!reply.is_error(), "{reply:?}");
+                fair.set_up(&["DEL", deleted]);
+                let reply = fair.release(owner, "0");
+                assert!(!reply.is_error(), "{reply:?}");
+            }
+        }
+        assert_eq!(fair.snapshot(), []);
+    }
+}
+
+#[test]
+fn r57_a_head_without_a_score_gets_one_and_blocks_nobody_for_ever() {
+    let fair = Fair::new();
+    fair.set_up(&["RPUSH", QUEUE, R]);
+    let (hint, _) = fair.wait(B);
+    assert!(hint > 0);
+    fair.assert_gone_in(R, PATIENCE);
+    // somebody's score without a place: he joins like anybody
+    fair.set_up(&["ZADD", TIMEOUTS, "1", C]);
+    assert_eq!(fair.wait(C).1, 2);
+    fair.assert_queue(&[R, B, C]);
+}
+
+// --- release ---
+
+#[test]
+fn release_to_zero_answers_1_and_tells_the_head_alone() {
+    let fair = Fair::new();
+    let mut ears: Vec<_> = [CHANNEL, &own_channel(C), &own_channel(A)].map(|channel| fair.listen(channel)).into();
+    let mut head = fair.listen(&own_channel(B));
+    fair.held_by(A, "30000");
+    fair.wait(B);
+    fair.wait(C);
+    let queue = (fair.queue(), fair.score(B), fair.score(C));
+    assert_eq!(fair.release(A, "0"), Reply::Int(1));
+    assert!(!fair.server.exists(LOCK));
+    assert_eq!(queue, (fair.queue(), fair.score(B), fair.score(C)), "the queue waits");
+    assert_eq!(head.heard(&fair), ["0"]);
+    nothing_was_said(&fair, &mut ears);
+    // a second send finds nothing, which after the first means that it worked
+    assert_eq!(fair.untouched(RELEASE, &KEYS, &[A, "0", CHANNEL]), Reply::Nil);
+    assert_eq!(head.heard(&fair), [] as [&str; 0], "said once only");
+}
+
+#[test]
+fn release_of_some_holds_answers_0_and_tells_nobody() {
+    let fair = Fair::new();
+    let mut ears = [fair.listen(&own_channel(B)), fair.listen(CHANNEL)];
+    fair.held_by(A, "30000");
+    assert_eq!(fair.acquire(A, "30000", "3", "1"), Reply::Nil);
+    fair.wait(B);
+    let expires = fair.expires(LOCK);
+    for holds in [2, 2, 1, 1] {
+        assert_eq!(fair.release(A, &holds.to_string()), Reply::Int(0));
+        assert_eq!(fair.server.record(LOCK), [(A.to_owned(), holds)]);
+    }
+    assert_eq!(fair.untouched(RELEASE, &KEYS, &[A, "9", CHANNEL]), Reply::Int(0), "a release never adds holds");
+    assert_eq!(fair.expires(LOCK), expires);
+    fair.assert_queue(&[B]);
+    nothing_was_said(&fair, &mut ears);
+}
+
+#[test]
+fn r43_f38_fair_release_by_somebody_else_answers_nil() {
+    let fair = Fair::new();
+    fair.held_by(A, "30000");
+    fair.wait(C);
+    let mut ears = [fair.listen(&own_channel(C))];
+    for holds in ["0", "1"] {
+        for owner in [B, R, &A[..36], &format!("{A}.1")] {
+            assert_eq!(fair.untouched(RELEASE, &KEYS, &[owner, holds, CHANNEL]), Reply::Nil);
+        }
+    }
+    // a partial release by a waiter is no leave
+    assert_eq!(fair.untouched(RELEASE, &KEYS, &[C, "1", CHANNEL]), Reply::Nil);
+    nothing_was_said(&fair, &mut ears);
+}
+
+#[test]
+fn release_to_zero_by_a_waiter_leaves_the_queue_and_nobody_elses_place() {
+    let fair = Fair::new();
+    fair.held_by(A, "30000");
+    for owner in [B, C, R] {
+        fair.wait(owner);
+    }
+    let mut ears: Vec<_> = [B, C, R].map(|owner| fair.listen(&own_channel(owner))).into();
+    let scores = (fair.score(B), fair.score(R));
+    assert_eq!(fair.release(C, "0"), Reply::Nil);
+    fair.assert_queue(&[B, R]);
+    assert_eq!(fair.untouched(RELEASE, &KEYS, &[C, "0", CHANNEL]), Reply::Nil, "sent twice");
+    assert_eq!((fair.score(B), fair.score(R)), scores);
+    assert_eq!(fair.release(B, "0"), Reply::Nil);
+    fair.assert_queue(&[R]);
+    assert_eq!(fair.server.record(LOCK).len(), 1, "the holder holds");
+    nothing_was_said(&fair, &mut ears);
+}
+
+#[test]
+fn release_to_zero_by_the_head_of_a_free_lock_tells_the_next() {
+    let fair = Fair::new();
+    fair.held_by(A, "30000");
+    for owner in [B, C, R] {
+        fair.wait(owner);
+    }
+    fair.release(A, "0");
+    let (mut next, mut last) = (fair.listen(&own_channel(C)), fair.listen(&own_channel(R)));
+    // told that the lock is free, and gone before it tried
+    assert_eq!(fair.release(B, "0"), Reply::Nil);
+    assert_eq!(next.heard(&fair), ["0"]);
+    // nobody is told of a leave from the middle
+    assert_eq!(fair.release(R, "0"), Reply::Nil);
+    assert_eq!((next.heard(&fair).len(), last.heard(&fair).len()), (0, 0));
+}
+
+#[test]
+fn release_tells_the_first_who_is_not_gone() {
+    let fair = Fair::new();
+    fair.held_by(A, "30000");
+    for owner in [B, C, R] {
+        fair.wait(owner);
+    }
+    fair.silence(B);
+    fair.silence(C);
+    let mut ears: Vec<_> = [B, C].map(|owner| fair.listen(&own_channel(owner))).into();
+    let mut next = fair.listen(&own_channel(R));
+    assert_eq!(fair.release(A, "0"), Reply::Int(1));
+    assert_eq!(next.heard(&fair), ["0"]);
+    nothing_was_said(&fair, &mut ears);
+    assert_eq!(fair.acquire(R, "30000", "1", "1"), Reply::Nil);
+    fair.assert_queue(&[]);
+}
+
+/// F28: where PUBLISH is denied, nothing has been written before.
+#[test]
+fn f28_a_fair_release_that_may_not_publish_changes_nothing() {
+    let fair = Fair::new();
+    fair.held_by(A, "30000");
+    for owner in [B, C, R] {
+        fair.wait(owner);
+    }
+    fair.silence(B);
+    let mut limited = fair.limited("publish");
+    let mut refused = |script: &str, keys: &[&str], args: &[&str]| {
+        let before = fair.snapshot();
+        let command = eval(&source(script), keys, args);
+        let reply = limited.call(&command.iter().map(String::as_str).collect::<Vec<_>>()).unwrap();
+        assert!(reply.is_error(), "{script}: {reply:?}");
+        assert_eq!(fair.snapshot(), before, "{script} {args:?}");
+    };
+    refused(RELEASE, &KEYS, &[A, "0", CHANNEL]);
+    refused(FORCE, &KEYS[..2], &[CHANNEL]);
+    fair.set_up(&["DEL", LOCK]);
+    refused(RELEASE, &KEYS, &[B, "0", CHANNEL]);
+}
+
+// --- force_release ---
+
+#[test]
+fn p8_fair_force_release_tells_the_head_and_keeps_the_queue() {
+    let fair = Fair::new();
+    let mut head = fair.listen(&own_channel(B));
+    let mut ears = [fair.listen(CHANNEL), fair.listen(&own_channel(C))];
+    for _ in 0..2 {
+        assert_eq!(fair.untouched(FORCE, &KEYS[..2], &[CHANNEL]), Reply::Int(0), "nobody holds it");
+    }
+    fair.held_by(A, "30000");
+    fair.wait(B);
+    fair.wait(C);
+    assert_eq!(fair.run(FORCE, &KEYS[..2], &[CHANNEL]), Reply::Int(1));
+    assert!(!fair.server.exists(LOCK));
+    fair.assert_queue(&[B, C]);
+    assert_eq!(head.heard(&fair), ["0"]);
+    assert_eq!(fair.untouched(FORCE, &KEYS[..2], &[CHANNEL]), Reply::Int(0), "sent twice");
+    assert_eq!(head.heard(&fair), [] as [&str; 0]);
+    nothing_was_said(&fair, &mut ears);
+}
+
+// --- a full server ---
+
+/// H12, F25: without memory nobody joins or acquires; waiters leave, holders release, heads that are gone are dropped.
+#[test]
+fn h12_f25_without_memory_fair_locks_can_be_released_and_left() {
+    let fair = Fair::new();
+    fair.held_by(A, "30000");
+    assert_eq!(fair.acquire(A, "30000", "2", "1"), Reply::Nil);
+    fair.wait(B);
+    fair.wait(C);
+    fair.set_up(&["CONFIG", "SET", "maxmemory", "1"]);
+    let join = [R, "30000", "1", "5000", "1"];
+    assert!(fair.refused(ACQUIRE, &KEYS, &join).starts_with("OOM"));
+    assert!(fair.refused(ACQUIRE, &KEYS, &[A, "1", "3", "5000", "1"]).starts_with("OOM"));
+    assert_eq!(fair.release(C, "0"), Reply::Nil);
+    fair.assert_queue(&[B]);
+    let mut head = fair.listen(&own_channel(B));
+    assert_eq!(fair.release(A, "1"), Reply::Int(0));
+    assert_eq!(fair.release(A, "0"), Reply::Int(1));
+    assert_eq!(head.heard(&fair), ["0"]);
+    assert!(fair.refused(ACQUIRE, &KEYS, &[B, "30000", "1", "5000", "1"]).starts_with("OOM"));
+    fair.assert_queue(&[B]);
+    assert_eq!(fair.release(B, "0"), Reply::Nil);
+    assert_eq!(fair.snapshot(), []);
+}
+
+// --- a Redisson peer ---
+
+/// When a Redisson client acquires, it takes its wait time off every score. Ours are made for that: who joined behind
+/// two of them is still in the queue when both have had the lock.
+#[test]
+fn redissons_subtractions_leave_a_waiter_its_place() {
+    let fair = Fair::new();
+    let second = "ffffffff-1111-4222-8333-444455556666:2";
+    fair.held_by(A, "30000");
+    for (at, owner) in [R, second].into_iter().enumerate() {
+        fair.set_up(&["RPUSH", QUEUE, owner]);
+        let score = fair.now() + 30_000 + PATIENCE * (at as i64 + 1);
+        fair.set_up(&["ZADD", TIMEOUTS, &score.to_string(), owner]);
+    }
+    fair.wait(B);
+    for owner in [R, second] {
+        assert_eq!(fair.queue()[0], owner);
+        fair.set_up(&["LPOP", QUEUE]);
+        fair.set_up(&["ZREM", TIMEOUTS, owner]);
+        for rest in fair.queue() {
+            fair.set_up(&["ZINCRBY", TIMEOUTS, &(-PATIENCE).to_string(), &rest]);
+        }
+    }
+    fair.assert_queue(&[B]);
+    fair.assert_gone_in(B, 30_000 + PATIENCE);
+}
+
+#[test]
+fn nothing_is_published_anywhere_but_to_the_head() {
+    let fair = Fair::new();
+    let mut wire = fair.server.wire();
+    assert!(!wire.call(&["PSUBSCRIBE", "*"]).unwrap().is_error());
+    fair.held_by(A, "30000");
+    fair.acquire(A, "30000", "2", "1");
+    fair.wait(B);
+    fair.acquire(C, "30000", "1", "0");
+    fair.release(A, "1");
+    fair.release(A, "0");
+    fair.acquire(B, "30000", "1", "1");
+    fair.release(B, "0");
+    fair.set_up(&["PUBLISH", "end", "end"]);
+    let first = wire.read().unwrap();
+    assert_eq!(first.list()[2..], [Reply::Text(own_channel(B)), Reply::Text("0".into())]);
+    assert_eq!(wire.read().unwrap().list()[2], Reply::Text("end".into()));
+}
+
+/// R60: joining and leaving over and over moves nobody's time into a far future.
+#[test]
+fn r60_ten_thousand_joins_and_leaves_do_not_add_up() {
+    let fair = Fair::new();
+    fair.held_by(A, "30000");
+    fair.wait(B);
+    let mut wire = fair.server.wire();
+    let mut load = |script| wire.call(&["SCRIPT", "LOAD", &source(script)]).unwrap().text().to_owned();
+    let (acquire, release) = (load(ACQUIRE), load(RELEASE));
+    for round in 0..5_000 {
+        for owner in [C, R] {
+            let args = ["EVALSHA", &acquire, "3", LOCK, QUEUE, TIMEOUTS, owner, "30000", "1", "5000", "1"];
+            wire.call(&args).unwrap();
+        }
+        if round % 500 == 0 {
+            let most = (PATIENCE * 3 + 30_000, fair.now());
+            for owner in [B, C, R] {
+                assert!(fair.score(owner) - most.1 <= most.0, "{owner} in round {round}");
+            }
+        }
+        for owner in [C, R] {
+            let reply = wire.call(&["EVALSHA", &release, "3", LOCK, QUEUE, TIMEOUTS, owner, "0", CHANNEL]).unwrap();
+            assert_eq!(reply, Reply::Nil);
+        }
+    }
+    fair.assert_queue(&[B]);
+}
