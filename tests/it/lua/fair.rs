@@ -364,7 +364,7 @@ fn f29_fair_scripts_refuse_keys_of_another_type_and_touch_nothing() {
                 }
                 fair.set_up(&["DEL", wrong]);
                 fair.set_up(&["SET", wrong, "data"]);
-                let what = format!("{} is a string; held {held}, waiting {waiting}, others {others}", wrong);
+                let what = format!("{wrong} is a string; held {held}, waiting {waiting}, others {others}");
                 for (script, keys, args) in [
                     (ACQUIRE, &KEYS[..], &[B, "30000", "1", "5000", "1"] as &[&str]),
                     (ACQUIRE, &KEYS[..], &[B, "30000", "1", "5000", "0"]),
