@@ -104,7 +104,7 @@ async fn crowds(url: &str) {
 
 #[tokio::main]
 async fn main() {
-    let server = server().expect("a server");
+    let server = server();
     hand_overs(server.url()).await;
     crowds(server.url()).await;
 }
