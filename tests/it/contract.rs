@@ -526,7 +526,7 @@ pub async fn a_lost_hold_does_not_trouble_the_next_acquire(kind: Kind) {
     let client = server.client().await;
     let lock = kind.lock(&client, "l");
     for round in 0..6 {
-        let guard = leased(&lock, ms(40)).await;
+        let guard = leased(&lock, ms(200)).await;
         tokio::time::timeout(SOON, guard.lost()).await.expect("it ends");
         match round % 3 {
             0 => drop(guard),
