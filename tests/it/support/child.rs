@@ -162,8 +162,9 @@ fn say(what: impl std::fmt::Display) {
 /// ```text
 /// connect URL WATCHDOG_MS POLL_CAP_MS     connected
 /// lock NAME [LEASE_MS]                    locked NAME <ns>; later, if it happens: lost NAME <ns>
+/// read NAME, write NAME [LEASE_MS]        the same, with a read-write lock
 /// wait NAME TASKS                         waiting: many tasks lock, each gets it and unlocks
-/// unlock NAME                             unlocked NAME <ok or the error>
+/// unlock NAME                             the last one: unlocked NAME <ok or the error>
 /// hammer FILE TASKS LOCKS                 hammering: for ever, writing what it held into the file
 /// panic NAME                              panics in a task that holds NAME: panicked
 /// exit                                    ends without unlocking
@@ -171,7 +172,7 @@ fn say(what: impl std::fmt::Display) {
 pub fn serve() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let mut client: Option<LockClient> = None;
-    let held: Arc<Mutex<HashMap<String, Arc<LockGuard>>>> = Arc::default();
+    let held: Arc<Mutex<HashMap<String, Vec<Arc<LockGuard>>>>> = Arc::default();
     for line in std::io::stdin().lines().map_while(Result::ok) {
         let words: Vec<&str> = line.split(' ').collect();
         let get = || client.clone().expect("connect first");
@@ -185,8 +186,13 @@ pub fn serve() {
                 client = Some(runtime.block_on(connecting).expect("a connection"));
                 say("connected");
             }
-            "lock" => {
-                let (lock, name) = (get().reentrant_lock(words[1]).unwrap(), words[1].to_owned());
+            "lock" | "read" | "write" => {
+                let (client, name) = (get(), words[1].to_owned());
+                let lock = match words[0] {
+                    "lock" => client.reentrant_lock(&name).unwrap(),
+                    "read" => client.read_write_lock(&name).unwrap().read(),
+                    _ => client.read_write_lock(&name).unwrap().write(),
+                };
                 let mut options = AcquireOptions::new().wait_forever();
                 if words.len() > 2 {
                     options = options.lease(Duration::from_millis(number(2)));
@@ -194,7 +200,7 @@ pub fn serve() {
                 let held = Arc::clone(&held);
                 runtime.spawn(async move {
                     let guard = Arc::new(lock.acquire(options).await.unwrap().unwrap());
-                    held.lock().unwrap().insert(name.clone(), Arc::clone(&guard));
+                    held.lock().unwrap().entry(name.clone()).or_default().push(Arc::clone(&guard));
                     say(format_args!("locked {name} {}", monotonic_ns()));
                     let weak = Arc::downgrade(&guard);
                     drop(guard);
@@ -217,7 +223,7 @@ pub fn serve() {
                 say("waiting");
             }
             "unlock" => {
-                let mut guard = held.lock().unwrap().remove(words[1]).expect("held");
+                let mut guard = held.lock().unwrap().get_mut(words[1]).and_then(Vec::pop).expect("held");
                 let guard = loop {
                     match Arc::try_unwrap(guard) {
                         Ok(guard) => break guard,
