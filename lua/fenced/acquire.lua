@@ -33,6 +33,8 @@ if fields == 0 then
     return {1, given}
 end
 
+-- a reader's field has the same name
+if fields > 1 and redis.call('hexists', lock, 'mode') == 1 then return -3 end
 local held = redis.call('hget', lock, owner)
 if held then
     local given = tonumber(redis.call('get', token)) or 0

@@ -12,7 +12,7 @@ use tokio::sync::OwnedSemaphorePermit;
 use super::{
     Core, Kind, Request, UnderWay, Wake,
     holds::{Agreement, Hold, Ticket},
-    hub::{Place, Woken},
+    hub::{Place, Waiter, Woken},
 };
 use crate::{
     error::{Error, LossReason, Result, StoreError},
@@ -97,6 +97,9 @@ impl<'a> Acquire<'a> {
             let failure = match self.attempt_in_time(self.limit.or(patience)).await? {
                 Attempt::Entered(entered) => {
                     forget(&mut told);
+                    if self.kind.shares() {
+                        waiter.iter().for_each(Waiter::pass_on);
+                    }
                     if attempts > 1 {
                         let waited_ms = millis(self.started.elapsed());
                         tracing::debug!(lock = %self.kind.name(), owner = %self.owner, waited_ms, attempts, "acquired");
@@ -112,7 +115,9 @@ impl<'a> Acquire<'a> {
                         Wake::Channel(channel) => {
                             // the name in the queue, and the channel with it, may have changed
                             let same = waiter.take().filter(|waiter| waiter.listens_to(&channel));
-                            waiter.insert(same.unwrap_or_else(|| self.core.join(&channel, place, far))).look_after(ttl);
+                            let waiter = waiter.insert(same.unwrap_or_else(|| self.core.join(&channel, far)));
+                            waiter.keep(place);
+                            waiter.look_after(ttl);
                         }
                         Wake::Poll(backoff) => self.back_off(backoff.pause(attempts), ttl).await,
                     }

@@ -57,6 +57,11 @@ pub(crate) trait Kind: Send + Sync + fmt::Debug + 'static {
         false
     }
 
+    /// Whether many owners may hold it together.
+    fn shares(&self) -> bool {
+        false
+    }
+
     /// The kind that the same owner may hold at the same name, under the same name of his.
     fn sibling(&self) -> Option<Sibling> {
         None
