@@ -20,6 +20,8 @@ for _, number in ipairs({lease, holds, patience}) do
     end
 end
 local held, fields, ttl = redis.call('hget', lock, owner), redis.call('hlen', lock), redis.call('pttl', lock)
+-- a reader's field has the same name
+if fields > 1 and redis.call('hexists', lock, 'mode') == 1 then return -3 end
 if held then
     if ttl < tonumber(lease) then redis.call('pexpire', lock, lease) end
     if held ~= holds then redis.call('hset', lock, owner, holds) end

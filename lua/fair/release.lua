@@ -14,7 +14,8 @@ local lock, queue, timeouts, owner, holds, channel = KEYS[1], KEYS[2], KEYS[3], 
 if holds ~= '0' and not string.find(holds, '^[1-9]%d*$') then
     return redis.error_reply('ERR nestlock: holds must be an integer of at least 0')
 end
-local held = redis.call('hget', lock, owner)
+-- a reader's field has the same name
+local held = redis.call('hexists', lock, 'mode') == 0 and redis.call('hget', lock, owner)
 if holds ~= '0' then
     if not held then return nil end
     if tonumber(held) > tonumber(holds) then

@@ -17,6 +17,8 @@ if not string.find(lease, '^[1-9]%d*$') or not string.find(holds, '^[1-9]%d*$') 
 end
 
 local fields = redis.call('hlen', lock)
+-- a reader's field has the same name
+if fields > 1 and redis.call('hexists', lock, 'mode') == 1 then return -3 end
 local held = fields > 0 and redis.call('hget', lock, owner)
 if fields > 0 and not held then
     -- a record of this kind has exactly one field, named "<36 characters>:<task>"

@@ -14,8 +14,8 @@ if holds ~= '0' and not string.find(holds, '^[1-9]%d*$') then
     return redis.error_reply('ERR nestlock: holds must be an integer of at least 0')
 end
 
-local held = redis.call('hget', lock, owner)
-if not held then return nil end
+local mode, held = redis.call('hget', lock, 'mode'), redis.call('hget', lock, owner)
+if not mode or not held then return nil end
 local mine, given_up = of .. owner .. ':rwlock_timeout:', 0
 for n = tonumber(holds) + 1, tonumber(held) do
     given_up = math.max(given_up, redis.call('pttl', mine .. n))
@@ -29,7 +29,7 @@ if holds ~= '0' and tonumber(held) > tonumber(holds) then
 elseif holds == '0' then
     redis.call('hdel', lock, owner)
 end
-if redis.call('hget', lock, 'mode') == 'write' then return 0 end
+if mode == 'write' then return 0 end
 
 -- as long as the longest hold that is left; readers whose holds are all over are gone
 local longest, fields = 0, redis.call('hgetall', lock)

@@ -21,12 +21,16 @@ local function extend(key)
 end
 
 local function renew(lock, owner)
-    local held = redis.call('hget', lock, owner)
+    local held = redis.call('hexists', lock, 'mode') == 1 and redis.call('hget', lock, owner)
     if not held then return redis.call('exists', lock) == 1 and -1 or 0 end
-    local of = string.find(lock, '{', 1, true) and lock or '{' .. lock .. '}'
+    local mine = (string.find(lock, '{', 1, true) and lock or '{' .. lock .. '}') .. ':' .. owner .. ':rwlock_timeout:'
     -- a hold whose key is over is renewed with the others: its owner was never told that it ended
-    redis.call('set', of .. ':' .. owner .. ':rwlock_timeout:1', '1', 'PX', lease, 'NX')
-    for n = 1, tonumber(held) do extend(of .. ':' .. owner .. ':rwlock_timeout:' .. n) end
+    if redis.call('exists', mine .. '1') == 0 then
+        -- a write that needs no memory lets the next one pass on a server that is out of memory
+        redis.call('hdel', lock, '')
+        redis.call('set', mine .. '1', '1', 'PX', lease)
+    end
+    for n = 1, tonumber(held) do extend(mine .. n) end
     extend(lock)
     return 1
 end

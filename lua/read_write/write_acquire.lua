@@ -28,14 +28,18 @@ if mode == 'read' then
 end
 if mode and not held then return ttl end
 
-if held ~= holds then redis.call('hset', lock, writer, holds, 'mode', 'write') end
-if ttl < tonumber(lease) then
-    local set = redis.pcall('pexpire', lock, lease)
-    if set ~= 1 then
-        -- a record without a TTL would never end: take the write back
-        if not mode then redis.call('del', lock) end
-        return set
-    end
+if held then
+    -- the TTL first: where HSET is refused, a longer TTL harms nobody
+    if ttl < tonumber(lease) then redis.call('pexpire', lock, lease) end
+    if held ~= holds then redis.call('hset', lock, writer, holds) end
+    return nil
 end
-if not held then redis.call('del', intent) end
+redis.call('hset', lock, writer, holds, 'mode', 'write')
+local set = redis.pcall('pexpire', lock, lease)
+if set ~= 1 then
+    -- a record without a TTL would never end: take the write back
+    redis.call('del', lock)
+    return set
+end
+redis.call('del', intent)
 return nil

@@ -5,10 +5,11 @@
 -- ARGV[1]  owner    string   "<client>:<task>"
 -- ARGV[2]  holds    integer  the count that this call leads to; 0 ends this owner's writing, and his waiting
 -- ARGV[3]  channel  string   where waiters listen
+-- ARGV[4]  holds of string   the keys of all readers' holds: this, the reader, ":rwlock_timeout:" and a number
 -- Returns  1        no writer any more, perhaps this owner still reads; all waiters were told
 --          0        still held, at most `holds` times; the TTL is as it was
 --          nil      this owner does not hold it
-local lock, intent, owner, holds, channel = KEYS[1], KEYS[2], ARGV[1], ARGV[2], ARGV[3]
+local lock, intent, owner, holds, channel, of = KEYS[1], KEYS[2], ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 
 if holds ~= '0' and not string.find(holds, '^[1-9]%d*$') then
     return redis.error_reply('ERR nestlock: holds must be an integer of at least 0')
@@ -34,8 +35,14 @@ end
 -- told first: where PUBLISH is refused, nothing is written. Nobody runs before this script ends
 redis.call('publish', channel, '1')
 redis.call('hdel', lock, owner .. ':write')
-if redis.call('hlen', lock) > 1 then
+-- he reads on for as long as he may as a reader, however long he could have written
+local longest = 0
+for n = 1, tonumber(redis.call('hget', lock, owner)) or 0 do
+    longest = math.max(longest, redis.call('pttl', of .. owner .. ':rwlock_timeout:' .. n))
+end
+if longest > 0 then
     redis.call('hset', lock, 'mode', 'read')
+    redis.call('pexpire', lock, longest)
 else
     redis.call('del', lock)
 end

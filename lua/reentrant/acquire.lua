@@ -28,6 +28,8 @@ if fields == 0 then
     return nil
 end
 
+-- a reader's field has the same name
+if fields > 1 and redis.call('hexists', lock, 'mode') == 1 then return -3 end
 local held = redis.call('hget', lock, owner)
 if held then
     -- the TTL first: where HSET is refused, a longer TTL harms nobody

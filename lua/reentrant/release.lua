@@ -13,8 +13,9 @@ if holds ~= '0' and not string.find(holds, '^[1-9]%d*$') then
     return redis.error_reply('ERR nestlock: holds must be an integer of at least 0')
 end
 
-local held = redis.call('hget', lock, owner)
-if not held then return nil end
+local held, fields = redis.call('hget', lock, owner), redis.call('hlen', lock)
+-- a reader's field has the same name
+if not held or fields > 1 and redis.call('hexists', lock, 'mode') == 1 then return nil end
 
 if holds ~= '0' then
     if tonumber(held) > tonumber(holds) then
@@ -28,7 +29,7 @@ end
 -- told first: where PUBLISH is refused, nothing is written. Nobody runs before this script ends
 if channel ~= '' then redis.call('publish', channel, '0') end
 -- DEL and HDEL work when the server is out of memory; other fields are not ours to delete
-if redis.call('hlen', lock) == 1 then
+if fields == 1 then
     redis.call('del', lock)
 else
     redis.call('hdel', lock, owner)

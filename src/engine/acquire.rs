@@ -100,8 +100,10 @@ impl<'a> Acquire<'a> {
             let failure = match self.attempt_in_time(self.limit.or(patience)).await? {
                 Attempt::Entered(entered) => {
                     forget(&mut told);
-                    if let Some(waiter) = waiter.filter(|_| self.kind.queues()) {
-                        waiter.tell_next();
+                    match &waiter {
+                        Some(waiter) if self.kind.shares() => waiter.pass_on(),
+                        Some(waiter) if self.kind.has_own_channel() => waiter.tell_next(),
+                        _ => {}
                     }
                     if attempts > 1 {
                         let waited_ms = millis(self.started.elapsed());

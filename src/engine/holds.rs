@@ -192,7 +192,7 @@ impl Holds {
         let sibling = kind.sibling()?;
         let key = HoldKey { family: sibling.family, lock: Arc::clone(kind.name()), owner: owner.clone() };
         let hold = self.by_lock_and_owner.get(&key).map(|hold| Arc::clone(&hold))?;
-        (hold.count() > 0).then_some((sibling, hold))
+        hold.is_valid().then_some((sibling, hold))
     }
 
     /// Everything this client knows of one lock.
@@ -296,6 +296,12 @@ impl Hold {
 
     pub(crate) fn count(&self) -> u32 {
         self.state().count
+    }
+
+    /// Held, and its lease is not over.
+    fn is_valid(&self) -> bool {
+        let state = self.state();
+        state.count > 0 && state.deadline > Instant::now()
     }
 
     pub(crate) fn lost_error(&self, reason: LossReason) -> Error {

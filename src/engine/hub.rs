@@ -57,12 +57,17 @@ pub(crate) struct Gate {
     quiet: bool,
     /// The ACL user may not listen: waiters poll, and nobody subscribes again while they do.
     denied: AtomicBool,
-    /// The next time that one waiter tries without having been told to.
+    /// Somebody tries alone. If he gets a lock that others may hold with him, nobody else tells them.
+    told_one: AtomicBool,
+    /// The next time that one waiter tries without having been told to; of those who keep a place on the server by
+    /// looking, one for himself.
     next_poll: Mutex<Instant>,
+    next_poll_of_places: Mutex<Instant>,
 }
 
 impl Gate {
     fn wake_one(&self) {
+        self.told_one.store(true, Ordering::Release);
         // one also where nobody waits: somebody may have tried already, and be about to wait
         if self.permits.available_permits() < self.waiters.load(Ordering::Acquire).max(1) {
             self.permits.add_permits(1);
@@ -70,6 +75,7 @@ impl Gate {
     }
 
     fn wake_all(&self) {
+        self.told_one.store(false, Ordering::Release);
         let wanted = self.waiters.load(Ordering::Acquire).max(1);
         let missing = wanted.saturating_sub(self.permits.available_permits());
         self.permits.add_permits(missing);
@@ -85,8 +91,9 @@ impl Gate {
         }
     }
 
-    fn next_poll(&self) -> MutexGuard<'_, Instant> {
-        self.next_poll.lock().unwrap_or_else(PoisonError::into_inner)
+    fn next_poll(&self, of_places: bool) -> MutexGuard<'_, Instant> {
+        let next = if of_places { &self.next_poll_of_places } else { &self.next_poll };
+        next.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -167,7 +174,9 @@ impl Hub {
                     was_live: AtomicBool::new(false),
                     quiet,
                     denied: AtomicBool::new(false),
+                    told_one: AtomicBool::new(false),
                     next_poll: Mutex::new(Instant::now()),
+                    next_poll_of_places: Mutex::new(Instant::now()),
                 });
                 place.insert(Arc::clone(&gate));
                 let _ = self.requests.send(Request::Subscribe(Arc::clone(&gate)));
@@ -229,10 +238,21 @@ impl<'a> Waiter<'a> {
     }
 
     /// It has the lock: where the channel is its owner's alone, the owner's next waiter can re-enter.
-    pub(crate) fn tell_next(self) {
+    pub(crate) fn tell_next(&self) {
         if self.gate.waiters.load(Ordering::Acquire) > 1 {
             self.gate.wake_one();
         }
+    }
+
+    /// It got a lock that others may hold as well: whoever was not told tries, too.
+    pub(crate) fn pass_on(&self) {
+        if self.gate.told_one.load(Ordering::Acquire) {
+            self.gate.wake_all();
+        }
+    }
+
+    fn next_poll(&self) -> MutexGuard<'_, Instant> {
+        self.gate.next_poll(self.place.is_some())
     }
 
     /// Whether it listens to this channel.
@@ -245,7 +265,7 @@ impl<'a> Waiter<'a> {
         let (now, cap) = (Instant::now(), self.core.config.poll_cap);
         // one millisecond more: the server rounds the TTL down
         let poll = now + ttl.map_or(cap, |ttl| cap.min(ttl + Duration::from_millis(1)));
-        let mut next = self.gate.next_poll();
+        let mut next = self.next_poll();
         *next = if *next <= now { poll } else { poll.min(*next) };
     }
 
@@ -269,16 +289,17 @@ impl<'a> Waiter<'a> {
     }
 
     fn alarm(&self, limit: Option<Instant>) -> Sleep {
-        let next = *self.gate.next_poll();
+        let next = *self.next_poll();
         self.core.sleep_until(limit.map_or(next, |limit| limit.min(next)))
     }
 
     fn is_my_turn_to_look(&self) -> bool {
         let now = Instant::now();
-        let mut next = self.gate.next_poll();
+        let mut next = self.next_poll();
         let due = *next <= now;
         if due {
             *next = now + self.core.config.poll_cap;
+            self.gate.told_one.store(true, Ordering::Release);
         }
         due
     }

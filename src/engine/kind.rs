@@ -57,6 +57,16 @@ pub(crate) trait Kind: Send + Sync + fmt::Debug + 'static {
         false
     }
 
+    /// Whether each owner's waiters have a channel of their own.
+    fn has_own_channel(&self) -> bool {
+        false
+    }
+
+    /// Whether many owners may hold it together.
+    fn shares(&self) -> bool {
+        false
+    }
+
     /// The kind that the same owner may hold at the same name, under the same name of his.
     fn sibling(&self) -> Option<Sibling> {
         None

@@ -59,6 +59,10 @@ impl Kind for Fair {
         true
     }
 
+    fn has_own_channel(&self) -> bool {
+        true
+    }
+
     fn acquire(&self, request: Request<'_>) -> Call {
         let Request { owner, lease_ms, holds, waits } = request;
         let args =

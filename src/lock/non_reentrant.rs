@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use crate::{
-    engine::{Kind, Request, Wake},
+    engine::{Kind, Request, Sibling, Wake},
     owner::OwnerId,
     store::{Call, Script},
 };
@@ -32,6 +32,18 @@ impl<K: Kind> Kind for NonReentrant<K> {
 
     fn queues(&self) -> bool {
         self.0.queues()
+    }
+
+    fn has_own_channel(&self) -> bool {
+        self.0.has_own_channel()
+    }
+
+    fn shares(&self) -> bool {
+        self.0.shares()
+    }
+
+    fn sibling(&self) -> Option<Sibling> {
+        self.0.sibling()
     }
 
     fn acquire(&self, request: Request<'_>) -> Call {

@@ -20,7 +20,7 @@ script!(READ_RENEW = "read_write/read_renew", keys = 0 + per_lock, args = 1 + pe
 script!(READ_FORCE_RELEASE = "read_write/read_force_release", keys = 1, args = 2);
 script!(READ_INSPECT = "read_write/read_inspect", keys = 1, args = 0);
 script!(WRITE_ACQUIRE = "read_write/write_acquire", keys = 2, args = 4);
-script!(WRITE_RELEASE = "read_write/write_release", keys = 2, args = 3);
+script!(WRITE_RELEASE = "read_write/write_release", keys = 2, args = 4);
 script!(WRITE_RENEW = "read_write/write_renew", keys = 0 + per_lock, args = 1 + per_lock);
 script!(WRITE_FORCE_RELEASE = "read_write/write_force_release", keys = 1, args = 1);
 script!(WRITE_INSPECT = "read_write/write_inspect", keys = 1, args = 0);
@@ -109,6 +109,10 @@ impl Kind for Read {
         Some(Sibling { family: "write", excludes: false })
     }
 
+    fn shares(&self) -> bool {
+        true
+    }
+
     fn wake(&self, _: &OwnerId) -> Wake {
         Wake::Channel(Arc::clone(&self.0.channel))
     }
@@ -175,7 +179,7 @@ impl Kind for Write {
     }
 
     fn release(&self, owner: &OwnerId, holds: u32) -> Call {
-        let args = vec![owner.into(), holds.into(), (&self.0.channel).into()];
+        let args = vec![owner.into(), holds.into(), (&self.0.channel).into(), (&self.0.holds).into()];
         Call::new(&WRITE_RELEASE, self.0.key_and_intent(), args)
     }
 

@@ -14,10 +14,17 @@ use nestlock::{AcquireOptions, Error, LockClient, LockGuard, LossReason, RLock};
 
 use crate::support::{Server, eventually, wire::Reply};
 
+type Door = fn(&LockClient, &str) -> Arc<dyn RLock>;
+
 /// A lock kind, and what it promises.
 #[derive(Clone, Copy)]
 pub struct Kind {
-    pub door: fn(&LockClient, &str) -> Arc<dyn RLock>,
+    pub door: Door,
+    /// The other party's lock, which this one excludes: the same door, but for the sides of a read-write lock.
+    pub rival: Door,
+    /// Many may hold it together, and many its rival.
+    pub shared: bool,
+    pub rival_shared: bool,
     /// Its owner may take it again.
     pub reentrant: bool,
     /// Waiters listen on a channel.
@@ -27,12 +34,17 @@ pub struct Kind {
 }
 
 impl Kind {
-    pub fn new(door: fn(&LockClient, &str) -> Arc<dyn RLock>) -> Self {
-        Self { door, reentrant: true, listens: true, one_record: true }
+    pub fn new(door: Door) -> Self {
+        let (shared, rival_shared) = (false, false);
+        Self { door, rival: door, shared, rival_shared, reentrant: true, listens: true, one_record: true }
     }
 
     fn lock(&self, client: &LockClient, name: &str) -> Arc<dyn RLock> {
         (self.door)(client, name)
+    }
+
+    fn rival(&self, client: &LockClient, name: &str) -> Arc<dyn RLock> {
+        (self.rival)(client, name)
     }
 
     /// Until somebody of this client waits.
@@ -131,7 +143,14 @@ fn records(server: &Server) -> Vec<(String, Reply, i64)> {
     server.dump().into_iter().filter(|(key, ..)| !key.starts_with("redisson_lock_token:")).collect()
 }
 
+fn delete_everything(server: &Server) {
+    assert!(server.exists("l"));
+    server.call(&["FLUSHALL"]);
+}
+
 pub async fn clients_and_tasks_exclude_each_other(kind: Kind) {
+    /// What somebody counts who must be alone.
+    const ALONE: usize = 1000;
     let server = Server::start();
     let inside = Arc::new(AtomicUsize::new(0));
     let entries = Arc::new(AtomicUsize::new(0));
@@ -140,7 +159,12 @@ pub async fn clients_and_tasks_exclude_each_other(kind: Kind) {
     for _ in 0..3 {
         let client = server.client().await;
         for task in 0..4 {
-            let (lock, inside, entries) = (kind.lock(&client, "l"), Arc::clone(&inside), Arc::clone(&entries));
+            let (lock, shared) = match task % 2 {
+                0 => (kind.lock(&client, "l"), kind.shared),
+                _ => (kind.rival(&client, "l"), kind.rival_shared),
+            };
+            let (inside, entries) = (Arc::clone(&inside), Arc::clone(&entries));
+            let weight = if shared { 1 } else { ALONE };
             tasks.push(tokio::spawn(async move {
                 for round in 0..25 {
                     let guard = match (task + round) % 3 {
@@ -155,11 +179,13 @@ pub async fn clients_and_tasks_exclude_each_other(kind: Kind) {
                             }
                         },
                     };
-                    assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two are inside");
+                    let others = inside.fetch_add(weight, Ordering::SeqCst);
+                    assert!(if shared { others < ALONE } else { others == 0 }, "{others} are inside");
                     tokio::task::yield_now().await;
                     assert!(!guard.is_lost());
                     entries.fetch_add(1, Ordering::SeqCst);
-                    assert_eq!(inside.fetch_sub(1, Ordering::SeqCst), 1, "two are inside");
+                    let others = inside.fetch_sub(weight, Ordering::SeqCst) - weight;
+                    assert!(if shared { others < ALONE } else { others == 0 }, "{others} are inside");
                     if round % 2 == 0 { drop(guard) } else { guard.unlock().await.unwrap() }
                 }
             }));
@@ -177,6 +203,7 @@ pub async fn a_busy_try_answers_none_and_a_free_one_holds(kind: Kind) {
     let server = Server::start();
     let (a, b) = (server.client().await, server.client().await);
     let (la, lb) = (kind.lock(&a, "l"), kind.lock(&b, "l"));
+    let rival = kind.rival(&b, "l");
     assert!(!la.is_locked().await.unwrap());
     assert_eq!(la.remaining_lease().await.unwrap(), None);
     let guard = la.try_lock().await.unwrap().expect("a free lock");
@@ -184,7 +211,7 @@ pub async fn a_busy_try_answers_none_and_a_free_one_holds(kind: Kind) {
     if kind.one_record {
         assert_eq!(guard.name(), "l");
     }
-    assert!(lb.try_lock().await.unwrap().is_none());
+    assert!(rival.try_lock().await.unwrap().is_none());
     assert!(lb.is_locked().await.unwrap());
     assert_eq!(lb.hold_count(&guard.owner()).await.unwrap(), 1);
     assert_eq!(lb.hold_count(&b.current_owner()).await.unwrap(), 0);
@@ -195,7 +222,9 @@ pub async fn a_busy_try_answers_none_and_a_free_one_holds(kind: Kind) {
     guard.unlock().await.unwrap();
     assert!(!lb.is_locked().await.unwrap());
     assert_eq!(lb.holder().await.unwrap(), None);
-    lb.try_lock().await.unwrap().expect("a free lock").unlock().await.unwrap();
+    for lock in [lb, rival] {
+        lock.try_lock().await.unwrap().expect("a free lock").unlock().await.unwrap();
+    }
     nothing_is_left(&server, &[&a, &b]).await;
 }
 
@@ -203,7 +232,7 @@ pub async fn a_wait_ends_in_time_with_none(kind: Kind) {
     let server = Server::start();
     let (a, b) = (server.client().await, server.client().await);
     let guard = kind.lock(&a, "l").lock().await.unwrap();
-    let lock = kind.lock(&b, "l");
+    let lock = kind.rival(&b, "l");
     for wait in [200, 600] {
         let start = Instant::now();
         assert!(lock.try_lock_for(ms(wait)).await.unwrap().is_none());
@@ -217,13 +246,13 @@ pub async fn a_wait_ends_in_time_with_none(kind: Kind) {
 pub async fn a_zero_wait_tries_once_and_a_huge_wait_waits(kind: Kind) {
     let server = Server::start();
     let (a, b) = (server.client().await, server.client().await);
-    let (la, lb) = (kind.lock(&a, "l"), kind.lock(&b, "l"));
+    let (la, rival) = (kind.lock(&a, "l"), kind.rival(&b, "l"));
     let guard = la.lock().await.unwrap();
     let tries = server.script_count();
-    assert!(lb.try_lock_for(Duration::ZERO).await.unwrap().is_none());
+    assert!(rival.try_lock_for(Duration::ZERO).await.unwrap().is_none());
     assert!(server.script_count() <= tries + 2, "one try, perhaps as EVALSHA and EVAL");
     assert_eq!(server.channels(), [] as [&str; 0], "a try does not listen");
-    let waiter = tokio::spawn(async move { lb.try_lock_for(Duration::MAX).await.unwrap().expect("no limit") });
+    let waiter = tokio::spawn(async move { rival.try_lock_for(Duration::MAX).await.unwrap().expect("no limit") });
     kind.waiting(&server, &b).await;
     guard.unlock().await.unwrap();
     waiter.await.unwrap().unlock().await.unwrap();
@@ -238,6 +267,7 @@ pub async fn re_entry_counts_and_frees_at_the_last_release(kind: Kind) {
     let server = Server::start();
     let (a, b) = (server.client().await, server.client().await);
     let (la, lb) = (kind.lock(&a, "l"), kind.lock(&b, "l"));
+    let rival = kind.rival(&b, "l");
     let owner = a.current_owner();
     let mut guards = Vec::new();
     for holds in 1..=4 {
@@ -245,11 +275,11 @@ pub async fn re_entry_counts_and_frees_at_the_last_release(kind: Kind) {
         assert_eq!(lb.hold_count(&owner).await.unwrap(), holds);
     }
     for holds in (0..4).rev() {
-        assert!(lb.try_lock().await.unwrap().is_none(), "held {} times", holds + 1);
+        assert!(rival.try_lock().await.unwrap().is_none(), "held {} times", holds + 1);
         guards.pop().unwrap().unlock().await.unwrap();
         assert_eq!(lb.hold_count(&owner).await.unwrap(), holds);
     }
-    lb.try_lock().await.unwrap().expect("free").unlock().await.unwrap();
+    rival.try_lock().await.unwrap().expect("free").unlock().await.unwrap();
     nothing_is_left(&server, &[&a, &b]).await;
 }
 
@@ -281,10 +311,10 @@ pub async fn force_unlock_frees_and_wakes_a_waiter(kind: Kind) {
     let server = Server::start();
     // the poll cap cannot be what wakes the waiter
     let (a, b) = (server.client().await, server.client_with(|c| c.poll_cap(Duration::from_secs(3600))).await);
-    let (la, lb) = (kind.lock(&a, "l"), kind.lock(&b, "l"));
+    let (la, rival) = (kind.lock(&a, "l"), kind.rival(&b, "l"));
     assert!(!la.force_unlock().await.unwrap(), "nobody held it");
     let guard = leased(&la, Duration::from_secs(3600)).await;
-    let waiter = tokio::spawn(async move { lb.lock().await.unwrap() });
+    let waiter = tokio::spawn(async move { rival.lock().await.unwrap() });
     kind.waiting(&server, &b).await;
     assert!(kind.lock(&b, "l").force_unlock().await.unwrap());
     let next = tokio::time::timeout(SOON, waiter).await.expect("woken").unwrap();
@@ -299,10 +329,10 @@ pub async fn force_unlock_frees_and_wakes_a_waiter(kind: Kind) {
 pub async fn a_lease_ends_and_the_next_waiter_gets_the_lock(kind: Kind) {
     let server = Server::start();
     let (a, b) = (server.client().await, server.client().await);
-    let (la, lb) = (kind.lock(&a, "l"), kind.lock(&b, "l"));
+    let (la, rival) = (kind.lock(&a, "l"), kind.rival(&b, "l"));
     let start = Instant::now();
     let guard = leased(&la, ms(400)).await;
-    let next = lb.try_lock_for(SOON).await.unwrap().expect("the lease is over");
+    let next = rival.try_lock_for(SOON).await.unwrap().expect("the lease is over");
     // the server counts in milliseconds
     assert!(start.elapsed() >= ms(398), "the lease was cut short: {:?}", start.elapsed());
     assert!(guard.is_lost(), "lost before the next one holds");
@@ -315,15 +345,15 @@ pub async fn the_watchdog_renews_over_three_timeouts(kind: Kind) {
     let server = Server::start();
     let a = server.client_with(|c| c.watchdog_timeout(SHORT_WATCHDOG)).await;
     let b = server.client().await;
-    let (la, lb) = (kind.lock(&a, "l"), kind.lock(&b, "l"));
+    let (la, rival) = (kind.lock(&a, "l"), kind.rival(&b, "l"));
     let guard = la.lock().await.unwrap();
     let start = Instant::now();
     while start.elapsed() < 3 * SHORT_WATCHDOG {
-        assert!(!guard.is_lost() && lb.try_lock().await.unwrap().is_none(), "after {:?}", start.elapsed());
+        assert!(!guard.is_lost() && rival.try_lock().await.unwrap().is_none(), "after {:?}", start.elapsed());
         tokio::time::sleep(ms(20)).await;
     }
     guard.unlock().await.unwrap();
-    lb.try_lock().await.unwrap().expect("free").unlock().await.unwrap();
+    rival.try_lock().await.unwrap().expect("free").unlock().await.unwrap();
     nothing_is_left(&server, &[&a, &b]).await;
 }
 
@@ -390,9 +420,9 @@ pub async fn r50_the_lease_of_an_earlier_acquire_is_not_used_again(kind: Kind) {
 pub async fn a_dropped_guard_releases(kind: Kind) {
     let server = Server::start();
     let (a, b) = (server.client().await, server.client_with(|c| c.poll_cap(Duration::from_secs(3600))).await);
-    let (la, lb) = (kind.lock(&a, "l"), kind.lock(&b, "l"));
+    let (la, rival) = (kind.lock(&a, "l"), kind.rival(&b, "l"));
     let guard = leased(&la, Duration::from_secs(3600)).await;
-    let waiter = tokio::spawn(async move { lb.lock().await.unwrap() });
+    let waiter = tokio::spawn(async move { rival.lock().await.unwrap() });
     kind.waiting(&server, &b).await;
     drop(guard);
     let next = tokio::time::timeout(SOON, waiter).await.expect("woken by the drop").unwrap();
@@ -403,11 +433,11 @@ pub async fn a_dropped_guard_releases(kind: Kind) {
 pub async fn a_cancelled_waiter_holds_nothing_and_others_are_served(kind: Kind) {
     let server = Server::start();
     let (a, b) = (server.client().await, server.client().await);
-    let (la, lb) = (kind.lock(&a, "l"), kind.lock(&b, "l"));
+    let (la, rival) = (kind.lock(&a, "l"), kind.rival(&b, "l"));
     let guard = la.lock().await.unwrap();
     let mut waiters: Vec<_> = (0..10)
         .map(|_| {
-            let lock = Arc::clone(&lb);
+            let lock = Arc::clone(&rival);
             tokio::spawn(async move { lock.lock().await.unwrap().unlock().await.unwrap() })
         })
         .collect();
@@ -427,15 +457,15 @@ pub async fn a_cancelled_waiter_holds_nothing_and_others_are_served(kind: Kind) 
 pub async fn a_cancelled_acquire_holds_nothing(kind: Kind) {
     let server = Server::start();
     let (a, b) = (server.client().await, server.client().await);
-    let (la, lb) = (kind.lock(&a, "l"), kind.lock(&b, "l"));
+    let (la, rival) = (kind.lock(&a, "l"), kind.rival(&b, "l"));
     for round in 0..20 {
         // the request is under way, its answer is not awaited
         drop(la.lock().now_or_never());
         if round % 2 == 0 {
             a.idle().await;
-            lb.try_lock().await.unwrap().expect("nobody holds it").unlock().await.unwrap();
+            rival.try_lock().await.unwrap().expect("nobody holds it").unlock().await.unwrap();
         } else {
-            lb.try_lock_for(SOON).await.unwrap().expect("soon nobody holds it").unlock().await.unwrap();
+            rival.try_lock_for(SOON).await.unwrap().expect("soon nobody holds it").unlock().await.unwrap();
             // the same owner is not troubled by what it left behind
             la.lock().await.unwrap().unlock().await.unwrap();
         }
@@ -469,14 +499,14 @@ pub async fn a_deleted_record_is_observed_at_the_next_renewal(kind: Kind) {
     let client = server.client_with(|c| c.watchdog_timeout(SHORT_WATCHDOG)).await;
     let lock = kind.lock(&client, "l");
     let guard = lock.lock().await.unwrap();
-    assert_eq!(server.call(&["DEL", "l"]).int(), 1);
+    delete_everything(&server);
     let lost = tokio::time::timeout(SOON, guard.lost()).await.expect("it is noticed");
     assert!(matches!(lost, Error::Lost { .. }), "{lost}");
     assert!(guard.is_lost());
     assert!(matches!(guard.unlock().await, Err(Error::Lost { .. })));
     // N11, F16: without a renewal in between, the release says it
     let guard = lock.lock().await.unwrap();
-    assert_eq!(server.call(&["DEL", "l"]).int(), 1);
+    delete_everything(&server);
     let unlocked = guard.unlock().await;
     assert!(matches!(unlocked, Err(Error::Lost { reason: LossReason::RecordMissing, .. })), "{unlocked:?}");
     nothing_is_left(&server, &[&client]).await;
@@ -546,11 +576,12 @@ pub async fn a_forgotten_hold_stays_until_its_owner_is_released(kind: Kind) {
     let a = server.client_with(|c| c.watchdog_timeout(SHORT_WATCHDOG)).await;
     let b = server.client().await;
     let (la, lb) = (kind.lock(&a, "l"), kind.lock(&b, "l"));
+    let rival = kind.rival(&b, "l");
     let owner = la.lock().await.unwrap().forget();
     a.idle().await;
     let start = Instant::now();
     while start.elapsed() < 2 * SHORT_WATCHDOG {
-        assert!(lb.try_lock().await.unwrap().is_none(), "a forgotten hold is renewed");
+        assert!(rival.try_lock().await.unwrap().is_none(), "a forgotten hold is renewed");
         tokio::time::sleep(ms(20)).await;
     }
     la.release(&owner).await.unwrap();
@@ -558,7 +589,7 @@ pub async fn a_forgotten_hold_stays_until_its_owner_is_released(kind: Kind) {
     assert!(matches!(la.release(&owner).await, Err(Error::NotHeld { .. })));
     // with a lease it ends by itself
     let _ = leased(&la, ms(200)).await.forget();
-    lb.try_lock_for(SOON).await.unwrap().expect("the lease is over").unlock().await.unwrap();
+    rival.try_lock_for(SOON).await.unwrap().expect("the lease is over").unlock().await.unwrap();
     nothing_is_left(&server, &[&a, &b]).await;
 }
 
@@ -647,7 +678,7 @@ pub async fn names_are_independent(kind: Kind) {
     let (a, b) = (server.client().await, server.client().await);
     let guard = kind.lock(&a, "l").lock().await.unwrap();
     for name in ["l2", "L", "l:", "{l}x"] {
-        let other = kind.lock(&b, name).try_lock().await.unwrap().expect("another lock");
+        let other = kind.rival(&b, name).try_lock().await.unwrap().expect("another lock");
         other.unlock().await.unwrap();
     }
     assert!(!guard.is_lost());
@@ -658,7 +689,7 @@ pub async fn names_are_independent(kind: Kind) {
 pub async fn r30_shutdown_releases_everything_and_turns_waiters_away(kind: Kind) {
     let server = Server::start();
     let (a, b) = (server.client().await, server.client().await);
-    let busy = kind.lock(&b, "busy").lock().await.unwrap();
+    let busy = kind.rival(&b, "busy").lock().await.unwrap();
     let held = kind.lock(&a, "l").lock().await.unwrap();
     let watched: BoxFuture<'_, Error> = held.lost().boxed();
     let lock = kind.lock(&a, "busy");

@@ -2,6 +2,7 @@
 
 mod fair;
 mod fenced;
+mod read_write;
 mod reentrant;
 
 use std::{cell::RefCell, fs, path::Path};
@@ -10,6 +11,27 @@ use crate::support::{
     Server,
     wire::{Reply, Wire},
 };
+
+/// Numbers that are no lease: zero, negative, no number, not whole, and more than the server can count.
+pub const NO_LEASES: [&str; 16] = [
+    "0",
+    "-1",
+    "-30000",
+    "",
+    "x",
+    "1.5",
+    "0.4",
+    "1e3",
+    "0x10",
+    " 10",
+    "10 ",
+    "nan",
+    "inf",
+    "9223372036854775807",
+    "9223372036854775808",
+    "99999999999999999999999",
+];
+pub const NO_COUNTS: [&str; 10] = ["-1", "", "x", "1.5", "0.4", "1e3", "0x10", " 1", "nan", "inf"];
 
 /// A server, and a connection that runs scripts on it.
 pub struct Bench {

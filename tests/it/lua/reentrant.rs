@@ -6,7 +6,7 @@ use proptest::{
     test_runner::{Config, RngSeed, TestRunner},
 };
 
-use super::{Bench, eval, source};
+use super::{Bench, NO_COUNTS, NO_LEASES, eval, source};
 use crate::support::wire::{Reply, Wire};
 
 const LOCK: &str = "orders:7";
@@ -21,27 +21,6 @@ const RELEASE: &str = "reentrant/release";
 const RENEW: &str = "reentrant/renew";
 const FORCE: &str = "reentrant/force_release";
 const INSPECT: &str = "reentrant/inspect";
-
-/// Numbers that are no lease: zero, negative, no number, not whole, and more than the server can count.
-const NO_LEASES: [&str; 16] = [
-    "0",
-    "-1",
-    "-30000",
-    "",
-    "x",
-    "1.5",
-    "0.4",
-    "1e3",
-    "0x10",
-    " 10",
-    "10 ",
-    "nan",
-    "inf",
-    "9223372036854775807",
-    "9223372036854775808",
-    "99999999999999999999999",
-];
-const NO_COUNTS: [&str; 10] = ["-1", "", "x", "1.5", "0.4", "1e3", "0x10", " 1", "nan", "inf"];
 
 impl Bench {
     fn acquire(&self, owner: &str, lease: &str, holds: &str) -> Reply {

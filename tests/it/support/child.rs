@@ -170,8 +170,9 @@ fn say(what: impl std::fmt::Display) {
 /// ```text
 /// connect URL WATCHDOG_MS POLL_CAP_MS PATIENCE_MS    connected
 /// lock NAME [LEASE_MS]                    locked NAME <ns>; later, if it happens: lost NAME <ns>
+/// read NAME, write NAME [LEASE_MS]        the same, with a read-write lock
 /// wait NAME TASKS                         waiting: many tasks lock, each gets it and unlocks
-/// unlock NAME                             unlocked NAME <ok or the error>
+/// unlock NAME                             the last one: unlocked NAME <ok or the error>
 /// fence NAME                              fenced NAME <token>: holds NAME as a fenced lock
 /// put KEY VALUE TOKEN                     put KEY <ok, Stale or the error>: a guarded write
 /// set KEY VALUE                           set KEY <the server's answer>: a plain write
@@ -184,7 +185,7 @@ pub fn serve() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let mut client: Option<LockClient> = None;
     let mut server: Option<SocketAddr> = None;
-    let held: Arc<Mutex<HashMap<String, Arc<LockGuard>>>> = Arc::default();
+    let held: Arc<Mutex<HashMap<String, Vec<Arc<LockGuard>>>>> = Arc::default();
     for line in std::io::stdin().lines().map_while(Result::ok) {
         let words: Vec<&str> = line.split(' ').collect();
         let get = || client.clone().expect("connect first");
@@ -202,8 +203,13 @@ pub fn serve() {
                 server = words[1].strip_prefix("redis://").and_then(|addr| addr.parse().ok());
                 say("connected");
             }
-            "lock" => {
-                let (lock, name) = (open(words[1]).unwrap(), words[1].to_owned());
+            "lock" | "read" | "write" => {
+                let name = words[1].to_owned();
+                let lock = match words[0] {
+                    "lock" => open(words[1]).unwrap(),
+                    "read" => get().read_write_lock(&name).unwrap().read(),
+                    _ => get().read_write_lock(&name).unwrap().write(),
+                };
                 let mut options = AcquireOptions::new().wait_forever();
                 if words.len() > 2 {
                     options = options.lease(Duration::from_millis(number(2)));
@@ -211,7 +217,7 @@ pub fn serve() {
                 let held = Arc::clone(&held);
                 runtime.spawn(async move {
                     let guard = Arc::new(lock.acquire(options).await.unwrap().unwrap());
-                    held.lock().unwrap().insert(name.clone(), Arc::clone(&guard));
+                    held.lock().unwrap().entry(name.clone()).or_default().push(Arc::clone(&guard));
                     say(format_args!("locked {name} {}", monotonic_ns()));
                     let weak = Arc::downgrade(&guard);
                     drop(guard);
@@ -234,7 +240,7 @@ pub fn serve() {
                 say("waiting");
             }
             "unlock" => {
-                let mut guard = held.lock().unwrap().remove(words[1]).expect("held");
+                let mut guard = held.lock().unwrap().get_mut(words[1]).and_then(Vec::pop).expect("held");
                 let guard = loop {
                     match Arc::try_unwrap(guard) {
                         Ok(guard) => break guard,
@@ -257,7 +263,8 @@ pub fn serve() {
                 say("hammering");
             }
             "fence" | "put" | "set" | "tokens" => {
-                let lock = |name: &str, guard| held.lock().unwrap().insert(name.to_owned(), Arc::new(guard));
+                let lock =
+                    |name: &str, guard| held.lock().unwrap().entry(name.to_owned()).or_default().push(Arc::new(guard));
                 serve_fenced(&words, &runtime, &get(), server.expect("connect first"), lock);
             }
             "panic" => {

@@ -83,7 +83,7 @@ impl Request {
         Some(match self.args() {
             [] => Verb::Inspect,
             [_] => Verb::ForceRelease,
-            [_, lease, holds] | [_, lease, holds, _, _] if number(lease) && number(holds) => Verb::Acquire,
+            [_, lease, holds, ..] if number(lease) && number(holds) => Verb::Acquire,
             [lease, ..] if number(lease) => Verb::Renew,
             _ => Verb::Release,
         })

@@ -164,6 +164,11 @@ impl Server {
             .collect()
     }
 
+    /// The whole record of a lock, whatever its fields hold.
+    pub fn record_of_any_kind(&self, lock: &str) -> Reply {
+        self.call(&["HGETALL", lock])
+    }
+
     pub fn pttl(&self, key: &str) -> i64 {
         self.call(&["PTTL", key]).int()
     }

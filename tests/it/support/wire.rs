@@ -24,6 +24,11 @@ impl Reply {
         }
     }
 
+    /// The number, or another one for what is none.
+    pub fn int_or(&self, other: i64) -> i64 {
+        if let Self::Int(number) = self { *number } else { other }
+    }
+
     pub fn text(&self) -> &str {
         match self {
             Self::Text(text) | Self::Error(text) => text,

@@ -1,0 +1,70 @@
+//! Many read an account while it is booked: does anybody see a booking that is half done?
+//!
+//! Run: `cargo run --example read_write`  (uses `NESTLOCK_URL`, else a private redis-server from PATH)
+#![allow(clippy::print_stdout)]
+
+mod support;
+
+use std::{
+    error::Error,
+    process,
+    sync::atomic::{AtomicUsize, Ordering},
+    time::Duration,
+};
+
+use nestlock::{
+    LockClient, RLock,
+    fred::prelude::{Builder, ClientLike, Config, KeysInterface},
+};
+use tokio::{time::sleep, try_join};
+
+const ROUNDS: usize = 20;
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn Error>> {
+    let server = support::server()?;
+    let redis = Builder::from_config(Config::from_url(server.url())?).build()?;
+    redis.init().await?;
+    let client = LockClient::connect(server.url()).await?;
+    let account = format!("nestlock-example:{}", process::id());
+    let (debit, credit) = (format!("{account}:debit"), format!("{account}:credit"));
+    let lock = client.read_write_lock(&account)?;
+    let (reading, together) = (AtomicUsize::new(0), AtomicUsize::new(0));
+
+    // one writes: for a moment, the two sides differ
+    let write = nestlock::OwnerId::scope(async {
+        for _ in 0..ROUNDS {
+            let guard = lock.write().lock().await?;
+            redis.incr::<i64, _>(&debit).await?;
+            sleep(Duration::from_millis(2)).await;
+            redis.incr::<i64, _>(&credit).await?;
+            guard.unlock().await?;
+        }
+        Ok::<_, Box<dyn Error>>(())
+    });
+    // three read: each is an owner of its own, and sees both sides the same
+    let read = || {
+        nestlock::OwnerId::scope(async {
+            for _ in 0..ROUNDS {
+                let guard = lock.read().lock().await?;
+                together.fetch_max(reading.fetch_add(1, Ordering::Relaxed) + 1, Ordering::Relaxed);
+                let one: Option<i64> = redis.get(&debit).await?;
+                sleep(Duration::from_millis(2)).await;
+                let other: Option<i64> = redis.get(&credit).await?;
+                assert_eq!(one, other, "half a booking");
+                reading.fetch_sub(1, Ordering::Relaxed);
+                guard.unlock().await?;
+            }
+            Ok::<_, Box<dyn Error>>(())
+        })
+    };
+    try_join!(write, read(), read(), read())?;
+
+    let booked: i64 = redis.del(vec![debit, credit]).await?;
+    println!("no, in {ROUNDS} bookings; up to {} read at once", together.load(Ordering::Relaxed));
+    assert_eq!(booked, 2, "both sides were there");
+    assert!(together.load(Ordering::Relaxed) > 1, "readers waited for each other");
+    client.shutdown().await?;
+    redis.quit().await?;
+    Ok(())
+}

@@ -1,0 +1,739 @@
+//! `lua/read_write`: each line under "Returns", each refusal, each script sent twice.
+
+use super::{Bench, NO_COUNTS, NO_LEASES, eval, source};
+use crate::support::wire::Reply;
+
+const LOCK: &str = "orders:7";
+const INTENT: &str = "nestlock_rwlock_intent:{orders:7}";
+const CHANNEL: &str = "redisson_rwlock:{orders:7}";
+const HOLDS: &str = "{orders:7}:";
+const A: &str = "0a1b2c3d-1111-4222-8333-444455556666:42";
+const B: &str = "0a1b2c3d-1111-4222-8333-444455556666:43";
+
+const READ: &str = "read_write/read_acquire";
+const READ_RELEASE: &str = "read_write/read_release";
+const READ_RENEW: &str = "read_write/read_renew";
+const READ_FORCE: &str = "read_write/read_force_release";
+const READ_INSPECT: &str = "read_write/read_inspect";
+const WRITE: &str = "read_write/write_acquire";
+const WRITE_RELEASE: &str = "read_write/write_release";
+const WRITE_RENEW: &str = "read_write/write_renew";
+const WRITE_FORCE: &str = "read_write/write_force_release";
+const WRITE_INSPECT: &str = "read_write/write_inspect";
+
+const KEYS: [&str; 2] = [LOCK, INTENT];
+/// How long an intent lives.
+const PATIENCE: &str = "2000";
+
+fn keys_of(owner: &str) -> String {
+    format!("{HOLDS}{owner}:rwlock_timeout:")
+}
+
+fn hold_key(owner: &str, n: u32) -> String {
+    format!("{}{n}", keys_of(owner))
+}
+
+fn about(left: i64, lease: i64) -> bool {
+    left > lease - 5_000 && left <= lease
+}
+
+/// A script on this lock, with its keys and arguments.
+type Step = (&'static str, Vec<&'static str>, Vec<String>);
+
+/// Takes the lock, on one side.
+type Side = fn(&Bench) -> Reply;
+
+/// Every script with arguments that are right.
+fn every_script() -> Vec<Step> {
+    let args = |args: &[&str]| args.iter().map(ToString::to_string).collect::<Vec<_>>();
+    vec![
+        (READ, KEYS.to_vec(), args(&[A, "30000", "1", &keys_of(A)])),
+        (READ_RELEASE, vec![LOCK], args(&[A, "0", CHANNEL, HOLDS])),
+        (READ_RELEASE, vec![LOCK], args(&[A, "1", CHANNEL, HOLDS])),
+        (READ_RENEW, vec![LOCK], args(&["30000", A])),
+        (READ_FORCE, vec![LOCK], args(&[CHANNEL, HOLDS])),
+        (READ_INSPECT, vec![LOCK], args(&[])),
+        (WRITE, KEYS.to_vec(), args(&[A, "30000", "1", PATIENCE])),
+        (WRITE_RELEASE, KEYS.to_vec(), args(&[A, "0", CHANNEL, HOLDS])),
+        (WRITE_RELEASE, KEYS.to_vec(), args(&[A, "1", CHANNEL, HOLDS])),
+        (WRITE_RENEW, vec![LOCK], args(&["30000", A])),
+        (WRITE_FORCE, vec![LOCK], args(&[CHANNEL])),
+        (WRITE_INSPECT, vec![LOCK], args(&[])),
+    ]
+}
+
+fn texts(args: &[String]) -> Vec<&str> {
+    args.iter().map(String::as_str).collect()
+}
+
+impl Bench {
+    fn read(&self, owner: &str, lease: &str, holds: &str) -> Reply {
+        self.run(READ, &KEYS, &[owner, lease, holds, &keys_of(owner)])
+    }
+
+    fn read_untouched(&self, owner: &str, lease: &str, holds: &str) -> Reply {
+        self.untouched(READ, &KEYS, &[owner, lease, holds, &keys_of(owner)])
+    }
+
+    fn unread(&self, owner: &str, holds: &str) -> Reply {
+        self.run(READ_RELEASE, &[LOCK], &[owner, holds, CHANNEL, HOLDS])
+    }
+
+    fn write(&self, owner: &str, lease: &str, holds: &str, patience: &str) -> Reply {
+        self.run(WRITE, &KEYS, &[owner, lease, holds, patience])
+    }
+
+    fn write_untouched(&self, owner: &str, lease: &str, holds: &str, patience: &str) -> Reply {
+        self.untouched(WRITE, &KEYS, &[owner, lease, holds, patience])
+    }
+
+    fn unwrite(&self, owner: &str, holds: &str) -> Reply {
+        self.run(WRITE_RELEASE, &KEYS, &[owner, holds, CHANNEL, HOLDS])
+    }
+
+    fn clear(&self) {
+        self.set_up(&["FLUSHALL"]);
+    }
+
+    fn left(&self, key: &str) -> i64 {
+        self.server.pttl(key)
+    }
+
+    /// The fields of the record, in alphabetical order.
+    fn fields(&self) -> Vec<(String, String)> {
+        let reply = self.call(&["HGETALL", LOCK]);
+        let mut fields: Vec<_> =
+            reply.list().chunks(2).map(|pair| (pair[0].text().into(), pair[1].text().into())).collect();
+        fields.sort();
+        fields
+    }
+
+    fn assert_fields(&self, wanted: &[(&str, &str)]) {
+        let fields = self.fields();
+        let found: Vec<_> = fields.iter().map(|(field, value)| (&**field, &**value)).collect();
+        assert_eq!(found, wanted);
+    }
+
+    /// Sends the same again, which must change nothing but TTLs that count from now.
+    fn twice(&self, mut send: impl FnMut(&Self) -> Reply) -> Reply {
+        let first = send(self);
+        let (before, fields) = (self.server.dump(), self.fields());
+        let second = send(self);
+        assert_eq!((self.server.dump(), self.fields()), (before, fields), "sent twice");
+        assert_eq!(first, second, "sent twice");
+        first
+    }
+}
+
+// --- reading ---
+
+#[test]
+fn read_acquire_of_a_free_lock_answers_nil_and_writes_record_and_hold() {
+    let bench = Bench::new();
+    assert_eq!(bench.twice(|bench| bench.read(A, "30000", "1")), Reply::Nil);
+    bench.assert_fields(&[(A, "1"), ("mode", "read")]);
+    assert!(about(bench.left(LOCK), 30_000) && about(bench.left(&hold_key(A, 1)), 30_000));
+    assert_eq!(bench.call(&["GET", &hold_key(A, 1)]), Reply::Text("1".into()));
+    assert_eq!(bench.snapshot().len(), 2, "nothing but record and hold");
+}
+
+#[test]
+fn read_acquire_joins_readers_and_keeps_the_longest_ttl() {
+    let bench = Bench::new();
+    assert_eq!(bench.read(A, "60000", "1"), Reply::Nil);
+    assert_eq!(bench.twice(|bench| bench.read(B, "20000", "1")), Reply::Nil);
+    bench.assert_fields(&[(A, "1"), (B, "1"), ("mode", "read")]);
+    assert!(about(bench.left(LOCK), 60_000) && about(bench.left(&hold_key(B, 1)), 20_000));
+    assert_eq!(bench.twice(|bench| bench.read(A, "90000", "2")), Reply::Nil);
+    bench.assert_fields(&[(A, "2"), (B, "1"), ("mode", "read")]);
+    assert!(about(bench.left(&hold_key(A, 1)), 60_000) && about(bench.left(&hold_key(A, 2)), 90_000));
+    assert!(about(bench.left(LOCK), 90_000));
+    bench.assert_every_key_expires();
+}
+
+#[test]
+fn read_acquire_inside_the_own_write_answers_nil_and_of_anothers_its_ttl() {
+    let bench = Bench::new();
+    assert_eq!(bench.write(A, "30000", "1", "0"), Reply::Nil);
+    for _ in 0..2 {
+        assert!(about(bench.read_untouched(B, "60000", "1").int(), 30_000));
+    }
+    assert_eq!(bench.twice(|bench| bench.read(A, "60000", "1")), Reply::Nil);
+    bench.assert_fields(&[(A, "1"), (&format!("{A}:write"), "1"), ("mode", "write")]);
+    assert!(about(bench.left(LOCK), 60_000));
+}
+
+#[test]
+fn read_acquire_waits_for_a_waiting_writer_unless_it_reads_or_writes_already() {
+    let bench = Bench::new();
+    assert_eq!(bench.read(A, "60000", "1"), Reply::Nil);
+    bench.set_up(&["SET", INTENT, B, "PX", PATIENCE]);
+    let left = bench.read_untouched(B, "30000", "1").int();
+    assert!((1..=2_000).contains(&left), "{left}");
+    assert_eq!(bench.read(A, "60000", "2"), Reply::Nil, "reads already");
+    // a record that is over leaves the writer his turn
+    bench.set_up(&["DEL", LOCK]);
+    assert!(bench.read_untouched(B, "30000", "1").int() > 0);
+    bench.clear();
+    assert_eq!(bench.write(A, "60000", "1", "0"), Reply::Nil);
+    bench.set_up(&["SET", INTENT, B, "PX", PATIENCE]);
+    assert_eq!(bench.read(A, "60000", "1"), Reply::Nil, "writes already");
+}
+
+#[test]
+fn acquire_of_a_second_hold_without_a_first_answers_lost() {
+    let bench = Bench::new();
+    assert_eq!(bench.read_untouched(A, "30000", "2"), Reply::Int(-2));
+    assert_eq!(bench.write_untouched(A, "30000", "2", PATIENCE), Reply::Int(-2));
+    let sides: [Side; 2] = [|bench| bench.read(B, "30000", "1"), |bench| bench.write(B, "30000", "1", "0")];
+    for set_up in sides {
+        bench.clear();
+        assert_eq!(set_up(&bench), Reply::Nil);
+        assert_eq!(bench.read_untouched(A, "30000", "2"), Reply::Int(-2));
+        assert_eq!(bench.write_untouched(A, "30000", "2", PATIENCE), Reply::Int(-2));
+    }
+}
+
+#[test]
+fn read_release_of_the_last_hold_answers_1_and_says_so_once() {
+    let bench = Bench::new();
+    let mut ears = bench.listen(CHANNEL);
+    for holds in ["1", "2"] {
+        assert_eq!(bench.read(A, "30000", "1"), Reply::Nil);
+        assert_eq!(bench.read(A, "30000", holds), Reply::Nil);
+        assert_eq!(bench.unread(A, "0"), Reply::Int(1));
+        assert_eq!(bench.snapshot(), []);
+        assert_eq!(bench.unread(A, "0"), Reply::Nil, "sent twice");
+        assert_eq!(bench.snapshot(), []);
+        assert_eq!(ears.heard(&bench), ["1"]);
+    }
+}
+
+#[test]
+fn read_release_of_one_hold_hands_the_longest_ttl_down() {
+    let bench = Bench::new();
+    let mut ears = bench.listen(CHANNEL);
+    for (holds, lease) in [("1", "20000"), ("2", "30000"), ("3", "60000")] {
+        assert_eq!(bench.read(A, lease, holds), Reply::Nil);
+    }
+    assert_eq!(bench.twice(|bench| bench.unread(A, "2")), Reply::Int(0));
+    bench.assert_fields(&[(A, "2"), ("mode", "read")]);
+    assert!(about(bench.left(&hold_key(A, 1)), 20_000) && about(bench.left(&hold_key(A, 2)), 60_000));
+    assert_eq!(bench.left(&hold_key(A, 3)), -2);
+    assert_eq!(bench.twice(|bench| bench.unread(A, "9")), Reply::Int(0), "a release never adds holds");
+    bench.assert_fields(&[(A, "2"), ("mode", "read")]);
+    assert_eq!(bench.twice(|bench| bench.unread(A, "1")), Reply::Int(0));
+    assert!(about(bench.left(&hold_key(A, 1)), 60_000) && about(bench.left(LOCK), 60_000));
+    assert_eq!(ears.heard(&bench), [] as [&str; 0]);
+}
+
+/// R68, R72: the record ends with the longest hold of whoever is left; the dead are wiped with the last living one.
+#[test]
+fn r68_r72_read_release_counts_the_holds_that_are_left() {
+    let bench = Bench::new();
+    let mut ears = bench.listen(CHANNEL);
+    assert_eq!(bench.read(A, "60000", "1"), Reply::Nil);
+    assert_eq!(bench.read(B, "20000", "1"), Reply::Nil);
+    assert_eq!(bench.read(B, "30000", "2"), Reply::Nil);
+    assert_eq!(bench.unread(A, "0"), Reply::Int(0));
+    bench.assert_fields(&[(B, "2"), ("mode", "read")]);
+    assert!(about(bench.left(LOCK), 30_000));
+    // B is dead: its holds are over
+    assert_eq!(bench.read(A, "60000", "1"), Reply::Nil);
+    bench.set_up(&["DEL", &hold_key(B, 1), &hold_key(B, 2)]);
+    assert_eq!(ears.heard(&bench), [] as [&str; 0]);
+    assert_eq!(bench.unread(A, "0"), Reply::Int(1));
+    assert_eq!(bench.snapshot(), []);
+    assert_eq!(ears.heard(&bench), ["1"]);
+}
+
+#[test]
+fn read_release_inside_the_own_write_leaves_the_write() {
+    let bench = Bench::new();
+    let mut ears = bench.listen(CHANNEL);
+    assert_eq!(bench.write(A, "60000", "1", "0"), Reply::Nil);
+    for holds in ["1", "2"] {
+        assert_eq!(bench.read(A, "20000", holds), Reply::Nil);
+    }
+    let expires = bench.expires(LOCK);
+    assert_eq!(bench.twice(|bench| bench.unread(A, "1")), Reply::Int(0));
+    assert_eq!(bench.unread(A, "0"), Reply::Int(0));
+    bench.assert_fields(&[(&format!("{A}:write"), "1"), ("mode", "write")]);
+    assert_eq!(bench.expires(LOCK), expires, "the lease of the write is untouched");
+    assert_eq!(bench.unread(A, "0"), Reply::Nil);
+    assert_eq!(ears.heard(&bench), [] as [&str; 0]);
+}
+
+#[test]
+fn release_by_somebody_else_answers_nil() {
+    let bench = Bench::new();
+    let mut ears = bench.listen(CHANNEL);
+    let sides: [Side; 2] = [|bench| bench.read(A, "30000", "1"), |bench| bench.write(A, "30000", "1", "0")];
+    for set_up in sides {
+        assert_eq!(set_up(&bench), Reply::Nil);
+        for holds in ["0", "1"] {
+            assert_eq!(bench.untouched(READ_RELEASE, &[LOCK], &[B, holds, CHANNEL, HOLDS]), Reply::Nil);
+            assert_eq!(bench.untouched(WRITE_RELEASE, &KEYS, &[B, holds, CHANNEL, HOLDS]), Reply::Nil);
+        }
+        assert_eq!(ears.heard(&bench), [] as [&str; 0]);
+        bench.clear();
+    }
+    assert_eq!(bench.read(A, "30000", "1"), Reply::Nil);
+    assert_eq!(bench.untouched(WRITE_RELEASE, &KEYS, &[A, "0", CHANNEL, HOLDS]), Reply::Nil, "A reads, and writes not");
+    bench.clear();
+    assert_eq!(bench.write(A, "30000", "1", "0"), Reply::Nil);
+    assert_eq!(bench.untouched(READ_RELEASE, &[LOCK], &[A, "0", CHANNEL, HOLDS]), Reply::Nil, "and the reverse");
+}
+
+// --- writing ---
+
+#[test]
+fn write_acquire_of_a_free_lock_answers_nil_and_ends_the_intent() {
+    let bench = Bench::new();
+    bench.set_up(&["SET", INTENT, B, "PX", PATIENCE]);
+    assert_eq!(bench.twice(|bench| bench.write(A, "30000", "1", PATIENCE)), Reply::Nil);
+    bench.assert_fields(&[(&format!("{A}:write"), "1"), ("mode", "write")]);
+    assert!(about(bench.left(LOCK), 30_000));
+    assert_eq!(bench.snapshot().len(), 1, "nothing but the record");
+}
+
+#[test]
+fn write_acquire_on_re_entry_sets_the_count_and_never_shortens() {
+    let bench = Bench::new();
+    assert_eq!(bench.write(A, "60000", "1", "0"), Reply::Nil);
+    let expires = bench.expires(LOCK);
+    for holds in ["2", "3"] {
+        assert_eq!(bench.twice(|bench| bench.write(A, "1000", holds, "0")), Reply::Nil);
+        bench.assert_fields(&[(&format!("{A}:write"), holds), ("mode", "write")]);
+        assert_eq!(bench.expires(LOCK), expires);
+    }
+    assert_eq!(bench.write(A, "90000", "4", "0"), Reply::Nil);
+    assert!(about(bench.left(LOCK), 90_000));
+}
+
+#[test]
+fn write_acquire_beside_a_writer_answers_its_ttl_and_leaves_no_intent() {
+    let bench = Bench::new();
+    assert_eq!(bench.write(A, "30000", "1", "0"), Reply::Nil);
+    for patience in ["0", PATIENCE] {
+        assert!(about(bench.write_untouched(B, "60000", "1", patience).int(), 30_000));
+    }
+    bench.set_up(&["PERSIST", LOCK]);
+    assert_eq!(bench.write_untouched(B, "60000", "1", PATIENCE), Reply::Int(-1));
+    assert_eq!(bench.read_untouched(B, "60000", "1"), Reply::Int(-1));
+}
+
+#[test]
+fn write_acquire_beside_readers_leaves_an_intent_if_it_waits() {
+    let bench = Bench::new();
+    assert_eq!(bench.read(A, "30000", "1"), Reply::Nil);
+    assert!(about(bench.write_untouched(B, "60000", "1", "0").int(), 30_000), "it does not wait");
+    for owner in [B, A] {
+        assert_eq!(bench.write(owner, "60000", "1", PATIENCE).int(), 1_000, "half the time of the intent");
+        assert_eq!(bench.call(&["GET", INTENT]), Reply::Text(owner.into()));
+        let left = bench.left(INTENT);
+        assert!((1..=2_000).contains(&left), "{left}");
+    }
+    bench.assert_fields(&[(A, "1"), ("mode", "read")]);
+    // sooner than that, if the readers end sooner
+    bench.set_up(&["PEXPIRE", LOCK, "300"]);
+    let hint = bench.write(B, "60000", "1", PATIENCE).int();
+    assert!((1..=300).contains(&hint), "{hint}");
+    bench.set_up(&["PERSIST", LOCK]);
+    assert_eq!(bench.write(B, "60000", "1", PATIENCE), Reply::Int(-1));
+}
+
+#[test]
+fn write_release_of_the_last_hold_answers_1_and_says_so_once() {
+    let bench = Bench::new();
+    let mut ears = bench.listen(CHANNEL);
+    for holds in ["1", "3"] {
+        assert_eq!(bench.write(A, "30000", "1", "0"), Reply::Nil);
+        assert_eq!(bench.write(A, "30000", holds, "0"), Reply::Nil);
+        assert_eq!(bench.unwrite(A, "0"), Reply::Int(1));
+        assert_eq!(bench.snapshot(), []);
+        assert_eq!(bench.unwrite(A, "0"), Reply::Nil, "sent twice");
+        assert_eq!(ears.heard(&bench), ["1"]);
+    }
+}
+
+#[test]
+fn write_release_of_some_holds_answers_0_and_leaves_the_ttl() {
+    let bench = Bench::new();
+    let mut ears = bench.listen(CHANNEL);
+    for holds in ["1", "2", "3"] {
+        assert_eq!(bench.write(A, "30000", holds, "0"), Reply::Nil);
+    }
+    let expires = bench.expires(LOCK);
+    for holds in ["2", "1", "9"] {
+        assert_eq!(bench.twice(|bench| bench.unwrite(A, holds)), Reply::Int(0));
+        let left = if holds == "9" { "1" } else { holds };
+        bench.assert_fields(&[(&format!("{A}:write"), left), ("mode", "write")]);
+        assert_eq!(bench.expires(LOCK), expires);
+    }
+    assert_eq!(ears.heard(&bench), [] as [&str; 0]);
+}
+
+/// R71, R72: whoever wrote and reads on reads for the longest lease of his reads.
+#[test]
+fn r71_r72_write_release_with_reads_inside_is_a_downgrade() {
+    let bench = Bench::new();
+    let mut ears = bench.listen(CHANNEL);
+    for write in ["90000", "20000"] {
+        assert_eq!(bench.write(A, write, "1", "0"), Reply::Nil);
+        assert_eq!(bench.read(A, "60000", "1"), Reply::Nil);
+        assert_eq!(bench.read(A, "30000", "2"), Reply::Nil);
+        assert_eq!(bench.unwrite(A, "0"), Reply::Int(1));
+        bench.assert_fields(&[(A, "2"), ("mode", "read")]);
+        assert!(about(bench.left(LOCK), 60_000), "{}", bench.left(LOCK));
+        assert_eq!(bench.untouched(WRITE_RELEASE, &KEYS, &[A, "0", CHANNEL, HOLDS]), Reply::Nil, "sent twice");
+        assert_eq!(ears.heard(&bench), ["1"], "readers may come in");
+        bench.clear();
+    }
+    // the reads are over
+    assert_eq!(bench.write(A, "90000", "1", "0"), Reply::Nil);
+    assert_eq!(bench.read(A, "60000", "1"), Reply::Nil);
+    bench.set_up(&["DEL", &hold_key(A, 1)]);
+    assert_eq!(bench.unwrite(A, "0"), Reply::Int(1));
+    assert_eq!(bench.snapshot(), []);
+    assert_eq!(ears.heard(&bench), ["1"]);
+}
+
+#[test]
+fn write_release_by_a_waiting_writer_takes_its_own_intent_back() {
+    let bench = Bench::new();
+    let mut ears = bench.listen(CHANNEL);
+    assert_eq!(bench.read(A, "30000", "1"), Reply::Nil);
+    assert!(bench.write(B, "30000", "1", PATIENCE).int() > 0);
+    assert_eq!(bench.untouched(WRITE_RELEASE, &KEYS, &[A, "0", CHANNEL, HOLDS]), Reply::Nil, "anothers intent");
+    assert_eq!(bench.untouched(WRITE_RELEASE, &KEYS, &[B, "1", CHANNEL, HOLDS]), Reply::Nil, "it waits on");
+    assert_eq!(ears.heard(&bench), [] as [&str; 0]);
+    assert_eq!(bench.unwrite(B, "0"), Reply::Nil);
+    assert_eq!(bench.left(INTENT), -2);
+    bench.assert_fields(&[(A, "1"), ("mode", "read")]);
+    assert_eq!(ears.heard(&bench), ["1"], "readers that were held back may come in");
+    assert_eq!(bench.unwrite(B, "0"), Reply::Nil, "sent twice");
+    assert_eq!(ears.heard(&bench), [] as [&str; 0]);
+}
+
+// --- renewing ---
+
+#[test]
+fn renew_answers_for_each_lock() {
+    let bench = Bench::new();
+    bench.set_up(&["SET", "data", "x"]);
+    bench.set_up(&["HSET", "plain", A, "1"]);
+    for (lock, owner) in [("mine", A), ("others", B)] {
+        for (name, script) in [("r", READ), ("w", WRITE)] {
+            let lock = format!("{name}:{lock}");
+            let keys = format!("{{{lock}}}:{owner}:rwlock_timeout:");
+            let last = if name == "r" { keys.as_str() } else { "0" };
+            assert_eq!(bench.run(script, &[&lock, INTENT], &[owner, "10000", "1", last]), Reply::Nil);
+        }
+    }
+    let wanted = [1, -1, 0, -1, -1].map(Reply::Int);
+    for (name, script) in [("r", READ_RENEW), ("w", WRITE_RENEW)] {
+        let (mine, others) = (format!("{name}:mine"), format!("{name}:others"));
+        let keys = [&*mine, &others, "gone", "data", "plain"];
+        for _ in 0..2 {
+            assert_eq!(bench.run(script, &keys, &["30000", A, A, A, A, A]).list(), wanted);
+        }
+        assert!(about(bench.left(&mine), 30_000) && about(bench.left(&others), 10_000));
+        assert_eq!(bench.run(script, &[&mine], &["1000", A]).list(), [Reply::Int(1)]);
+        assert!(about(bench.left(&mine), 30_000), "a longer TTL is left");
+        // a reader is no writer, and the reverse
+        let other = if name == "r" { WRITE_RENEW } else { READ_RENEW };
+        assert_eq!(bench.untouched(other, &[&mine], &["60000", A]).list(), [Reply::Int(-1)]);
+        bench.refused(script, &[&mine], &["30000"]);
+        bench.refused(script, &[&mine], &["30000", A, A]);
+    }
+    assert!(about(bench.left(&format!("{{r:mine}}:{A}:rwlock_timeout:1")), 30_000));
+    assert!(about(bench.left(&format!("{{r:others}}:{B}:rwlock_timeout:1")), 10_000), "R04: its own holds only");
+}
+
+/// R07: each of the holds, and none that is there no more.
+#[test]
+fn r07_read_renew_lengthens_each_hold_and_revives_the_first() {
+    let bench = Bench::new();
+    for (holds, lease) in [("1", "10000"), ("2", "60000"), ("3", "20000")] {
+        assert_eq!(bench.read(A, lease, holds), Reply::Nil);
+    }
+    assert_eq!(bench.run(READ_RENEW, &[LOCK], &["30000", A]).list(), [Reply::Int(1)]);
+    for (n, left) in [(1, 30_000), (2, 60_000), (3, 30_000)] {
+        assert!(about(bench.left(&hold_key(A, n)), left), "hold {n}");
+    }
+    bench.set_up(&["DEL", &hold_key(A, 1), &hold_key(A, 2), &hold_key(A, 3)]);
+    for _ in 0..2 {
+        assert_eq!(bench.run(READ_RENEW, &[LOCK], &["90000", A]).list(), [Reply::Int(1)]);
+        assert!(about(bench.left(&hold_key(A, 1)), 90_000) && about(bench.left(LOCK), 90_000));
+    }
+    assert_eq!(bench.snapshot().len(), 2);
+    // a record without a TTL is left so, for whoever made it
+    bench.set_up(&["PERSIST", LOCK]);
+    assert_eq!(bench.run(READ_RENEW, &[LOCK], &["90000", A]).list(), [Reply::Int(1)]);
+    assert_eq!(bench.left(LOCK), -1);
+}
+
+#[test]
+fn renew_of_a_single_lock_answers_the_servers_refusal() {
+    let bench = Bench::new();
+    assert_eq!(bench.read(A, "10000", "1"), Reply::Nil);
+    assert_eq!(bench.run(WRITE, &["w", INTENT], &[A, "10000", "1", "0"]), Reply::Nil);
+    bench.set_up(&["ACL", "SETUSER", "limited", "on", ">pw", "~*", "&*", "+@all", "-pexpire"]);
+    let mut limited = bench.server.wire();
+    limited.call(&["AUTH", "limited", "pw"]).unwrap();
+    let before = bench.snapshot();
+    for (script, lock) in [(READ_RENEW, LOCK), (WRITE_RENEW, "w")] {
+        let mut run = |keys: &[&str], args: &[&str]| {
+            let command = eval(&source(script), keys, args);
+            limited.call(&texts(&command)).unwrap()
+        };
+        assert!(run(&[lock], &["30000", A]).is_error(), "{script}");
+        let both = run(&[lock, "gone"], &["30000", A, A]);
+        assert_eq!(both.list(), [Reply::Int(-2), Reply::Int(0)], "{script}");
+    }
+    assert_eq!(bench.snapshot(), before);
+}
+
+// --- force_release and inspect ---
+
+#[test]
+fn force_release_ends_the_own_side_only() {
+    let bench = Bench::new();
+    let mut ears = bench.listen(CHANNEL);
+    let (read, write) = ([CHANNEL, HOLDS], [CHANNEL]);
+    assert_eq!(bench.untouched(READ_FORCE, &[LOCK], &read), Reply::Int(0));
+    assert_eq!(bench.untouched(WRITE_FORCE, &[LOCK], &write), Reply::Int(0));
+    assert_eq!(bench.read(A, "30000", "1"), Reply::Nil);
+    assert_eq!(bench.read(A, "30000", "2"), Reply::Nil);
+    assert_eq!(bench.read(B, "30000", "1"), Reply::Nil);
+    assert_eq!(bench.untouched(WRITE_FORCE, &[LOCK], &write), Reply::Int(0));
+    assert_eq!(ears.heard(&bench), [] as [&str; 0]);
+    assert_eq!(bench.run(READ_FORCE, &[LOCK], &read), Reply::Int(1));
+    assert_eq!(bench.snapshot(), [], "holds as well");
+    assert_eq!(ears.heard(&bench), ["1"]);
+    assert_eq!(bench.untouched(READ_FORCE, &[LOCK], &read), Reply::Int(0), "sent twice");
+    assert_eq!(bench.write(A, "30000", "1", "0"), Reply::Nil);
+    assert_eq!(bench.untouched(READ_FORCE, &[LOCK], &read), Reply::Int(0));
+    assert_eq!(ears.heard(&bench), [] as [&str; 0]);
+    assert_eq!(bench.run(WRITE_FORCE, &[LOCK], &write), Reply::Int(1));
+    assert_eq!(bench.snapshot(), []);
+    assert_eq!(ears.heard(&bench), ["1"]);
+    assert_eq!(bench.untouched(WRITE_FORCE, &[LOCK], &write), Reply::Int(0), "sent twice");
+}
+
+/// R67: each side answers for itself.
+#[test]
+fn r67_inspect_answers_who_reads_or_writes() {
+    let bench = Bench::new();
+    let inspect = |script: &str| bench.untouched(script, &[LOCK], &[]);
+    assert_eq!((inspect(READ_INSPECT), inspect(WRITE_INSPECT)), (Reply::Nil, Reply::Nil));
+    assert_eq!(bench.write(A, "30000", "1", "0"), Reply::Nil);
+    assert_eq!(bench.write(A, "30000", "2", "0"), Reply::Nil);
+    assert_eq!(inspect(READ_INSPECT), Reply::Nil);
+    let answer = inspect(WRITE_INSPECT);
+    assert!(about(answer.list()[0].int(), 30_000));
+    assert_eq!(answer.list()[1..], [Reply::Text(A.into()), Reply::Int(2)]);
+    assert_eq!(bench.read(A, "30000", "1"), Reply::Nil);
+    assert_eq!(inspect(READ_INSPECT).list()[1..], [Reply::Text(A.into()), Reply::Int(1)]);
+    assert_eq!(bench.unwrite(A, "0"), Reply::Int(1));
+    assert_eq!(inspect(WRITE_INSPECT), Reply::Nil);
+    assert_eq!(bench.read(B, "30000", "1"), Reply::Nil);
+    let readers = inspect(READ_INSPECT);
+    assert_eq!(readers.list().len(), 5);
+    for reader in [A, B] {
+        assert!(readers.list().contains(&Reply::Text(reader.into())));
+    }
+    bench.set_up(&["PERSIST", LOCK]);
+    assert_eq!(inspect(READ_INSPECT).list()[0], Reply::Int(-1));
+}
+
+// --- refusals ---
+
+/// R52, F30: a plain lock's record, also the same owner's, and data.
+#[test]
+fn r52_f30_scripts_leave_other_hashes_alone() {
+    let bench = Bench::new();
+    let mut ears = bench.listen(CHANNEL);
+    let (own, two) = ([A, "1"], [A, "1", B, "1"]);
+    let hashes: [&[&str]; 4] = [&own, &two, &["name", "Ada", "born", "1815"], &["mode", "dark", "tongue", "en"]];
+    for fields in hashes {
+        for ttl in [None, Some("60000")] {
+            bench.clear();
+            bench.set_up(&["HSET", LOCK].iter().chain(fields).copied().collect::<Vec<_>>());
+            if let Some(ttl) = ttl {
+                bench.set_up(&["PEXPIRE", LOCK, ttl]);
+            }
+            for (script, keys, args) in every_script() {
+                let reply = bench.untouched(script, &keys, &texts(&args));
+                let wanted = match script {
+                    READ_RELEASE | WRITE_RELEASE => Reply::Nil,
+                    READ_RENEW | WRITE_RENEW => Reply::List(vec![Reply::Int(-1)]),
+                    _ => Reply::Int(-3),
+                };
+                assert_eq!(reply, wanted, "{script} on {fields:?}");
+            }
+        }
+    }
+    assert_eq!(ears.heard(&bench), [] as [&str; 0]);
+}
+
+/// R52: a plain lock's scripts on this record, and the same owner's fields in it.
+#[test]
+fn r52_plain_scripts_leave_a_read_write_record_alone() {
+    let bench = Bench::new();
+    let (queue, timeouts) = ("redisson_lock_queue:{orders:7}", "redisson_lock_timeout:{orders:7}");
+    let token = "redisson_lock_token:{orders:7}";
+    let sides: [Side; 2] = [
+        |bench| bench.read(A, "30000", "1"),
+        |bench| {
+            assert_eq!(bench.write(A, "30000", "1", "0"), Reply::Nil);
+            bench.read(A, "30000", "1")
+        },
+    ];
+    for side in sides {
+        bench.clear();
+        assert_eq!(side(&bench), Reply::Nil);
+        for holds in ["1", "2"] {
+            let wrong = Reply::Int(-3);
+            assert_eq!(bench.untouched("reentrant/acquire", &[LOCK], &[A, "60000", holds]), wrong);
+            assert_eq!(bench.untouched("fenced/acquire", &[LOCK, token], &[A, "60000", holds]), wrong);
+            let args = [A, "60000", holds, "5000", "1"];
+            assert_eq!(bench.untouched("fair/acquire", &[LOCK, queue, timeouts], &args), wrong);
+        }
+        for holds in ["0", "1"] {
+            assert_eq!(bench.untouched("reentrant/release", &[LOCK], &[A, holds, "c"]), Reply::Nil);
+            assert_eq!(bench.untouched("fair/release", &[LOCK, queue, timeouts], &[A, holds, "c"]), Reply::Nil);
+        }
+        assert_eq!(bench.untouched("reentrant/inspect", &[LOCK], &[]), Reply::Int(-3));
+        assert_eq!(bench.untouched("reentrant/force_release", &[LOCK], &["c"]), Reply::Int(-3));
+    }
+}
+
+#[test]
+fn f29_scripts_refuse_a_key_of_another_type() {
+    let bench = Bench::new();
+    let data: [&[&str]; 4] =
+        [&["SET", LOCK, "x"], &["RPUSH", LOCK, "a"], &["SADD", LOCK, "a"], &["ZADD", LOCK, "1", "a"]];
+    for command in data {
+        bench.clear();
+        bench.set_up(command);
+        for (script, keys, args) in every_script() {
+            if script == READ_RENEW || script == WRITE_RENEW {
+                assert_eq!(bench.untouched(script, &keys, &texts(&args)).list(), [Reply::Int(-1)], "{script}");
+            } else {
+                let error = bench.refused(script, &keys, &texts(&args));
+                assert!(error.starts_with("WRONGTYPE"), "{script} on {command:?}: {error}");
+            }
+        }
+    }
+}
+
+/// H1, H2, F39, R111: numbers that are none are refused, whoever holds the lock.
+#[test]
+fn h1_h2_f39_r111_scripts_refuse_numbers_that_are_none() {
+    let bench = Bench::new();
+    let no_holds: Vec<&str> = NO_COUNTS.iter().copied().chain(["0"]).collect();
+    for held in 0..3 {
+        bench.clear();
+        match held {
+            0 => {}
+            1 => assert_eq!(bench.read(A, "30000", "1"), Reply::Nil),
+            _ => assert_eq!(bench.write(A, "30000", "1", "0"), Reply::Nil),
+        }
+        for lease in NO_LEASES {
+            for holds in ["1", "2"] {
+                // what the server cannot add to its clock is refused where it would be written
+                let read = bench.read_untouched(A, lease, holds);
+                assert!(read.is_error() || read == Reply::Int(-2), "{lease:?}: {read:?}");
+                let write = bench.write_untouched(A, lease, holds, "0");
+                let busy = held == 1 && write.int_or(-9) > 0;
+                assert!(write.is_error() || write == Reply::Int(-2) || busy, "{lease:?}: {write:?}");
+            }
+            for script in [READ_RENEW, WRITE_RENEW] {
+                let reply = bench.untouched(script, &[LOCK], &[lease, A]);
+                let no_holder = matches!(&reply, Reply::List(answers) if matches!(answers[0], Reply::Int(0 | -1)));
+                assert!(reply.is_error() || no_holder, "{script} {lease:?}: {reply:?}");
+            }
+        }
+        for holds in &no_holds {
+            bench.refused(READ, &KEYS, &[A, "30000", holds, &keys_of(A)]);
+            bench.refused(WRITE, &KEYS, &[A, "30000", holds, PATIENCE]);
+        }
+        for holds in NO_COUNTS {
+            bench.refused(READ_RELEASE, &[LOCK], &[A, holds, CHANNEL, HOLDS]);
+            bench.refused(WRITE_RELEASE, &KEYS, &[A, holds, CHANNEL, HOLDS]);
+        }
+        if held == 1 {
+            for patience in ["", "x", "-1", "1.5"] {
+                bench.refused(WRITE, &KEYS, &[B, "30000", "1", patience]);
+            }
+        }
+    }
+}
+
+/// F39: a record that gets no TTL is taken back.
+#[test]
+fn f39_acquire_takes_its_write_back_when_the_ttl_is_refused() {
+    let bench = Bench::new();
+    bench.set_up(&["ACL", "SETUSER", "limited", "on", ">pw", "~*", "&*", "+@all", "-pexpire"]);
+    let mut limited = bench.server.wire();
+    limited.call(&["AUTH", "limited", "pw"]).unwrap();
+    for (script, last) in [(READ, keys_of(A)), (WRITE, "0".into())] {
+        let command = eval(&source(script), &KEYS, &[A, "30000", "1", &last]);
+        assert!(limited.call(&texts(&command)).unwrap().is_error());
+        assert_eq!(bench.left(LOCK), -2, "{script}");
+        bench.assert_every_key_expires();
+        bench.clear();
+    }
+}
+
+/// H12, F25: without memory nothing is acquired, and everything is released and renewed.
+#[test]
+fn h12_f25_without_memory_locks_can_be_released_and_renewed() {
+    let bench = Bench::new();
+    let mut ears = bench.listen(CHANNEL);
+    let memory = |limit: &str| bench.set_up(&["CONFIG", "SET", "maxmemory", limit]);
+    // reads
+    for holds in ["1", "2", "3"] {
+        assert_eq!(bench.read(A, "10000", holds), Reply::Nil);
+    }
+    memory("1");
+    assert!(bench.refused(READ, &KEYS, &[B, "30000", "1", &keys_of(B)]).contains("OOM"));
+    assert!(bench.refused(READ, &KEYS, &[A, "30000", "4", &keys_of(A)]).contains("OOM"));
+    assert!(bench.refused(WRITE, &KEYS, &[B, "30000", "1", PATIENCE]).contains("OOM"), "an intent is one more key");
+    assert!(bench.write_untouched(B, "30000", "1", "0").int() > 0);
+    assert_eq!(bench.run(READ_RENEW, &[LOCK], &["20000", A]).list(), [Reply::Int(1)]);
+    assert_eq!(bench.run(READ_RENEW, &[LOCK], &["20000", A]).list(), [Reply::Int(1)], "nothing to lengthen");
+    assert!(about(bench.left(&hold_key(A, 3)), 20_000));
+    bench.set_up(&["DEL", &hold_key(A, 3)]);
+    assert_eq!(bench.unread(A, "2"), Reply::Int(0));
+    bench.set_up(&["DEL", &hold_key(A, 1)]);
+    assert_eq!(bench.run(READ_RENEW, &[LOCK], &["20000", A]).list(), [Reply::Int(1)]);
+    assert_eq!(bench.unread(A, "1"), Reply::Int(0));
+    bench.assert_fields(&[(A, "1"), ("mode", "read")]);
+    assert_eq!(bench.unread(A, "0"), Reply::Int(1));
+    assert_eq!(bench.snapshot(), []);
+    assert_eq!(ears.heard(&bench), ["1"]);
+    assert!(bench.refused(READ, &KEYS, &[A, "30000", "1", &keys_of(A)]).contains("OOM"));
+    assert!(bench.refused(WRITE, &KEYS, &[A, "30000", "1", "0"]).contains("OOM"));
+    // writes, and a downgrade
+    memory("0");
+    for holds in ["1", "2"] {
+        assert_eq!(bench.write(A, "10000", holds, "0"), Reply::Nil);
+    }
+    assert_eq!(bench.read(A, "10000", "1"), Reply::Nil);
+    memory("1");
+    assert!(bench.refused(WRITE, &KEYS, &[A, "1", "3", "0"]).contains("OOM"));
+    assert_eq!(bench.run(WRITE_RENEW, &[LOCK], &["20000", A]).list(), [Reply::Int(1)]);
+    assert_eq!(bench.unwrite(A, "1"), Reply::Int(0));
+    assert_eq!(bench.unwrite(A, "0"), Reply::Int(1));
+    bench.assert_fields(&[(A, "1"), ("mode", "read")]);
+    assert_eq!(bench.run(READ_FORCE, &[LOCK], &[CHANNEL, HOLDS]), Reply::Int(1));
+    assert_eq!(bench.snapshot(), []);
+    memory("0");
+    assert_eq!(bench.write(A, "10000", "1", "0"), Reply::Nil);
+    memory("1");
+    assert_eq!(bench.run(WRITE_FORCE, &[LOCK], &[CHANNEL]), Reply::Int(1));
+    assert_eq!(bench.snapshot(), []);
+}
