@@ -432,9 +432,9 @@ async fn r02_a_held_read_is_renewed_whatever_comes_and_goes_beside_it() {
                     let outer = lock.lock().await.unwrap();
                     let inner = leased(&lock, ms(30)).await;
                     if n % 2 == 0 {
-                        drop(outer)
+                        drop(outer);
                     } else {
-                        outer.unlock().await.unwrap()
+                        outer.unlock().await.unwrap();
                     }
                     drop(inner);
                 }
@@ -462,7 +462,7 @@ async fn r03_nested_reads_leave_no_entry_and_no_renewal() {
     let a = server.client_with(|c| c.watchdog_timeout(ms(300))).await;
     for round in 0..200 {
         let mut guards = Vec::new();
-        for _ in 0..1 + round % 5 {
+        for _ in 0..=round % 5 {
             guards.push(read(&a).lock().await.unwrap());
         }
         for guard in guards {
