@@ -142,10 +142,10 @@ impl Attacker {
             };
         }
         self.closed += usize::from(ended);
-        // some are closed by us in the middle of whatever it was
-        if ended || self.rng.percent(1) {
+        // some are closed by us in the middle of whatever it was, lest a length that was announced swallows all the rest
+        if ended || self.rng.percent(3) {
             self.lines[at] = None;
-        } else if self.rng.percent(1) {
+        } else if self.rng.percent(2) {
             self.finish(at);
         }
     }
