@@ -392,7 +392,7 @@ fn every_script_names_its_arguments_first_and_is_short() {
     for file in sources("lua", "lua") {
         let code = lua_code(&file);
         // a screen; fair/acquire is the longest
-        assert!(code.len() < 55, "{}: {} lines", file.path, code.len());
+        assert!(code.len() < 60, "{}: {} lines", file.path, code.len());
         let first = &code[0];
         assert!(first.starts_with("local ") && first.contains(" = "), "{}: first statement: {first}", file.path);
         let per_lock = header(&file).iter().any(|line| line.contains("[n]"));
