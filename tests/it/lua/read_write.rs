@@ -57,7 +57,7 @@ fn every_script() -> Vec<Step> {
         (WRITE_RELEASE, KEYS.to_vec(), args(&[A, "0", CHANNEL, HOLDS])),
         (WRITE_RELEASE, KEYS.to_vec(), args(&[A, "1", CHANNEL, HOLDS])),
         (WRITE_RENEW, vec![LOCK], args(&["30000", A])),
-        (WRITE_FORCE, vec![LOCK], args(&[CHANNEL])),
+        (WRITE_FORCE, vec![LOCK], args(&[CHANNEL, HOLDS])),
         (WRITE_INSPECT, vec![LOCK], args(&[])),
     ]
 }
@@ -501,25 +501,26 @@ fn renew_of_a_single_lock_answers_the_servers_refusal() {
 fn force_release_ends_the_own_side_only() {
     let bench = Bench::new();
     let mut ears = bench.listen(CHANNEL);
-    let (read, write) = ([CHANNEL, HOLDS], [CHANNEL]);
-    assert_eq!(bench.untouched(READ_FORCE, &[LOCK], &read), Reply::Int(0));
-    assert_eq!(bench.untouched(WRITE_FORCE, &[LOCK], &write), Reply::Int(0));
+    let args = [CHANNEL, HOLDS];
+    assert_eq!(bench.untouched(READ_FORCE, &[LOCK], &args), Reply::Int(0));
+    assert_eq!(bench.untouched(WRITE_FORCE, &[LOCK], &args), Reply::Int(0));
     assert_eq!(bench.read(A, "30000", "1"), Reply::Nil);
     assert_eq!(bench.read(A, "30000", "2"), Reply::Nil);
     assert_eq!(bench.read(B, "30000", "1"), Reply::Nil);
-    assert_eq!(bench.untouched(WRITE_FORCE, &[LOCK], &write), Reply::Int(0));
+    assert_eq!(bench.untouched(WRITE_FORCE, &[LOCK], &args), Reply::Int(0));
     assert_eq!(ears.heard(&bench), [] as [&str; 0]);
-    assert_eq!(bench.run(READ_FORCE, &[LOCK], &read), Reply::Int(1));
+    assert_eq!(bench.run(READ_FORCE, &[LOCK], &args), Reply::Int(1));
     assert_eq!(bench.snapshot(), [], "holds as well");
     assert_eq!(ears.heard(&bench), ["1"]);
-    assert_eq!(bench.untouched(READ_FORCE, &[LOCK], &read), Reply::Int(0), "sent twice");
+    assert_eq!(bench.untouched(READ_FORCE, &[LOCK], &args), Reply::Int(0), "sent twice");
     assert_eq!(bench.write(A, "30000", "1", "0"), Reply::Nil);
-    assert_eq!(bench.untouched(READ_FORCE, &[LOCK], &read), Reply::Int(0));
+    assert_eq!(bench.read(A, "30000", "1"), Reply::Nil);
+    assert_eq!(bench.untouched(READ_FORCE, &[LOCK], &args), Reply::Int(0));
     assert_eq!(ears.heard(&bench), [] as [&str; 0]);
-    assert_eq!(bench.run(WRITE_FORCE, &[LOCK], &write), Reply::Int(1));
+    assert_eq!(bench.run(WRITE_FORCE, &[LOCK], &args), Reply::Int(1));
     assert_eq!(bench.snapshot(), []);
     assert_eq!(ears.heard(&bench), ["1"]);
-    assert_eq!(bench.untouched(WRITE_FORCE, &[LOCK], &write), Reply::Int(0), "sent twice");
+    assert_eq!(bench.untouched(WRITE_FORCE, &[LOCK], &args), Reply::Int(0), "sent twice");
 }
 
 /// R67: each side answers for itself.
@@ -734,6 +735,6 @@ fn h12_f25_without_memory_locks_can_be_released_and_renewed() {
     memory("0");
     assert_eq!(bench.write(A, "10000", "1", "0"), Reply::Nil);
     memory("1");
-    assert_eq!(bench.run(WRITE_FORCE, &[LOCK], &[CHANNEL]), Reply::Int(1));
+    assert_eq!(bench.run(WRITE_FORCE, &[LOCK], &[CHANNEL, HOLDS]), Reply::Int(1));
     assert_eq!(bench.snapshot(), []);
 }
