@@ -20,7 +20,7 @@ end
 local mode, held, ttl = redis.call('hget', lock, 'mode'), redis.call('hget', lock, owner), redis.call('pttl', lock)
 if mode ~= 'read' and mode ~= 'write' and redis.call('hlen', lock) > 0 then return -3 end
 if holds ~= '1' and not held then return -2 end
-if mode == 'write' and not held and redis.call('hexists', lock, owner .. ':write') == 0 then return ttl end
+if mode == 'write' and redis.call('hexists', lock, owner .. ':write') == 0 then return ttl end
 -- whoever reads already may read on; others let a waiting writer go first
 if mode ~= 'write' and not held and redis.call('exists', intent) == 1 then return redis.call('pttl', intent) end
 

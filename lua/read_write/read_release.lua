@@ -22,8 +22,7 @@ for n = tonumber(holds) + 1, tonumber(held) do
     redis.call('del', mine .. n)
 end
 if holds ~= '0' and tonumber(held) > tonumber(holds) then
-    -- what is kept lives no shorter than what is given up. Something was deleted: a server without memory lets us write
-    redis.call('hdel', lock, '')
+    -- what is kept lives no shorter than what is given up. The DEL lets us write on a server that is out of memory
     redis.call('hset', lock, owner, holds)
     if redis.call('pttl', mine .. holds) < given_up then redis.call('set', mine .. holds, '1', 'PX', given_up) end
 elseif holds == '0' then

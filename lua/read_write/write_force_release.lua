@@ -2,10 +2,11 @@
 --
 -- KEYS[1]  lock     hash     mode -> read or write, reader -> hold count, writer:write -> hold count; has a TTL
 -- ARGV[1]  channel  string   where waiters listen
+-- ARGV[2]  holds of string   the keys of all readers' holds: this, the reader, ":rwlock_timeout:" and a number
 -- Returns  1        free now; waiters were told
 --          0        nobody writes
 --          -3       WRONG_KIND: the hash at this name is not a record of this kind
-local lock, channel = KEYS[1], ARGV[1]
+local lock, channel, of = KEYS[1], ARGV[1], ARGV[2]
 
 local mode = redis.call('hget', lock, 'mode')
 if mode ~= 'read' and mode ~= 'write' and redis.call('hlen', lock) > 0 then return -3 end
@@ -13,5 +14,9 @@ if mode ~= 'write' then return 0 end
 
 -- told first: where PUBLISH is refused, nothing is written
 redis.call('publish', channel, '1')
+local fields = redis.call('hgetall', lock)
+for at = 1, #fields, 2 do
+    for n = 1, tonumber(fields[at + 1]) or 0 do redis.call('del', of .. fields[at] .. ':rwlock_timeout:' .. n) end
+end
 redis.call('del', lock)
 return 1

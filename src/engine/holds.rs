@@ -195,11 +195,12 @@ impl Holds {
         hold.is_valid().then_some((sibling, hold))
     }
 
-    /// Everything this client knows of one lock.
+    /// Everything this client knows of one lock, its sibling included: whatever ends a record ends both.
     pub(crate) fn of_lock(&self, kind: &Arc<dyn Kind>) -> Vec<Arc<Hold>> {
-        let mut found = Vec::new();
+        let (mut found, sibling) = (Vec::new(), kind.sibling().map(|sibling| sibling.family));
         self.for_each(|hold| {
-            if hold.key.lock == *kind.name() && hold.key.family == kind.family() {
+            let family = hold.key.family;
+            if hold.key.lock == *kind.name() && (family == kind.family() || Some(family) == sibling) {
                 found.push(Arc::clone(hold));
             }
         });

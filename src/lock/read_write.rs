@@ -22,7 +22,7 @@ script!(READ_INSPECT = "read_write/read_inspect", keys = 1, args = 0);
 script!(WRITE_ACQUIRE = "read_write/write_acquire", keys = 2, args = 4);
 script!(WRITE_RELEASE = "read_write/write_release", keys = 2, args = 4);
 script!(WRITE_RENEW = "read_write/write_renew", keys = 0 + per_lock, args = 1 + per_lock);
-script!(WRITE_FORCE_RELEASE = "read_write/write_force_release", keys = 1, args = 1);
+script!(WRITE_FORCE_RELEASE = "read_write/write_force_release", keys = 1, args = 2);
 script!(WRITE_INSPECT = "read_write/write_inspect", keys = 1, args = 0);
 
 /// How long an intent holds new readers back. A writer that still waits looks, and renews it, twice within this time.
@@ -188,7 +188,7 @@ impl Kind for Write {
     }
 
     fn force_release(&self) -> Call {
-        Call::new(&WRITE_FORCE_RELEASE, self.0.key(), vec![(&self.0.channel).into()])
+        Call::new(&WRITE_FORCE_RELEASE, self.0.key(), vec![(&self.0.channel).into(), (&self.0.holds).into()])
     }
 
     fn inspect(&self) -> Call {

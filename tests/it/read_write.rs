@@ -196,6 +196,23 @@ async fn whoever_has_read_may_write_when_the_lease_is_over() {
     nothing_is_left(&server, &[&a]).await;
 }
 
+#[tokio::test]
+async fn a_forced_end_of_a_write_ends_the_reads_inside() {
+    let server = Server::start();
+    let (a, b) = (server.client().await, server.client().await);
+    let guards = [leased(&write(&a), NEVER).await, leased(&read(&a), NEVER).await, leased(&read(&a), NEVER).await];
+    assert!(!read(&a).force_unlock().await.unwrap(), "somebody writes");
+    assert!(write(&a).force_unlock().await.unwrap());
+    assert!(guards.iter().all(LockGuard::is_lost));
+    assert_eq!(server.dump(), []);
+    let other = write(&b).try_lock().await.unwrap().expect("free");
+    drop(guards);
+    a.idle().await;
+    assert!(!other.is_lost() && read(&a).try_lock().await.unwrap().is_none());
+    other.unlock().await.unwrap();
+    nothing_is_left(&server, &[&a, &b]).await;
+}
+
 /// R71: reads and writes of one owner, nested and released in any order.
 #[test]
 fn r71_any_order_of_nested_holds_agrees_with_the_model() {
@@ -800,9 +817,11 @@ async fn a_writer_that_gives_up_lets_readers_in() {
     for how in ["its wait is over", "aborted", "dropped unpolled", "shut down"] {
         let b = if how == "shut down" { server.client().await } else { b.clone() };
         let lock = write(&b);
-        let wait = if how == "its wait is over" { ms(1200) } else { NEVER };
+        let wait = if how == "its wait is over" { ms(700) } else { NEVER };
         let writer = tokio::spawn(async move { lock.try_lock_for(wait).await });
         intent_is_there(&server).await;
+        // until the writer looks again, it would hold them back for ever
+        server.call(&["PEXPIRE", INTENT, "3600000"]);
         let readers: Vec<_> = (0..5).map(|_| waiter(read(&c))).collect();
         listens(&c).await;
         let start = Instant::now();

@@ -57,7 +57,7 @@ fn every_script() -> Vec<Step> {
         (WRITE_RELEASE, KEYS.to_vec(), args(&[A, "0", CHANNEL, HOLDS])),
         (WRITE_RELEASE, KEYS.to_vec(), args(&[A, "1", CHANNEL, HOLDS])),
         (WRITE_RENEW, vec![LOCK], args(&["30000", A])),
-        (WRITE_FORCE, vec![LOCK], args(&[CHANNEL])),
+        (WRITE_FORCE, vec![LOCK], args(&[CHANNEL, HOLDS])),
         (WRITE_INSPECT, vec![LOCK], args(&[])),
     ]
 }
@@ -379,10 +379,10 @@ fn write_release_of_some_holds_answers_0_and_leaves_the_ttl() {
 fn r71_r72_write_release_with_reads_inside_is_a_downgrade() {
     let bench = Bench::new();
     let mut ears = bench.listen(CHANNEL);
-    for write in ["90000", "20000"] {
+    for (write, first, second) in [("90000", "60000", "30000"), ("20000", "30000", "60000")] {
         assert_eq!(bench.write(A, write, "1", "0"), Reply::Nil);
-        assert_eq!(bench.read(A, "60000", "1"), Reply::Nil);
-        assert_eq!(bench.read(A, "30000", "2"), Reply::Nil);
+        assert_eq!(bench.read(A, first, "1"), Reply::Nil);
+        assert_eq!(bench.read(A, second, "2"), Reply::Nil);
         assert_eq!(bench.unwrite(A, "0"), Reply::Int(1));
         bench.assert_fields(&[(A, "2"), ("mode", "read")]);
         assert!(about(bench.left(LOCK), 60_000), "{}", bench.left(LOCK));
@@ -501,25 +501,26 @@ fn renew_of_a_single_lock_answers_the_servers_refusal() {
 fn force_release_ends_the_own_side_only() {
     let bench = Bench::new();
     let mut ears = bench.listen(CHANNEL);
-    let (read, write) = ([CHANNEL, HOLDS], [CHANNEL]);
-    assert_eq!(bench.untouched(READ_FORCE, &[LOCK], &read), Reply::Int(0));
-    assert_eq!(bench.untouched(WRITE_FORCE, &[LOCK], &write), Reply::Int(0));
+    let args = [CHANNEL, HOLDS];
+    assert_eq!(bench.untouched(READ_FORCE, &[LOCK], &args), Reply::Int(0));
+    assert_eq!(bench.untouched(WRITE_FORCE, &[LOCK], &args), Reply::Int(0));
     assert_eq!(bench.read(A, "30000", "1"), Reply::Nil);
     assert_eq!(bench.read(A, "30000", "2"), Reply::Nil);
     assert_eq!(bench.read(B, "30000", "1"), Reply::Nil);
-    assert_eq!(bench.untouched(WRITE_FORCE, &[LOCK], &write), Reply::Int(0));
+    assert_eq!(bench.untouched(WRITE_FORCE, &[LOCK], &args), Reply::Int(0));
     assert_eq!(ears.heard(&bench), [] as [&str; 0]);
-    assert_eq!(bench.run(READ_FORCE, &[LOCK], &read), Reply::Int(1));
+    assert_eq!(bench.run(READ_FORCE, &[LOCK], &args), Reply::Int(1));
     assert_eq!(bench.snapshot(), [], "holds as well");
     assert_eq!(ears.heard(&bench), ["1"]);
-    assert_eq!(bench.untouched(READ_FORCE, &[LOCK], &read), Reply::Int(0), "sent twice");
+    assert_eq!(bench.untouched(READ_FORCE, &[LOCK], &args), Reply::Int(0), "sent twice");
     assert_eq!(bench.write(A, "30000", "1", "0"), Reply::Nil);
-    assert_eq!(bench.untouched(READ_FORCE, &[LOCK], &read), Reply::Int(0));
+    assert_eq!(bench.read(A, "30000", "1"), Reply::Nil);
+    assert_eq!(bench.untouched(READ_FORCE, &[LOCK], &args), Reply::Int(0));
     assert_eq!(ears.heard(&bench), [] as [&str; 0]);
-    assert_eq!(bench.run(WRITE_FORCE, &[LOCK], &write), Reply::Int(1));
+    assert_eq!(bench.run(WRITE_FORCE, &[LOCK], &args), Reply::Int(1));
     assert_eq!(bench.snapshot(), []);
     assert_eq!(ears.heard(&bench), ["1"]);
-    assert_eq!(bench.untouched(WRITE_FORCE, &[LOCK], &write), Reply::Int(0), "sent twice");
+    assert_eq!(bench.untouched(WRITE_FORCE, &[LOCK], &args), Reply::Int(0), "sent twice");
 }
 
 /// R67: each side answers for itself.
@@ -734,6 +735,6 @@ fn h12_f25_without_memory_locks_can_be_released_and_renewed() {
     memory("0");
     assert_eq!(bench.write(A, "10000", "1", "0"), Reply::Nil);
     memory("1");
-    assert_eq!(bench.run(WRITE_FORCE, &[LOCK], &[CHANNEL]), Reply::Int(1));
+    assert_eq!(bench.run(WRITE_FORCE, &[LOCK], &[CHANNEL, HOLDS]), Reply::Int(1));
     assert_eq!(bench.snapshot(), []);
 }
