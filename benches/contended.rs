@@ -133,6 +133,44 @@ async fn many_tasks(url: &str) {
     report("holds/s, 64 tasks of one client on one lock", 3200.0 / start.elapsed().as_secs_f64(), "");
 }
 
+/// R70: from the writer's unlock to the last of fifty readers that it woke.
+async fn many_readers(url: &str) {
+    let bare = bare(url).await;
+    let (a, b) = (LockClient::connect(url).await.expect("a"), LockClient::connect(url).await.expect("b"));
+    let (mut last, mut pings) = (Vec::new(), Vec::new());
+    for round in 0..50 {
+        let name = format!("shared-{round}");
+        let guard = a.read_write_lock(&name).expect("a name").write().lock().await.expect("the lock");
+        let readers: Vec<_> = (0..50)
+            .map(|_| {
+                let lock = b.read_write_lock(&name).expect("a name").read();
+                tokio::spawn(async move {
+                    let guard = lock.lock().await.expect("the lock");
+                    (Instant::now(), guard)
+                })
+            })
+            .collect();
+        // until all are asleep
+        tokio::time::sleep(Duration::from_millis(30)).await;
+        pings.push(ping(&bare).await);
+        let start = Instant::now();
+        guard.unlock().await.expect("the unlock");
+        let (mut end, mut guards) = (start, Vec::new());
+        for reader in readers {
+            let (returned, guard) = reader.await.expect("a task");
+            end = end.max(returned);
+            guards.push(guard);
+        }
+        last.push((end - start).as_secs_f64());
+        for guard in guards {
+            guard.unlock().await.expect("the unlock");
+        }
+    }
+    let (last, ping) = (median(&mut last), median(&mut pings));
+    report("50 readers woken by a writer's unlock, the last one in, in ms, median", last * 1e3, "<= 100");
+    report("the same in PING round trips", last / ping, "<= 20");
+}
+
 fn boot(port: u16) -> Child {
     Command::new("redis-server")
         .args(["--bind", "127.0.0.1", "--port", &port.to_string(), "--save", ""])
@@ -182,5 +220,6 @@ async fn main() {
     with_messages(server.url()).await;
     without_messages(server.url()).await;
     many_tasks(server.url()).await;
+    many_readers(server.url()).await;
     recovery().await;
 }
