@@ -6,7 +6,8 @@
 mod support;
 
 use std::{
-    net::{SocketAddr, TcpStream},
+    net::TcpListener,
+    process::{Child, Command, Stdio},
     time::{Duration, Instant},
 };
 
@@ -16,7 +17,6 @@ use fred::{
     types::{ClusterHash, CustomCommand, Value},
 };
 use nestlock::{LockClient, RLock};
-use nestlock_embedded::SpawnedServer;
 use support::{bare, median, quantile, report, server};
 
 /// Hands the lock over `rounds` times, each time after a pause in which the waiter falls asleep: idle, so that cores
@@ -133,21 +133,68 @@ async fn many_tasks(url: &str) {
     report("holds/s, 64 tasks of one client on one lock", 3200.0 / start.elapsed().as_secs_f64(), "");
 }
 
-/// When the port opens.
-fn opens(addr: SocketAddr) -> Instant {
-    while TcpStream::connect(addr).is_err() {
+/// R70: from the writer's unlock to the last of fifty readers that it woke.
+async fn many_readers(url: &str) {
+    let bare = bare(url).await;
+    let (a, b) = (LockClient::connect(url).await.expect("a"), LockClient::connect(url).await.expect("b"));
+    let (mut last, mut pings) = (Vec::new(), Vec::new());
+    for round in 0..50 {
+        let name = format!("shared-{round}");
+        let guard = a.read_write_lock(&name).expect("a name").write().lock().await.expect("the lock");
+        let readers: Vec<_> = (0..50)
+            .map(|_| {
+                let lock = b.read_write_lock(&name).expect("a name").read();
+                tokio::spawn(async move {
+                    let guard = lock.lock().await.expect("the lock");
+                    (Instant::now(), guard)
+                })
+            })
+            .collect();
+        // until all are asleep
+        tokio::time::sleep(Duration::from_millis(30)).await;
+        pings.push(ping(&bare).await);
+        let start = Instant::now();
+        guard.unlock().await.expect("the unlock");
+        let (mut end, mut guards) = (start, Vec::new());
+        for reader in readers {
+            let (returned, guard) = reader.await.expect("a task");
+            end = end.max(returned);
+            guards.push(guard);
+        }
+        last.push((end - start).as_secs_f64());
+        for guard in guards {
+            guard.unlock().await.expect("the unlock");
+        }
+    }
+    let (last, ping) = (median(&mut last), median(&mut pings));
+    report("50 readers woken by a writer's unlock, the last one in, in ms, median", last * 1e3, "<= 100");
+    report("the same in PING round trips", last / ping, "<= 20");
+}
+
+fn boot(port: u16) -> Child {
+    Command::new("redis-server")
+        .args(["--bind", "127.0.0.1", "--port", &port.to_string(), "--save", ""])
+        .stdout(Stdio::null())
+        .spawn()
+        .expect("redis-server on PATH")
+}
+
+fn wait_open(port: u16) {
+    while std::net::TcpStream::connect(("127.0.0.1", port)).is_err() {
         std::thread::sleep(Duration::from_micros(200));
     }
-    Instant::now()
 }
 
 /// The server is killed, and starts again on the same port.
 async fn recovery() {
-    let server = SpawnedServer::start().unwrap_or_else(|error| panic!("{error}"));
-    let client = LockClient::connect(server.url()).await.expect("a client");
+    let port = TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("its number").port();
+    let mut child = boot(port);
+    wait_open(port);
+    let client = LockClient::connect(format!("redis://127.0.0.1:{port}")).await.expect("a client");
     let mut worst = 0_f64;
     for round in 0..10_u64 {
-        server.kill().expect("its end");
+        child.kill().expect("a child");
+        child.wait().expect("its end");
         tokio::time::sleep(Duration::from_millis(300 + 150 * round)).await;
         let lock = client.reentrant_lock("after").expect("a name");
         let waiter = tokio::spawn(async move {
@@ -156,21 +203,23 @@ async fn recovery() {
             guard.unlock().await.expect("the unlock");
             returned
         });
-        let addr = server.addr();
-        let open = std::thread::spawn(move || opens(addr));
-        server.restart().expect("a server again");
-        let open = open.join().expect("a thread");
+        child = boot(port);
+        wait_open(port);
+        let open = Instant::now();
         let returned = waiter.await.expect("a task");
         worst = worst.max(returned.saturating_duration_since(open).as_secs_f64());
     }
+    child.kill().expect("a child");
+    child.wait().expect("its end");
     report("first acquire after a killed server's port opens again, worst of 10, in ms", worst * 1e3, "<= 250");
 }
 
 #[tokio::main]
 async fn main() {
-    let server = server();
+    let server = server().expect("a server");
     with_messages(server.url()).await;
     without_messages(server.url()).await;
     many_tasks(server.url()).await;
+    many_readers(server.url()).await;
     recovery().await;
 }

@@ -1179,6 +1179,7 @@ async fn r73_the_keys_of_a_lock_are_in_one_slot() {
             server.dump().iter().map(|(key, ..)| server.call(&["CLUSTER", "KEYSLOT", key]).int()).collect()
         };
         assert!(slots.iter().all(|slot| *slot == slots[0]), "{name}: {slots:?}");
+        // a lease passes: that is the scenario
         tokio::time::sleep(SHORT_WATCHDOG).await;
         assert!(!reading.is_lost() && !nested.is_lost(), "renewed");
         for guard in [reading, nested, also] {
