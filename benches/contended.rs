@@ -6,8 +6,7 @@
 mod support;
 
 use std::{
-    net::TcpListener,
-    process::{Child, Command, Stdio},
+    net::{SocketAddr, TcpStream},
     time::{Duration, Instant},
 };
 
@@ -17,6 +16,7 @@ use fred::{
     types::{ClusterHash, CustomCommand, Value},
 };
 use nestlock::{LockClient, RLock};
+use nestlock_embedded::SpawnedServer;
 use support::{bare, median, quantile, report, server};
 
 /// Hands the lock over `rounds` times, each time after a pause in which the waiter falls asleep: idle, so that cores
@@ -171,30 +171,21 @@ async fn many_readers(url: &str) {
     report("the same in PING round trips", last / ping, "<= 20");
 }
 
-fn boot(port: u16) -> Child {
-    Command::new("redis-server")
-        .args(["--bind", "127.0.0.1", "--port", &port.to_string(), "--save", ""])
-        .stdout(Stdio::null())
-        .spawn()
-        .expect("redis-server on PATH")
-}
-
-fn wait_open(port: u16) {
-    while std::net::TcpStream::connect(("127.0.0.1", port)).is_err() {
+/// When the port opens.
+fn opens(addr: SocketAddr) -> Instant {
+    while TcpStream::connect(addr).is_err() {
         std::thread::sleep(Duration::from_micros(200));
     }
+    Instant::now()
 }
 
 /// The server is killed, and starts again on the same port.
 async fn recovery() {
-    let port = TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("its number").port();
-    let mut child = boot(port);
-    wait_open(port);
-    let client = LockClient::connect(format!("redis://127.0.0.1:{port}")).await.expect("a client");
+    let server = SpawnedServer::start().unwrap_or_else(|error| panic!("{error}"));
+    let client = LockClient::connect(server.url()).await.expect("a client");
     let mut worst = 0_f64;
     for round in 0..10_u64 {
-        child.kill().expect("a child");
-        child.wait().expect("its end");
+        server.kill().expect("its end");
         tokio::time::sleep(Duration::from_millis(300 + 150 * round)).await;
         let lock = client.reentrant_lock("after").expect("a name");
         let waiter = tokio::spawn(async move {
@@ -203,20 +194,19 @@ async fn recovery() {
             guard.unlock().await.expect("the unlock");
             returned
         });
-        child = boot(port);
-        wait_open(port);
-        let open = Instant::now();
+        let addr = server.addr();
+        let open = std::thread::spawn(move || opens(addr));
+        server.restart().expect("a server again");
+        let open = open.join().expect("a thread");
         let returned = waiter.await.expect("a task");
         worst = worst.max(returned.saturating_duration_since(open).as_secs_f64());
     }
-    child.kill().expect("a child");
-    child.wait().expect("its end");
     report("first acquire after a killed server's port opens again, worst of 10, in ms", worst * 1e3, "<= 250");
 }
 
 #[tokio::main]
 async fn main() {
-    let server = server().expect("a server");
+    let server = server();
     with_messages(server.url()).await;
     without_messages(server.url()).await;
     many_tasks(server.url()).await;

@@ -147,7 +147,7 @@ impl<'a> Acquire<'a> {
                 (None, None) => (failing_since, pause) = (None, PAUSE.0),
                 (None, Some(waiter)) => {
                     (failing_since, pause) = (None, PAUSE.0);
-                    match waiter.wait(self.limit).await {
+                    match waiter.wait(tried, self.limit).await {
                         Woken::Told(permit) => told = Some(permit),
                         Woken::Poll => {}
                         Woken::TimedOut => return Ok(None),

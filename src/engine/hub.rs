@@ -57,6 +57,8 @@ pub(crate) struct Gate {
     quiet: bool,
     /// The ACL user may not listen: waiters poll, and nobody subscribes again while they do.
     denied: AtomicBool,
+    /// When all were told last: whoever tried before, and comes to wait afterwards, was not.
+    told_all: Mutex<Option<Instant>>,
     /// Somebody tries alone. If he gets a lock that others may hold with him, nobody else tells them.
     told_one: AtomicBool,
     /// The next time that one waiter tries without having been told to; of those who keep a place on the server by
@@ -76,6 +78,7 @@ impl Gate {
 
     fn wake_all(&self) {
         self.told_one.store(false, Ordering::Release);
+        *self.told_all() = Some(Instant::now());
         let wanted = self.waiters.load(Ordering::Acquire).max(1);
         let missing = wanted.saturating_sub(self.permits.available_permits());
         self.permits.add_permits(missing);
@@ -89,6 +92,10 @@ impl Gate {
         } else if !self.quiet {
             self.wake_one();
         }
+    }
+
+    fn told_all(&self) -> MutexGuard<'_, Option<Instant>> {
+        self.told_all.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn next_poll(&self, of_places: bool) -> MutexGuard<'_, Instant> {
@@ -174,6 +181,7 @@ impl Hub {
                     was_live: AtomicBool::new(false),
                     quiet,
                     denied: AtomicBool::new(false),
+                    told_all: Mutex::new(None),
                     told_one: AtomicBool::new(false),
                     next_poll: Mutex::new(Instant::now()),
                     next_poll_of_places: Mutex::new(Instant::now()),
@@ -269,8 +277,12 @@ impl<'a> Waiter<'a> {
         *next = if *next <= now { poll } else { poll.min(*next) };
     }
 
-    /// Sleeps until told, until it is this waiter's turn to look, or until `limit`.
-    pub(crate) async fn wait(&self, limit: Option<Instant>) -> Woken {
+    /// Sleeps until told, until it is this waiter's turn to look, or until `limit`; not at all if everybody was told
+    /// since it `tried`.
+    pub(crate) async fn wait(&self, tried: Instant, limit: Option<Instant>) -> Woken {
+        if self.gate.told_all().is_some_and(|told| told > tried) {
+            return Woken::Poll;
+        }
         let told = Arc::clone(&self.gate.permits).acquire_owned();
         tokio::pin!(told);
         loop {
