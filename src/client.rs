@@ -405,7 +405,8 @@ impl LockClientBuilder {
         self
     }
 
-    /// How often one owner may hold one lock. Default `u32::MAX`.
+    /// How often one owner may hold one lock. Default `u32::MAX`; the read side of a read-write lock never more than
+    /// 99,999.
     pub fn max_holds(mut self, holds: u32) -> Self {
         self.config.max_holds = holds;
         self

@@ -4,7 +4,7 @@
 -- KEYS[2]  intent   string   there while a writer waits for readers
 -- ARGV[1]  owner    string   "<client>:<task>"
 -- ARGV[2]  lease    integer  milliseconds, at least 1
--- ARGV[3]  holds    integer  the count that this call leads to, at least 1
+-- ARGV[3]  holds    integer  the count that this call leads to, 1 to 99999: each hold has a key
 -- ARGV[4]  hold     string   the keys of this owner's holds, without their numbers; each lives as long as its hold
 -- Returns  nil      acquired: the record says `holds`, and lives as long as its longest hold
 --          >= 0     busy: milliseconds until the writer's lease ends, or a waiting writer's turn
@@ -13,8 +13,8 @@
 --          -3       WRONG_KIND: the hash at this name is not a record of this kind
 local lock, intent, owner, lease, holds, hold = KEYS[1], KEYS[2], ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 
-if not string.find(lease, '^[1-9]%d*$') or not string.find(holds, '^[1-9]%d*$') then
-    return redis.error_reply('ERR nestlock: lease and holds must be integers of at least 1')
+if not string.find(lease, '^[1-9]%d*$') or not string.find(holds, '^[1-9]%d?%d?%d?%d?$') then
+    return redis.error_reply('ERR nestlock: lease and holds must be integers of at least 1, holds of at most 99999')
 end
 
 local mode, held, ttl = redis.call('hget', lock, 'mode'), redis.call('hget', lock, owner), redis.call('pttl', lock)

@@ -16,7 +16,10 @@ if mode ~= 'read' then return 0 end
 redis.call('publish', channel, '1')
 local fields = redis.call('hgetall', lock)
 for at = 1, #fields, 2 do
-    for n = 1, tonumber(fields[at + 1]) or 0 do redis.call('del', of .. fields[at] .. ':rwlock_timeout:' .. n) end
+    -- bounded: a damaged count must not keep the server busy
+    for n = 1, math.min(tonumber(fields[at + 1]) or 0, 99999) do
+        redis.call('del', of .. fields[at] .. ':rwlock_timeout:' .. n)
+    end
 end
 redis.call('del', lock)
 return 1

@@ -17,7 +17,8 @@ end
 local mode, held = redis.call('hget', lock, 'mode'), redis.call('hget', lock, owner)
 if not mode or not held then return nil end
 local mine, given_up = of .. owner .. ':rwlock_timeout:', 0
-for n = tonumber(holds) + 1, tonumber(held) do
+-- bounded, here and below: a damaged count must not keep the server busy
+for n = tonumber(holds) + 1, math.min(tonumber(held), 99999) do
     given_up = math.max(given_up, redis.call('pttl', mine .. n))
     redis.call('del', mine .. n)
 end
@@ -33,7 +34,7 @@ if mode == 'write' then return 0 end
 -- as long as the longest hold that is left; readers whose holds are all over are gone
 local longest, fields = 0, redis.call('hgetall', lock)
 for at = 1, #fields, 2 do
-    for n = 1, tonumber(fields[at + 1]) or 0 do
+    for n = 1, math.min(tonumber(fields[at + 1]) or 0, 99999) do
         longest = math.max(longest, redis.call('pttl', of .. fields[at] .. ':rwlock_timeout:' .. n))
     end
 end

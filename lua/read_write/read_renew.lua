@@ -30,7 +30,8 @@ local function renew(lock, owner)
         redis.call('hdel', lock, '')
         redis.call('set', mine .. '1', '1', 'PX', lease)
     end
-    for n = 1, tonumber(held) do extend(mine .. n) end
+    -- bounded: a damaged count must not keep the server busy
+    for n = 1, math.min(tonumber(held), 99999) do extend(mine .. n) end
     extend(lock)
     return 1
 end

@@ -37,7 +37,8 @@ redis.call('publish', channel, '1')
 redis.call('hdel', lock, owner .. ':write')
 -- he reads on for as long as he may as a reader, however long he could have written
 local longest = 0
-for n = 1, tonumber(redis.call('hget', lock, owner)) or 0 do
+-- bounded: a damaged count must not keep the server busy
+for n = 1, math.min(tonumber(redis.call('hget', lock, owner)) or 0, 99999) do
     longest = math.max(longest, redis.call('pttl', of .. owner .. ':rwlock_timeout:' .. n))
 end
 if longest > 0 then

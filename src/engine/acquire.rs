@@ -210,7 +210,7 @@ impl Acquire<'_> {
                 Agreement::Silent(error) if hold.count() > 0 => return self.failed(error),
                 Agreement::Silent(_) => hold.abandon_name_in_doubt(core),
             }
-            if let Some(plan) = hold.plan(kind, &core.holds, core.config.max_holds)? {
+            if let Some(plan) = hold.plan(kind, &core.holds, core.config.max_holds.min(kind.max_holds()))? {
                 break plan;
             }
         };

@@ -62,6 +62,11 @@ pub(crate) trait Kind: Send + Sync + fmt::Debug + 'static {
         false
     }
 
+    /// How often one owner may hold it, whatever the client's configuration says.
+    fn max_holds(&self) -> u32 {
+        u32::MAX
+    }
+
     /// Whether many owners may hold it together.
     fn shares(&self) -> bool {
         false

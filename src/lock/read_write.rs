@@ -113,6 +113,11 @@ impl Kind for Read {
         true
     }
 
+    /// Each hold has a key, and scripts look at all of them.
+    fn max_holds(&self) -> u32 {
+        99_999
+    }
+
     fn wake(&self, _: &OwnerId) -> Wake {
         Wake::Channel(Arc::clone(&self.0.channel))
     }

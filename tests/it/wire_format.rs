@@ -1,6 +1,6 @@
 //! What Redisson sees of nestlock, and nestlock of Redisson: keys, fields, numbers, messages.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use nestlock::{AcquireOptions, LockClient, OwnerId, RLock};
 
@@ -258,6 +258,33 @@ impl Monitor {
                 sent.push(command.split('"').nth(1).unwrap().to_uppercase());
             }
         }
+    }
+}
+
+/// Of every kind; a multi-lock's are its members'.
+#[tokio::test]
+async fn an_uncontended_lock_and_unlock_of_every_kind_are_two_commands() {
+    let server = Server::start();
+    let client = server.client().await;
+    let read_write = client.read_write_lock("read-write").unwrap();
+    let members = ["m1", "m2", "m3"].map(|name| Arc::new(client.reentrant_lock(name).unwrap()) as Arc<dyn RLock>);
+    let kinds: [(Arc<dyn RLock>, usize); 9] = [
+        (Arc::new(client.reentrant_lock("reentrant").unwrap()), 2),
+        (Arc::new(client.fenced_lock("fenced").unwrap()), 2),
+        (Arc::new(client.fair_lock("fair").unwrap()), 2),
+        (Arc::new(client.non_reentrant_fair_lock("fair-once").unwrap()), 2),
+        (Arc::new(read_write.read()), 2),
+        (Arc::new(read_write.write()), 2),
+        (Arc::new(client.spin_lock("spin").unwrap()), 2),
+        (Arc::new(client.non_reentrant_lock("once").unwrap()), 2),
+        (Arc::new(client.multi_lock(members).unwrap()), 6),
+    ];
+    let mut monitor = Monitor::new(&server);
+    for (lock, commands) in kinds {
+        lock.lock().await.unwrap().unlock().await.unwrap();
+        monitor.sent(&server); // the first time, texts may follow
+        lock.lock().await.unwrap().unlock().await.unwrap();
+        assert_eq!(monitor.sent(&server), vec!["EVALSHA"; commands], "{}", lock.name());
     }
 }
 

@@ -739,3 +739,29 @@ fn h12_f25_without_memory_locks_can_be_released_and_renewed() {
     assert_eq!(bench.run(WRITE_FORCE, &[LOCK], &[CHANNEL, HOLDS]), Reply::Int(1));
     assert_eq!(bench.snapshot(), []);
 }
+
+/// Found by the script fuzz: a loop over a reader's count kept the server busy.
+#[test]
+fn a_damaged_hold_count_does_not_keep_the_server_busy() {
+    let bench = Bench::new();
+    for count in ["1e18", "inf", "9223372036854775807", "text", "-1"] {
+        for mode in ["read", "write"] {
+            for (script, keys, args) in every_script() {
+                bench.clear();
+                bench.set_up(&["HSET", LOCK, "mode", mode, A, count, &format!("{A}:write"), count]);
+                bench.run(script, &keys, &texts(&args));
+                assert_eq!(bench.call(&["PING"]), Reply::Text("PONG".into()), "{script} {mode} {count}");
+            }
+        }
+    }
+}
+
+#[test]
+fn more_read_holds_than_there_may_be_keys_are_refused_untouched() {
+    let bench = Bench::new();
+    bench.set_up(&["HSET", LOCK, "mode", "read", A, "99998"]);
+    bench.set_up(&["PEXPIRE", LOCK, "30000"]);
+    let error = bench.refused(READ, &KEYS, &[A, "30000", "100000", &keys_of(A)]);
+    assert!(error.contains("99999"), "{error}");
+    assert_eq!(bench.read(A, "30000", "99999"), Reply::Nil);
+}

@@ -1,0 +1,74 @@
+//! Each kind without contention, beside the reentrant lock in the same run; and a multi-lock beside single ones.
+//!
+//! Run: `cargo bench --bench kinds`
+#![allow(missing_docs, clippy::print_stdout)]
+
+mod support;
+
+use std::{sync::Arc, time::Instant};
+
+use nestlock::{LockClient, RLock};
+use support::{median, report, server};
+
+const ROUNDS: usize = 15;
+const PAIRS: u32 = 300;
+const MEMBERS: usize = 10;
+
+#[tokio::main]
+async fn main() {
+    let server = server();
+    let client = LockClient::connect(server.url()).await.expect("a client");
+    let reentrant: Arc<dyn RLock> = Arc::new(client.reentrant_lock("reentrant").expect("a name"));
+    let read_write = client.read_write_lock("read-write").expect("a name");
+    let kinds: [(&str, Arc<dyn RLock>); 6] = [
+        ("fenced", Arc::new(client.fenced_lock("fenced").expect("a name"))),
+        ("fair", Arc::new(client.fair_lock("fair").expect("a name"))),
+        ("read", Arc::new(read_write.read())),
+        ("write", Arc::new(read_write.write())),
+        ("spin", Arc::new(client.spin_lock("spin").expect("a name"))),
+        ("non-reentrant", Arc::new(client.non_reentrant_lock("once").expect("a name"))),
+    ];
+    println!("lock + unlock, against the reentrant lock's, medians of {ROUNDS} alternating rounds");
+    for (name, lock) in &kinds {
+        report(name, ratio(&**lock, &*reentrant).await, "");
+    }
+
+    let members: Vec<Arc<dyn RLock>> = (0..MEMBERS)
+        .map(|number| Arc::new(client.reentrant_lock(format!("{{slot}}:{number}")).expect("a name")) as _)
+        .collect();
+    let multi = client.multi_lock(members.clone()).expect("members");
+    let mut ratios = Vec::new();
+    for _ in 0..=ROUNDS {
+        let together = time(&multi, PAIRS / 10).await;
+        let start = Instant::now();
+        for _ in 0..PAIRS / 10 {
+            let mut guards = Vec::new();
+            for member in &members {
+                guards.push(member.lock().await.expect("the lock"));
+            }
+            for guard in guards {
+                guard.unlock().await.expect("the unlock");
+            }
+        }
+        ratios.push(together / start.elapsed().as_secs_f64());
+    }
+    report("a multi-lock of 10, against 10 locks one after another", median(&mut ratios[1..]), "");
+}
+
+async fn ratio(lock: &dyn RLock, baseline: &dyn RLock) -> f64 {
+    let mut ratios = Vec::new();
+    for _ in 0..=ROUNDS {
+        ratios.push(time(lock, PAIRS).await / time(baseline, PAIRS).await);
+    }
+    // the first one loads the scripts
+    median(&mut ratios[1..])
+}
+
+/// Seconds for so many pairs of lock and unlock.
+async fn time(lock: &dyn RLock, pairs: u32) -> f64 {
+    let start = Instant::now();
+    for _ in 0..pairs {
+        lock.lock().await.expect("the lock").unlock().await.expect("the unlock");
+    }
+    start.elapsed().as_secs_f64()
+}
