@@ -10,7 +10,10 @@ use crate::{
     engine::{self, Anchor},
     error::Result,
     keys::LockName,
-    lock::{Fair, Fenced, FencedKey, Lock, MultiLock, NonReentrant, Read, ReadWriteLock, RedLock, RedLockOptions, Reentrant, Spin, StringRecord, Write},
+    lock::{
+        Fair, Fenced, FencedKey, Lock, MultiLock, NonReentrant, Read, ReadWriteLock, RedLock, RedLockOptions,
+        Reentrant, Spin, StringRecord, Write,
+    },
     options::{Backoff, Config},
     owner::OwnerId,
     rlock::RLock,

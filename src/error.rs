@@ -187,6 +187,15 @@ pub enum NodeSaid {
     Failed(Box<Error>),
 }
 
+impl NodeSaid {
+    pub(crate) fn failure(&self) -> Option<&Error> {
+        match self {
+            Self::Failed(error) => Some(error),
+            _ => None,
+        }
+    }
+}
+
 impl fmt::Display for NodeAnswer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: ", self.node)?;

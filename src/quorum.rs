@@ -2,6 +2,7 @@
 
 use std::{
     fmt,
+    mem::discriminant,
     sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
 };
@@ -34,6 +35,11 @@ impl Nodes {
     /// The smallest majority.
     pub(crate) fn needed(&self) -> usize {
         self.locks.len() / 2 + 1
+    }
+
+    /// How many may fail.
+    pub(crate) fn spare(&self) -> usize {
+        self.locks.len() - self.needed()
     }
 
     /// Asks nodes at once; whoever has not answered within `limit` is not waited for, and what was asked of him is
@@ -73,24 +79,37 @@ impl Nodes {
         if answers.iter().filter(|(_, answer)| answer.is_ok()).count() >= self.needed() {
             return Ok(answers.into_iter().filter_map(|(_, answer)| answer.ok()).collect());
         }
-        Err(self.no_quorum(self.report(answers, |_| NodeSaid::Agreed)))
+        Err(self.no_quorum(answers, |_| NodeSaid::Agreed))
     }
 
-    /// What each node said; silence included.
-    pub(crate) fn report<T>(&self, answers: Vec<(usize, Result<T>)>, read: impl Fn(T) -> NodeSaid) -> Vec<NodeAnswer> {
-        let silent = |node: &Arc<str>| NodeAnswer { node: node.to_string(), said: NodeSaid::Nothing };
-        let mut report: Vec<_> = self.labels.iter().map(silent).collect();
+    /// Why too few agreed: what most said, if that is one thing and final; else what each said, silence included.
+    pub(crate) fn no_quorum<T>(&self, answers: Vec<(usize, Result<T>)>, read: impl Fn(T) -> NodeSaid) -> Error {
+        let mut nodes: Vec<_> =
+            self.labels.iter().map(|node| NodeAnswer { node: node.to_string(), said: NodeSaid::Nothing }).collect();
         for (at, answer) in answers {
-            report[at].said = match answer {
-                Ok(answer) => read(answer),
-                Err(error) => NodeSaid::Failed(Box::new(error)),
-            };
+            nodes[at].said = answer.map_or_else(|error| NodeSaid::Failed(Box::new(error)), &read);
         }
-        report
-    }
-
-    pub(crate) fn no_quorum(&self, nodes: Vec<NodeAnswer>) -> Error {
+        let final_at = |at: usize| nodes[at].said.failure().filter(|error| !may_pass(error)).map(discriminant);
+        let all = 0..nodes.len();
+        let most = |at: &usize| {
+            let said = final_at(*at);
+            said.is_some() && all.clone().filter(|other| final_at(*other) == said).count() > self.spare()
+        };
+        if let Some(at) = all.clone().find(most)
+            && let NodeSaid::Failed(error) = nodes.swap_remove(at).said
+        {
+            return *error;
+        }
         Error::NoQuorum { lock: self.name.to_string(), needed: self.needed(), nodes }
+    }
+}
+
+/// Whether the same call may succeed a little later.
+pub(crate) fn may_pass(error: &Error) -> bool {
+    match error {
+        Error::Unconfirmed { .. } => true,
+        Error::Store { source, .. } => source.is_transient(),
+        _ => false,
     }
 }
 
@@ -183,21 +202,16 @@ impl Quorum {
         let rejoined = rejoined.into_iter().filter_map(|(at, guard)| Some((at, Arc::into_inner(guard)?)));
         let held = self.at.into_iter().zip(self.guards).chain(rejoined);
         let answers = nodes.ask(held.map(|(at, guard)| (at, Box::pin(guard.unlock()))), limit, |_| false).await;
-        let released = |answer: &Result<()>| answer.is_ok();
-        let gone = |answer: &Result<()>| matches!(answer, Err(Error::Lost { .. } | Error::NotHeld { .. }));
-        if answers.iter().filter(|(_, answer)| released(answer)).count() >= nodes.needed() {
+        if answers.iter().filter(|(_, answer)| answer.is_ok()).count() >= nodes.needed() {
             return Ok(());
         }
-        // lost where even those that said nothing would not make it a quorum
-        if answers.iter().filter(|(_, answer)| gone(answer)).count() > nodes.locks.len() - nodes.needed() {
-            let reason = answers.iter().find_map(|(_, answer)| match answer {
-                Err(Error::Lost { reason, .. }) => Some(*reason),
-                _ => None,
-            });
-            let reason = reason.unwrap_or(LossReason::RecordMissing);
-            return Err(Error::Lost { lock: nodes.name.to_string(), owner: owner.to_string(), reason });
-        }
-        Err(nodes.no_quorum(nodes.report(answers, |()| NodeSaid::Agreed)))
+        Err(match nodes.no_quorum(answers, |()| NodeSaid::Agreed) {
+            // the members' name is not the lock's
+            Error::Lost { reason, .. } => {
+                Error::Lost { lock: nodes.name.to_string(), owner: owner.to_string(), reason }
+            }
+            error => error,
+        })
     }
 
     /// Lets most nodes live for at least `lease` from now. What fails on some changes nothing for the others.
@@ -217,14 +231,17 @@ impl Quorum {
         let mut agreed = 0;
         let mut said = Vec::new();
         for (at, answer) in answers {
-            said.push((at, answer.map(|taken| match taken {
-                Taken::Busy => NodeSaid::Busy,
-                Taken::Extended => NodeSaid::Agreed,
-                Taken::Anew(guard) => {
-                    self.rejoined.lock().unwrap_or_else(PoisonError::into_inner).push((at, Arc::new(guard)));
-                    NodeSaid::Agreed
-                }
-            })));
+            said.push((
+                at,
+                answer.map(|taken| match taken {
+                    Taken::Busy => NodeSaid::Busy,
+                    Taken::Extended => NodeSaid::Agreed,
+                    Taken::Anew(guard) => {
+                        self.rejoined.lock().unwrap_or_else(PoisonError::into_inner).push((at, Arc::new(guard)));
+                        NodeSaid::Agreed
+                    }
+                }),
+            ));
             agreed += usize::from(matches!(said.last(), Some((_, Ok(NodeSaid::Agreed)))));
         }
         // a quorum that was lost meanwhile stays lost, however many nodes were taken again
@@ -232,7 +249,7 @@ impl Quorum {
         if agreed >= self.nodes.needed() {
             return Ok(());
         }
-        Err(self.nodes.no_quorum(self.nodes.report(said, |said| said)))
+        Err(self.nodes.no_quorum(said, |said| said))
     }
 
     pub(crate) fn forget(self) -> OwnerId {

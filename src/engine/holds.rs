@@ -358,8 +358,10 @@ impl Hold {
                 holds: state.count,
             });
         }
-        if state.owner.is_value() && holds.values_in_doubt.contains(&(Arc::clone(&self.key.lock), state.owner.clone())) {
-            let source = super::silent("an earlier request with this value was never answered; wait, or use another value");
+        if state.owner.is_value() && holds.values_in_doubt.contains(&(Arc::clone(&self.key.lock), state.owner.clone()))
+        {
+            let source =
+                super::silent("an earlier request with this value was never answered; wait, or use another value");
             return Err(Error::Unconfirmed { lock: self.key.lock.to_string(), source });
         }
         let era = holds.era();

@@ -17,7 +17,7 @@ use crate::{
     guard::LockGuard,
     options::{AcquireOptions, Wait, checked_lease},
     owner::OwnerId,
-    quorum::{Nodes, Quorum},
+    quorum::{Nodes, Quorum, may_pass},
     rlock::RLock,
 };
 
@@ -277,23 +277,25 @@ impl RedLock {
             order.sort_by_cached_key(|_| Uuid::new_v4());
         }
         let calls = order.into_iter().map(|at| (at, nodes.locks[at].acquire(asked.clone())));
-        let spare = nodes.locks.len() - needed;
         let answers = nodes.ask(calls, limit, |answers| {
             let agreed = answers.iter().filter(|(_, answer)| matches!(answer, Ok(Some(_)))).count();
-            self.options.fail_fast && (agreed >= needed || answers.len() - agreed > spare)
+            self.options.fail_fast && (agreed >= needed || answers.len() - agreed > nodes.spare())
         });
 
         let (mut guards, mut said, mut busy, mut hopeless) = (Vec::new(), Vec::new(), 0, 0);
         for (at, answer) in answers.await {
             busy += usize::from(matches!(answer, Ok(None)));
             hopeless += usize::from(matches!(&answer, Err(error) if !may_pass(error)));
-            said.push((at, answer.map(|guard| match guard {
-                None => NodeSaid::Busy,
-                Some(guard) => {
-                    guards.push((at, guard));
-                    NodeSaid::Agreed
-                }
-            })));
+            said.push((
+                at,
+                answer.map(|guard| match guard {
+                    None => NodeSaid::Busy,
+                    Some(guard) => {
+                        guards.push((at, guard));
+                        NodeSaid::Agreed
+                    }
+                }),
+            ));
         }
         let agreed = guards.len();
         if agreed > 0 {
@@ -311,17 +313,8 @@ impl RedLock {
         if failed == 0 || agreed + failed < needed {
             return Ok(Round::Busy);
         }
-        let error = nodes.no_quorum(nodes.report(said, |said| said));
-        if hopeless > spare { Err(error) } else { Ok(Round::Failed(error)) }
-    }
-}
-
-/// Whether the same call may succeed a little later.
-fn may_pass(error: &Error) -> bool {
-    match error {
-        Error::Unconfirmed { .. } => true,
-        Error::Store { source, .. } => source.is_transient(),
-        _ => false,
+        let error = nodes.no_quorum(said, |said| said);
+        if hopeless > nodes.spare() { Err(error) } else { Ok(Round::Failed(error)) }
     }
 }
 
