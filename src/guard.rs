@@ -3,6 +3,7 @@
 use std::{
     fmt,
     future::Future,
+    num::NonZeroU64,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -102,7 +103,7 @@ impl LockGuard {
     #[must_use]
     pub fn fencing_token(&self) -> Option<u64> {
         match &self.inner {
-            Inner::One(single) => single.ticket.and_then(|ticket| ticket.token),
+            Inner::One(single) => single.ticket.and_then(|ticket| ticket.token).map(NonZeroU64::get),
             Inner::Many { .. } | Inner::Most(_) => None,
         }
     }

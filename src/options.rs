@@ -1,6 +1,9 @@
 //! What can be asked for: the client's configuration, and the options of one acquire.
 
-use std::time::{Duration, Instant};
+use std::{
+    num::NonZeroU32,
+    time::{Duration, Instant},
+};
 
 use crate::{
     error::{Error, Result},
@@ -48,7 +51,6 @@ impl Wait {
 pub struct AcquireOptions {
     pub(crate) wait: Wait,
     pub(crate) lease: Option<Duration>,
-    pub(crate) owner: Option<OwnerId>,
     /// In a box: a waiter keeps its options, and there may be many.
     pub(crate) rare: Option<Box<RareOptions>>,
 }
@@ -56,14 +58,16 @@ pub struct AcquireOptions {
 /// What is seldom asked for.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct RareOptions {
+    pub(crate) owner: Option<OwnerId>,
     pub(crate) value: Option<String>,
     pub(crate) renewed: Option<Duration>,
-    pub(crate) max_renewals: Option<u32>,
+    /// Plus one.
+    pub(crate) max_renewals: Option<NonZeroU32>,
 }
 
 impl AcquireOptions {
     pub(crate) fn rare(&self) -> &RareOptions {
-        static NONE: RareOptions = RareOptions { value: None, renewed: None, max_renewals: None };
+        static NONE: RareOptions = RareOptions { owner: None, value: None, renewed: None, max_renewals: None };
         self.rare.as_deref().unwrap_or(&NONE)
     }
 
@@ -100,7 +104,7 @@ impl AcquireOptions {
     /// Acquires as this owner instead of the calling task; see [`LockClient::owner`](crate::LockClient::owner). An owner
     /// of another client is refused: it can be released and extended here, not acquired as.
     pub fn owner(mut self, owner: OwnerId) -> Self {
-        self.owner = Some(owner);
+        self.rare_mut().owner = Some(owner);
         self
     }
 
@@ -126,7 +130,7 @@ impl AcquireOptions {
     /// text asks for such a limit, so that a holder that hangs does not hold for ever. Default: no limit.
     /// <https://redis.io/docs/latest/develop/use/patterns/distributed-locks/>
     pub fn max_renewals(mut self, renewals: u32) -> Self {
-        self.rare_mut().max_renewals = Some(renewals);
+        self.rare_mut().max_renewals = NonZeroU32::MIN.checked_add(renewals);
         self
     }
 }

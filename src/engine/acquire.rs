@@ -2,6 +2,7 @@
 
 use std::{
     future::Future,
+    num::NonZeroU32,
     pin::Pin,
     sync::Arc,
     time::{Duration, Instant},
@@ -12,7 +13,7 @@ use tokio::sync::OwnedSemaphorePermit;
 use super::{
     Core, Kind, Request, UnderWay, Wake,
     holds::{Agreement, Hold, Ticket, Watch},
-    hub::{Place, Woken},
+    hub::{Place, Waiter, Woken},
 };
 use crate::{
     error::{Error, LossReason, Result, StoreError},
@@ -43,7 +44,7 @@ pub(crate) struct Acquire<'a> {
     lease: Duration,
     /// Whether the watchdog renews, and how often at most.
     watched: bool,
-    renewals: Option<u32>,
+    renewals: Option<NonZeroU32>,
     waits: bool,
     started: Instant,
     /// When the wait is over; `None`: never.
@@ -52,16 +53,18 @@ pub(crate) struct Acquire<'a> {
 
 enum Attempt<'a> {
     Entered(Entered),
-    Busy {
-        ttl: Option<Duration>,
-        /// How to learn that it is worth trying again.
-        wake: Wake,
-        place: Option<Place<'a>>,
-        /// Whether many are before this waiter.
-        far: bool,
-    },
+    Busy(Busy<'a>),
     /// It may work a little later. Nothing is held.
     Failed(Error),
+}
+
+struct Busy<'a> {
+    ttl: Option<Duration>,
+    /// How to learn that it is worth trying again.
+    wake: Wake,
+    place: Option<Place<'a>>,
+    /// Whether many are before this waiter.
+    far: bool,
 }
 
 impl<'a> Acquire<'a> {
@@ -92,13 +95,15 @@ impl<'a> Acquire<'a> {
             _ => None,
         };
         let mut told = None;
-        let (mut attempts, mut failing_since, mut pause) = (0_u32, None, PAUSE.0);
+        let mut attempts = 0_u32;
+        // in a box, as it is rare
+        let mut failing: Option<Box<Failing>> = None;
         loop {
             self.core.check_open()?;
             attempts += 1;
             let tried = Instant::now();
             // an outage ends the call within the patience, not an attempt later
-            let patience = failing_since.map(|since: Instant| since + self.core.config.outage_patience);
+            let patience = failing.as_ref().map(|failing| failing.since + self.core.config.outage_patience);
             // nothing of an attempt lives on while its waiter sleeps
             let failure = match self.attempt_in_time(self.limit.or(patience)).await? {
                 Attempt::Entered(entered) => {
@@ -114,27 +119,20 @@ impl<'a> Acquire<'a> {
                     }
                     return Ok(Some(entered));
                 }
-                Attempt::Busy { ttl, wake, place, far } => {
+                Attempt::Busy(busy) => {
                     forget(&mut told);
                     if self.limit.is_some_and(|limit| limit <= Instant::now()) {
                         return Ok(None);
                     }
-                    match wake {
-                        Wake::Channel(channel) => {
-                            // the name in the queue, and the channel with it, may have changed
-                            let same = waiter.take().filter(|waiter| waiter.listens_to(&channel));
-                            let waiter = waiter.insert(same.unwrap_or_else(|| self.core.join(&channel, far)));
-                            waiter.keep(place);
-                            waiter.look_after(ttl);
-                        }
-                        Wake::Poll(backoff) => self.back_off(backoff.pause(attempts), ttl).await,
+                    if let Some(pause) = self.listen(busy, &mut waiter, attempts) {
+                        pause.await;
                     }
                     None
                 }
                 Attempt::Failed(error) => {
                     drop(told.take()); // the next waiter may have better luck
-                    let since = *failing_since.get_or_insert(tried);
-                    let patience = self.limit.unwrap_or(since + self.core.config.outage_patience);
+                    let failing = failing.get_or_insert_with(|| Box::new(Failing { since: tried, pause: PAUSE.0 }));
+                    let patience = self.limit.unwrap_or(failing.since + self.core.config.outage_patience);
                     if Instant::now() >= patience {
                         return Err(error);
                     }
@@ -142,22 +140,50 @@ impl<'a> Acquire<'a> {
                     Some(patience)
                 }
             };
-            match (failure, &waiter) {
-                (Some(patience), _) => {
-                    self.pause(pause, patience).await;
-                    pause = (pause * 2).min(PAUSE.1);
-                }
-                (None, None) => (failing_since, pause) = (None, PAUSE.0),
-                (None, Some(waiter)) => {
-                    (failing_since, pause) = (None, PAUSE.0);
-                    match waiter.wait(tried, self.limit).await {
-                        Woken::Told(permit) => told = Some(permit),
-                        Woken::Poll => {}
-                        Woken::TimedOut => return Ok(None),
-                        Woken::Closed => return Err(Error::Closed),
-                    }
-                }
+            if let (Some(patience), Some(failing)) = (failure, &mut failing) {
+                let paused = self.pause(failing.pause, patience);
+                failing.pause = (failing.pause * 2).min(PAUSE.1);
+                paused.await;
+                continue;
             }
+            failing = None;
+            let Some(waiter) = waiter.as_ref().filter(|waiter| !waiter.was_told_since(tried)) else { continue };
+            match waiter.wait(self.limit).await {
+                Woken::Told(permit) => told = Some(permit),
+                Woken::Poll => {}
+                Woken::TimedOut => return Ok(None),
+                Woken::Closed => return Err(Error::Closed),
+            }
+        }
+    }
+}
+
+/// Requests that fail, though they may succeed a little later.
+struct Failing {
+    since: Instant,
+    /// Before the next one.
+    pause: Duration,
+}
+
+impl<'a> Acquire<'a> {
+    /// Sees to it that the waiter is told when it is worth trying again; without a channel, the pause until then.
+    fn listen<'b>(
+        &'b self,
+        busy: Busy<'a>,
+        waiter: &mut Option<Waiter<'a>>,
+        attempts: u32,
+    ) -> Option<Pin<Box<dyn Future<Output = ()> + Send + 'b>>> {
+        let Busy { ttl, wake, place, far } = busy;
+        match wake {
+            Wake::Channel(channel) => {
+                // the name in the queue, and the channel with it, may have changed
+                let same = waiter.take().filter(|waiter| waiter.listens_to(&channel));
+                let waiter = waiter.insert(same.unwrap_or_else(|| self.core.join(&channel, far)));
+                waiter.keep(place);
+                waiter.look_after(ttl);
+                None
+            }
+            Wake::Poll(backoff) => Some(self.back_off(backoff.pause(attempts), ttl)),
         }
     }
 }
@@ -169,14 +195,14 @@ fn forget(told: &mut Option<OwnedSemaphorePermit>) {
     }
 }
 
-impl Acquire<'_> {
+impl<'a> Acquire<'a> {
     /// One attempt, given up a little after the end of the wait: it then counts as cancelled.
     ///
     /// In a box, so that a waiter, which spends its time elsewhere, stays small.
     fn attempt_in_time(
         &self,
         limit: Option<Instant>,
-    ) -> Pin<Box<dyn Future<Output = Result<Attempt<'_>>> + Send + '_>> {
+    ) -> Pin<Box<dyn Future<Output = Result<Attempt<'a>>> + Send + '_>> {
         match limit {
             Some(limit) if self.waits && limit + GRACE < Instant::now() + self.core.config.command_timeout() => {
                 Box::pin(async move {
@@ -195,7 +221,7 @@ impl Acquire<'_> {
     }
 
     /// One attempt, in the owner's turn.
-    async fn attempt(&self) -> Result<Attempt<'_>> {
+    async fn attempt(&self) -> Result<Attempt<'a>> {
         let Self { core, kind, .. } = *self;
         let under_way = UnderWay { core, hold: core.holds.get_or_insert(kind, &self.owner) };
         let hold = &under_way.hold;
@@ -249,7 +275,7 @@ impl Acquire<'_> {
                 let place = queued.then(|| Place::new(core, hold));
                 hold.busy(&plan, queued);
                 let far = ahead.is_some_and(|ahead| ahead >= FAR);
-                Ok(Attempt::Busy { ttl, wake: kind.wake(&plan.owner), place, far })
+                Ok(Attempt::Busy(Busy { ttl, wake: kind.wake(&plan.owner), place, far }))
             }
             Ok(Acquired::Lost) => {
                 hold.server_holds_nothing();
@@ -269,7 +295,7 @@ impl Acquire<'_> {
         }
     }
 
-    fn failed(&self, error: StoreError) -> Result<Attempt<'_>> {
+    fn failed(&self, error: StoreError) -> Result<Attempt<'a>> {
         let transient = error.is_transient();
         let error = super::store_error(self.kind.name(), error);
         if transient { Ok(Attempt::Failed(error)) } else { Err(error) }

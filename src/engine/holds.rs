@@ -6,8 +6,10 @@
 //! lost replies alike.
 
 use std::{
+    borrow::Borrow,
     fmt,
     hash::{Hash, Hasher},
+    num::{NonZeroU32, NonZeroU64},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -21,7 +23,7 @@ use tokio::sync::Notify;
 use super::{Core, Kind, Sibling};
 use crate::{
     error::{Error, LossReason, Result, StoreError, StoreErrorKind},
-    options::validity,
+    options::{millis, validity},
     owner::OwnerId,
     store::{Released, Renewed},
 };
@@ -29,7 +31,8 @@ use crate::{
 /// All holds of one client.
 #[derive(Debug, Default)]
 pub(crate) struct Holds {
-    by_lock_and_owner: DashMap<HoldKey, Arc<Hold>>,
+    /// A hold is its own key: there may be many.
+    by_lock_and_owner: DashMap<Entry, ()>,
     /// Counts the names that may still be used by a late execution: see [`OwnerId::in_era`].
     era: AtomicU64,
     /// Locks, and values for which there is no other name, of which the same is true.
@@ -59,6 +62,30 @@ impl Hash for HoldKey {
     }
 }
 
+/// A hold, found by its key.
+#[derive(Debug)]
+struct Entry(Arc<Hold>);
+
+impl Borrow<HoldKey> for Entry {
+    fn borrow(&self) -> &HoldKey {
+        &self.0.key
+    }
+}
+
+impl PartialEq for Entry {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.key == other.0.key
+    }
+}
+
+impl Eq for Entry {}
+
+impl Hash for Entry {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.0.key.hash(state);
+    }
+}
+
 /// What one owner has of one lock.
 pub(crate) struct Hold {
     key: HoldKey,
@@ -83,12 +110,13 @@ struct State {
     /// The name under which the sibling is held may be used by a late execution about this one.
     sibling_in_doubt: bool,
     /// The fencing token of the current generation.
-    token: Option<u64>,
+    token: Option<NonZeroU64>,
     /// The number of holds taken and not given back: what we want the server to record.
     count: u32,
-    /// How many of them the watchdog renews, and how.
+    /// How many of them the watchdog renews, to what TTL, and how often still: see [`Watch`].
     watched: u32,
-    watch: Watch,
+    watch_ms: u64,
+    renewals: Option<NonZeroU32>,
     server: ServerSide,
     /// Ends (and counts up) when the count returns to zero. A guard belongs to one generation.
     generation: u64,
@@ -132,7 +160,7 @@ pub(crate) struct Ticket {
     pub(crate) generation: u64,
     pub(crate) watched: bool,
     /// The fencing token, if the kind has one.
-    pub(crate) token: Option<u64>,
+    pub(crate) token: Option<NonZeroU64>,
 }
 
 /// How the watchdog renews a hold.
@@ -140,8 +168,8 @@ pub(crate) struct Ticket {
 pub(crate) struct Watch {
     /// What each renewal sets the TTL to; it is due after a third.
     pub(crate) ttl: Duration,
-    /// How many are left; `None`: no limit.
-    pub(crate) renewals: Option<u32>,
+    /// How many are left, plus one; `None`: no limit.
+    pub(crate) renewals: Option<NonZeroU32>,
 }
 
 /// What came of [`Hold::agree`].
@@ -166,45 +194,52 @@ impl Holds {
     /// The hold of `owner` on this lock, made if there is none.
     pub(crate) fn get_or_insert(&self, kind: &Arc<dyn Kind>, owner: &OwnerId) -> Arc<Hold> {
         let key = HoldKey { family: kind.family(), lock: Arc::clone(kind.name()), owner: owner.clone() };
-        let hold = self.by_lock_and_owner.entry(key.clone()).or_insert_with(|| {
-            let now = Instant::now();
-            Arc::new(Hold {
-                key,
-                kind: Arc::clone(kind),
-                turn: tokio::sync::Mutex::new(()),
-                state: Mutex::new(State {
-                    owner: owner.clone(),
-                    era: None,
-                    waiters: 0,
-                    sibling_in_doubt: false,
-                    token: None,
-                    count: 0,
-                    watched: 0,
-                    watch: Watch { ttl: Duration::MAX, renewals: None },
-                    server: ServerSide::Holds(0),
-                    generation: 0,
-                    last_end: None,
-                    deadline: now,
-                    renew_at: now,
-                }),
-                ended: Notify::new(),
-                listed: AtomicBool::new(false),
-            })
-        });
-        Arc::clone(&hold)
+        if let Some(known) = self.find(&key) {
+            return known;
+        }
+        let now = Instant::now();
+        let hold = Entry(Arc::new(Hold {
+            key,
+            kind: Arc::clone(kind),
+            turn: tokio::sync::Mutex::new(()),
+            state: Mutex::new(State {
+                owner: owner.clone(),
+                era: None,
+                waiters: 0,
+                sibling_in_doubt: false,
+                token: None,
+                count: 0,
+                watched: 0,
+                watch_ms: 0,
+                renewals: None,
+                server: ServerSide::Holds(0),
+                generation: 0,
+                last_end: None,
+                deadline: now,
+                renew_at: now,
+            }),
+            ended: Notify::new(),
+            listed: AtomicBool::new(false),
+        }));
+        // somebody else may have been quicker
+        Arc::clone(&self.by_lock_and_owner.entry(hold).or_default().key().0)
     }
 
     /// The hold of `owner` on this lock, if this client knows of one.
     pub(crate) fn get(&self, kind: &Arc<dyn Kind>, owner: &OwnerId) -> Option<Arc<Hold>> {
         let key = HoldKey { family: kind.family(), lock: Arc::clone(kind.name()), owner: owner.clone() };
-        self.by_lock_and_owner.get(&key).map(|hold| Arc::clone(&hold))
+        self.find(&key)
+    }
+
+    fn find(&self, key: &HoldKey) -> Option<Arc<Hold>> {
+        self.by_lock_and_owner.get(key).map(|entry| Arc::clone(&entry.key().0))
     }
 
     /// What the same owner has of the lock's sibling kind, if he holds that.
     pub(crate) fn held_sibling(&self, kind: &Arc<dyn Kind>, owner: &OwnerId) -> Option<(Sibling, Arc<Hold>)> {
         let sibling = kind.sibling()?;
         let key = HoldKey { family: sibling.family, lock: Arc::clone(kind.name()), owner: owner.clone() };
-        let hold = self.by_lock_and_owner.get(&key).map(|hold| Arc::clone(&hold))?;
+        let hold = self.find(&key)?;
         hold.is_valid().then_some((sibling, hold))
     }
 
@@ -222,13 +257,13 @@ impl Holds {
 
     /// Looks at every hold. `look` must not come back to this map.
     pub(crate) fn for_each(&self, mut look: impl FnMut(&Arc<Hold>)) {
-        self.by_lock_and_owner.iter().for_each(|entry| look(entry.value()));
+        self.by_lock_and_owner.iter().for_each(|entry| look(&entry.key().0));
     }
 
     /// Forgets a hold of which nothing is left. Call with a handle that is not used again.
     pub(crate) fn reap(&self, hold: &Arc<Hold>) {
         // two handles, the map's and the caller's: nobody else can get at it while the map's shard is locked
-        self.by_lock_and_owner.remove_if(&hold.key, |_, kept| {
+        self.by_lock_and_owner.remove_if(&hold.key, |Entry(kept), ()| {
             Arc::ptr_eq(kept, hold) && Arc::strong_count(kept) == 2 && hold.leftover() == Leftover::Nothing
         });
     }
@@ -236,7 +271,8 @@ impl Holds {
     /// Forgets every hold of which nothing is left and that nobody uses: the net below [`Holds::reap`], which cannot
     /// forget a hold while another user looks at it.
     pub(crate) fn sweep(&self) {
-        self.by_lock_and_owner.retain(|_, hold| Arc::strong_count(hold) > 1 || hold.leftover() != Leftover::Nothing);
+        self.by_lock_and_owner
+            .retain(|Entry(hold), ()| Arc::strong_count(hold) > 1 || hold.leftover() != Leftover::Nothing);
     }
 
     /// How many holds are known, also those being released.
@@ -260,6 +296,11 @@ impl Holds {
 }
 
 impl State {
+    /// What a renewal sets the TTL to.
+    fn ttl(&self) -> Duration {
+        Duration::from_millis(self.watch_ms)
+    }
+
     /// Whether the server records what we want.
     fn agrees(&self) -> bool {
         match self.server {
@@ -440,7 +481,7 @@ impl Hold {
         sent: Instant,
         lease: Duration,
         watch: Option<Watch>,
-        token: Option<u64>,
+        token: Option<NonZeroU64>,
     ) -> Option<Ticket> {
         let mut state = self.state();
         // whoever looked was told of the loss: this is a new hold, not a longer old one
@@ -462,7 +503,7 @@ impl Hold {
         if let Some(watch) = watch {
             // of nested holds the last one decides how
             state.watched += 1;
-            state.watch = watch;
+            (state.watch_ms, state.renewals) = (millis(watch.ttl), watch.renewals);
             state.renew_at = sent + watch.ttl / 3;
         }
         Some(Ticket { generation: state.generation, watched: watch.is_some(), token: state.token })
@@ -504,10 +545,10 @@ impl Hold {
             Due::Never
         } else if state.deadline <= now {
             Due::Expired
-        } else if state.watched == 0 || state.watch.renewals == Some(0) {
+        } else if state.watched == 0 || state.renewals == Some(NonZeroU32::MIN) {
             Due::At(state.deadline)
-        } else if state.renew_at <= now + slack(state.watch.ttl) {
-            Due::Renew { owner: state.owner.clone(), generation: state.generation, ttl: state.watch.ttl }
+        } else if state.renew_at <= now + slack(state.ttl()) {
+            Due::Renew { owner: state.owner.clone(), generation: state.generation, ttl: state.ttl() }
         } else {
             Due::At(state.renew_at.min(state.deadline))
         }
@@ -530,7 +571,7 @@ impl Hold {
         }
         state.renew_at = next.unwrap_or(state.renew_at);
         if answer == Renewed::Yes && next.is_some() {
-            state.watch.renewals = state.watch.renewals.map(|left| left.saturating_sub(1));
+            state.renewals = state.renewals.map(|left| NonZeroU32::new(left.get() - 1).unwrap_or(left));
         }
         match answer {
             Renewed::Yes => state.deadline = state.deadline.max(sent + validity(lease)),

@@ -110,7 +110,7 @@ pub(crate) struct Waiter<'a> {
     core: &'a Core,
     gate: Arc<Gate>,
     /// Where the lock has a queue: the place in it.
-    place: Option<Place<'a>>,
+    place: Option<Box<Place<'a>>>,
 }
 
 impl Drop for Waiter<'_> {
@@ -242,7 +242,7 @@ impl<'a> Waiter<'a> {
     /// Keeps a place in the queue for as long as it waits.
     pub(crate) fn keep(&mut self, place: Option<Place<'a>>) {
         // one is enough; a waiter that listened before its first try had none
-        self.place = self.place.take().or(place);
+        self.place = self.place.take().or(place.map(Box::new));
     }
 
     /// It has the lock: where the channel is its owner's alone, the owner's next waiter can re-enter.
@@ -277,12 +277,13 @@ impl<'a> Waiter<'a> {
         *next = if *next <= now { poll } else { poll.min(*next) };
     }
 
-    /// Sleeps until told, until it is this waiter's turn to look, or until `limit`; not at all if everybody was told
-    /// since it `tried`.
-    pub(crate) async fn wait(&self, tried: Instant, limit: Option<Instant>) -> Woken {
-        if self.gate.told_all().is_some_and(|told| told > tried) {
-            return Woken::Poll;
-        }
+    /// Whether everybody was told since this waiter `tried`: it need not sleep.
+    pub(crate) fn was_told_since(&self, tried: Instant) -> bool {
+        self.gate.told_all().is_some_and(|told| told > tried)
+    }
+
+    /// Sleeps until told, until it is this waiter's turn to look, or until `limit`.
+    pub(crate) async fn wait(&self, limit: Option<Instant>) -> Woken {
         let told = Arc::clone(&self.gate.permits).acquire_owned();
         tokio::pin!(told);
         loop {

@@ -25,7 +25,7 @@ pub(crate) enum Wake {
     /// By messages of this channel, and by looking once in a while.
     Channel(Arc<str>),
     /// By trying again, after pauses.
-    Poll(Backoff),
+    Poll(Box<Backoff>),
 }
 
 /// Another kind whose records share this one's: the other half of a read-write lock.

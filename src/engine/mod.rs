@@ -177,7 +177,7 @@ impl Core {
                 _ => refuse("it reads as a client's task; use another text"),
             };
         }
-        match &options.owner {
+        match &options.rare().owner {
             None => Ok(OwnerId::current(&self.client)),
             Some(owner) if owner.is_of(&self.client) => Ok(owner.clone()),
             Some(owner) => Err(Error::InvalidOwner {

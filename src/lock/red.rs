@@ -256,7 +256,7 @@ impl RedLock {
         if let (None, Some(renewals)) = (options.rare().max_renewals, self.options.max_renewals) {
             asked = asked.max_renewals(renewals);
         }
-        if !self.valued || options.rare().value.is_some() || options.owner.is_some() {
+        if !self.valued || options.rare().value.is_some() || options.rare().owner.is_some() {
             return asked;
         }
         asked.value(match &self.options.value {

@@ -34,7 +34,7 @@ impl Kind for Spin {
     }
 
     fn wake(&self, _: &OwnerId) -> Wake {
-        Wake::Poll(self.backoff)
+        Wake::Poll(self.backoff.into())
     }
 
     fn acquire(&self, request: Request<'_>) -> Call {

@@ -44,7 +44,7 @@ impl Kind for StringRecord {
     }
 
     fn wake(&self, _: &OwnerId) -> Wake {
-        Wake::Poll(self.backoff)
+        Wake::Poll(self.backoff.into())
     }
 
     fn is_reentrant(&self) -> bool {

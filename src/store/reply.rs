@@ -1,6 +1,6 @@
 //! Answers of scripts, as values. The codes stand in `lua/README.md`.
 
-use std::time::Duration;
+use std::{num::NonZeroU64, time::Duration};
 
 use fred::types::Value;
 
@@ -14,7 +14,7 @@ use crate::{
 pub(crate) enum Acquired {
     /// With the fencing token, if the kind has one.
     Yes {
-        token: Option<u64>,
+        token: Option<NonZeroU64>,
     },
     /// Another owner holds it, for `ttl` at most; `None`: its record has no TTL.
     Busy {
@@ -86,7 +86,10 @@ pub(crate) fn acquired(value: &Value) -> Result<Acquired, StoreError> {
     Ok(match value {
         Value::Null => Acquired::Yes { token: None },
         Value::Array(parts) => match parts.as_slice() {
-            [Value::Integer(1), token] => Acquired::Yes { token: Some(token.as_u64().ok_or_else(|| nonsense(value))?) },
+            [Value::Integer(1), token] => {
+                let token = token.as_u64().and_then(NonZeroU64::new);
+                Acquired::Yes { token: Some(token.ok_or_else(|| nonsense(value))?) }
+            }
             [Value::Integer(0), Value::Integer(millis @ -1..), ahead] => {
                 let ahead = ahead.as_u64().and_then(|ahead| u32::try_from(ahead).ok());
                 Acquired::Busy { ttl: ttl(*millis), ahead: Some(ahead.ok_or_else(|| nonsense(value))?) }
@@ -181,7 +184,7 @@ mod tests {
     fn answers_are_read_strictly() {
         assert_eq!(acquired(&Value::Null).unwrap(), Acquired::Yes { token: None });
         let token = Value::Array(vec![Value::Integer(1), Value::Integer(7)]);
-        assert_eq!(acquired(&token).unwrap(), Acquired::Yes { token: Some(7) });
+        assert_eq!(acquired(&token).unwrap(), Acquired::Yes { token: NonZeroU64::new(7) });
         assert_eq!(acquired(&Value::Integer(0)).unwrap(), Acquired::Busy { ttl: Some(Duration::ZERO), ahead: None });
         // H3: a record without a TTL is busy, never acquired
         assert_eq!(acquired(&Value::Integer(-1)).unwrap(), Acquired::Busy { ttl: None, ahead: None });
