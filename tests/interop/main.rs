@@ -2,6 +2,7 @@
 #![allow(missing_docs, unreachable_pub, dead_code)]
 #![allow(
     clippy::cast_sign_loss,
+    clippy::cast_precision_loss,
     clippy::doc_markdown,
     clippy::items_after_statements,
     clippy::needless_pass_by_value,
