@@ -10,7 +10,10 @@ use crate::{
     engine::{self, Anchor},
     error::Result,
     keys::LockName,
-    lock::{Fair, Fenced, FencedKey, Lock, MultiLock, NonReentrant, Read, ReadWriteLock, Reentrant, Spin, Write},
+    lock::{
+        Fair, Fenced, FencedKey, Lock, MultiLock, NonReentrant, Read, ReadWriteLock, RedLock, RedLockOptions,
+        Reentrant, Spin, StringRecord, Write,
+    },
     options::{Backoff, Config},
     owner::OwnerId,
     rlock::RLock,
@@ -154,6 +157,31 @@ impl LockClient {
         Ok(Lock::new(&self.anchor, Spin::new(&self.name(name.as_ref())?, backoff)))
     }
 
+    /// The string lock of this name: the record of RedLock libraries, on one server.
+    ///
+    /// One string, written with `SET NX PX` and deleted by whoever knows its value: redsync, node-redlock, RedLock-Hyperf
+    /// and redis-py exclude nestlock, and the other way round. Over several servers use [`RedLock`](crate::RedLock). The
+    /// format has no wake-up: waiters try again after pauses; and no count: not reentrant ([`Error::NotReentrant`]).
+    ///
+    /// The value is the owner ([`LockGuard::owner`](crate::LockGuard::owner)), or what
+    /// [`AcquireOptions::value`](crate::AcquireOptions::value) says.
+    ///
+    /// # Errors
+    ///
+    /// As [`LockClient::reentrant_lock`].
+    pub fn string_lock(&self, name: impl AsRef<str>) -> Result<Lock> {
+        self.string_lock_with(name, Backoff::default())
+    }
+
+    /// The string lock of this name, with pauses of your choice.
+    ///
+    /// # Errors
+    ///
+    /// As [`LockClient::reentrant_lock`].
+    pub fn string_lock_with(&self, name: impl AsRef<str>, backoff: Backoff) -> Result<Lock> {
+        Ok(Lock::new(&self.anchor, StringRecord::new(&self.name(name.as_ref())?, backoff)))
+    }
+
     /// The lock of this name that its owner can not take again: Redisson's `NonReentrantLock`.
     ///
     /// [`Error::NotReentrant`] at once and without a request, where waiting would never end; also where the owner holds
@@ -285,6 +313,12 @@ impl LockClient {
         OwnerId::current(&self.anchor.client)
     }
 
+    /// Where the server is: host and port, or the socket's path. Never the password.
+    #[must_use]
+    pub fn address(&self) -> &str {
+        self.anchor.store.address()
+    }
+
     /// Waits until everything that nobody awaits is settled: dropped guards, cancelled calls, lost replies.
     ///
     /// # Cancel safety
@@ -315,6 +349,51 @@ impl LockClient {
     pub fn stats(&self) -> ClientStats {
         let (holds, channels, settling) = self.anchor.residue();
         ClientStats { holds, channels, settling }
+    }
+}
+
+/// The doors to locks that no single client has.
+impl RedLock {
+    /// The RedLock of this name over independent servers, one client for each: the record of redsync, node-redlock and
+    /// RedLock-Hyperf, which exclude it, and the other way round.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidName`], [`Error::InvalidLease`]; [`Error::InvalidConfig`] without a server, or for options that
+    /// make no sense.
+    pub fn over_servers<'a>(
+        clients: impl IntoIterator<Item = &'a LockClient>,
+        name: impl AsRef<str>,
+        options: RedLockOptions,
+    ) -> Result<Self> {
+        let mut locks: Vec<Arc<dyn RLock>> = Vec::new();
+        let (mut labels, mut anchor) = (Vec::new(), None);
+        for client in clients {
+            locks.push(Arc::new(client.string_lock(name.as_ref())?));
+            labels.push(client.address().into());
+            anchor.get_or_insert(&client.anchor);
+        }
+        let name = locks.first().map_or("", |lock| lock.name()).into();
+        Self::new(anchor, name, (locks, labels), options, true)
+    }
+
+    /// A RedLock over any locks: reentrant or fair ones of independent servers, say. All are acquired as the same task;
+    /// an owner that an acquire names belongs to one client, and is refused by the others.
+    ///
+    /// `client` lends its clock.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidConfig`] without a member, or for options that make no sense; [`Error::InvalidLease`].
+    pub fn over_members(
+        client: &LockClient,
+        members: impl IntoIterator<Item = Arc<dyn RLock>>,
+        options: RedLockOptions,
+    ) -> Result<Self> {
+        let locks: Vec<_> = members.into_iter().collect();
+        let labels: Vec<Arc<str>> = locks.iter().map(|lock| lock.name().into()).collect();
+        let name = labels.join("+").into();
+        Self::new(Some(&client.anchor), name, (locks, labels), options, false)
     }
 }
 

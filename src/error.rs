@@ -133,6 +133,17 @@ pub enum Error {
         /// What the server or the connection said.
         source: StoreError,
     },
+    /// Too few of a RedLock's servers agreed. What was acquired on the others is being released, where it was asked for;
+    /// a hold that could not be extended, or not be released on enough of them, stays as it was on each.
+    #[error("lock {lock:?}: too few of {} servers agreed, {needed} are needed: {}", .nodes.len(), list(.nodes))]
+    NoQuorum {
+        /// The lock's name.
+        lock: String,
+        /// How many servers must agree.
+        needed: usize,
+        /// What each server said, in the order in which they were given.
+        nodes: Vec<NodeAnswer>,
+    },
     /// No connection could be made.
     #[error("cannot connect to {address}: {source}")]
     Connect {
@@ -150,6 +161,55 @@ pub enum Error {
         /// How many releases were not confirmed.
         locks: usize,
     },
+}
+
+/// What one server of a RedLock said.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct NodeAnswer {
+    /// The server's address, or the member's name.
+    pub node: String,
+    /// What it said.
+    pub said: NodeSaid,
+}
+
+/// What a server of a RedLock said.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum NodeSaid {
+    /// It did what was asked.
+    Agreed,
+    /// Somebody else holds the lock there.
+    Busy,
+    /// No answer within the time limit of the round.
+    Nothing,
+    /// It failed.
+    Failed(Box<Error>),
+}
+
+impl NodeSaid {
+    pub(crate) fn failure(&self) -> Option<&Error> {
+        match self {
+            Self::Failed(error) => Some(error),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for NodeAnswer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: ", self.node)?;
+        match &self.said {
+            NodeSaid::Agreed => f.write_str("agreed"),
+            NodeSaid::Busy => f.write_str("busy"),
+            NodeSaid::Nothing => f.write_str("no answer in time"),
+            NodeSaid::Failed(error) => write!(f, "{error}"),
+        }
+    }
+}
+
+fn list(nodes: &[NodeAnswer]) -> String {
+    nodes.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
 }
 
 /// How a lock was lost.

@@ -1,6 +1,11 @@
 //! The held thing.
 
-use std::{fmt, future::Future, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    future::Future,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use futures_util::future::{join_all, select_all};
 
@@ -9,8 +14,9 @@ use crate::{
         Anchor,
         holds::{Hold, Ticket},
     },
-    error::{Error, Result},
+    error::{Error, LossReason, Result},
     owner::OwnerId,
+    quorum::Quorum,
 };
 
 /// One hold of a lock.
@@ -35,6 +41,8 @@ enum Inner {
         name: Arc<str>,
         guards: Vec<LockGuard>,
     },
+    /// The members of a RedLock.
+    Most(Box<Quorum>),
 }
 
 /// One hold of one lock. When dropped, it is released.
@@ -54,30 +62,38 @@ impl LockGuard {
         Self { inner: Inner::Many { name, guards } }
     }
 
+    pub(crate) fn of_most(quorum: Quorum) -> Self {
+        Self { inner: Inner::Most(Box::new(quorum)) }
+    }
+
     /// The lock's name, with the client's prefix; of a multi-lock, the members' names with `+` between.
     #[must_use]
     pub fn name(&self) -> &str {
         match &self.inner {
             Inner::One(single) => single.hold.lock_name(),
             Inner::Many { name, .. } => name,
+            Inner::Most(quorum) => quorum.name(),
         }
     }
 
-    /// Who holds the lock; of a multi-lock, its first member.
+    /// Who holds the lock; of a multi-lock or RedLock, its first member.
     #[must_use]
     pub fn owner(&self) -> OwnerId {
         match &self.inner {
             Inner::One(single) => single.hold.owner(),
             Inner::Many { guards, .. } => guards[0].owner(),
+            Inner::Most(quorum) => quorum.owner(),
         }
     }
 
-    /// The guards of a multi-lock's members, in their order; of any other lock, none.
+    /// The guards of a multi-lock's members, in their order; of a RedLock, those that were acquired; of any other lock,
+    /// none.
     #[must_use = "the members stay held by this guard"]
     pub fn members(&self) -> &[LockGuard] {
         match &self.inner {
             Inner::One(_) => &[],
             Inner::Many { guards, .. } => guards,
+            Inner::Most(quorum) => quorum.members(),
         }
     }
 
@@ -87,7 +103,7 @@ impl LockGuard {
     pub fn fencing_token(&self) -> Option<u64> {
         match &self.inner {
             Inner::One(single) => single.ticket.and_then(|ticket| ticket.token),
-            Inner::Many { .. } => None,
+            Inner::Many { .. } | Inner::Most(_) => None,
         }
     }
 
@@ -115,6 +131,7 @@ impl LockGuard {
                 let released = join_all(guards.into_iter().map(|guard| Box::pin(guard.unlock())));
                 released.await.into_iter().collect()
             }
+            Inner::Most(quorum) => quorum.unlock().await,
         }
     }
 
@@ -132,6 +149,7 @@ impl LockGuard {
                 let (error, ..) = select_all(guards.iter().map(|guard| Box::pin(guard.lost()))).await;
                 error
             }
+            Inner::Most(quorum) => Box::pin(quorum.lost()).await,
         }
     }
 
@@ -148,12 +166,29 @@ impl LockGuard {
         self.remaining_or_error().unwrap_or(Duration::ZERO)
     }
 
+    /// Until when the lock may be relied on without a renewal: now and [`remaining`](Self::remaining). In the past, or
+    /// now: lost. redsync's `Until`.
+    #[must_use]
+    pub fn until(&self) -> Instant {
+        let now = Instant::now();
+        now + self.remaining()
+    }
+
+    /// How the lock was lost, if it was.
+    pub(crate) fn loss(&self) -> Option<LossReason> {
+        match self.remaining_or_error() {
+            Err(Error::Lost { reason, .. }) => Some(reason),
+            _ => None,
+        }
+    }
+
     fn remaining_or_error(&self) -> Result<Duration> {
         match &self.inner {
             Inner::One(single) => single.remaining(),
             Inner::Many { guards, .. } => {
                 guards.iter().try_fold(Duration::MAX, |least, guard| Ok(least.min(guard.remaining_or_error()?)))
             }
+            Inner::Most(quorum) => quorum.remaining(),
         }
     }
 
@@ -178,6 +213,7 @@ impl LockGuard {
                 let extended = join_all(guards.iter().map(|guard| Box::pin(guard.extend(lease))));
                 extended.await.into_iter().collect::<Result<()>>()?;
             }
+            Inner::Most(quorum) => Box::pin(quorum.extend(lease)).await?,
         }
         // an extension that was refused has ended the hold
         self.remaining_or_error().map(drop)
@@ -203,6 +239,7 @@ impl LockGuard {
                 single.anchor.holds.retire_names();
             }
             Inner::Many { guards, .. } => guards.into_iter().for_each(|guard| drop(guard.forget())),
+            Inner::Most(quorum) => return quorum.forget(),
         }
         owner
     }
@@ -255,7 +292,7 @@ impl Single {
             };
             tokio::select! {
                 () = ended => {}
-                () = self.anchor.sleep_until(std::time::Instant::now() + remaining) => {}
+                () = self.anchor.sleep_until(Instant::now() + remaining) => {}
             }
         }
     }

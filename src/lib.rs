@@ -8,6 +8,7 @@ mod keys;
 mod lock;
 mod options;
 mod owner;
+mod quorum;
 mod rlock;
 mod store;
 
@@ -15,9 +16,9 @@ pub use fred;
 
 pub use crate::{
     client::{ClientStats, LockClient, LockClientBuilder},
-    error::{Error, LossReason, Result, StoreError, StoreErrorKind},
+    error::{Error, LossReason, NodeAnswer, NodeSaid, Result, StoreError, StoreErrorKind},
     guard::LockGuard,
-    lock::{Lock, MultiLock, ReadWriteLock},
+    lock::{Lock, MultiLock, ReadWriteLock, RedLock, RedLockOptions},
     options::{AcquireOptions, Backoff},
     owner::OwnerId,
     rlock::RLock,

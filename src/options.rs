@@ -49,9 +49,28 @@ pub struct AcquireOptions {
     pub(crate) wait: Wait,
     pub(crate) lease: Option<Duration>,
     pub(crate) owner: Option<OwnerId>,
+    /// In a box: a waiter keeps its options, and there may be many.
+    pub(crate) rare: Option<Box<RareOptions>>,
+}
+
+/// What is seldom asked for.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct RareOptions {
+    pub(crate) value: Option<String>,
+    pub(crate) renewed: Option<Duration>,
+    pub(crate) max_renewals: Option<u32>,
 }
 
 impl AcquireOptions {
+    pub(crate) fn rare(&self) -> &RareOptions {
+        static NONE: RareOptions = RareOptions { value: None, renewed: None, max_renewals: None };
+        self.rare.as_deref().unwrap_or(&NONE)
+    }
+
+    fn rare_mut(&mut self) -> &mut RareOptions {
+        self.rare.get_or_insert_default()
+    }
+
     /// Do not wait, hold until released (the watchdog renews), as the calling task.
     pub fn new() -> Self {
         Self::default()
@@ -82,6 +101,32 @@ impl AcquireOptions {
     /// of another client is refused: it can be released and extended here, not acquired as.
     pub fn owner(mut self, owner: OwnerId) -> Self {
         self.owner = Some(owner);
+        self
+    }
+
+    /// Acquires under this text, which then stands in the record just as it is. For records of other systems only
+    /// (string locks): another process that knows the text can extend and release the lock.
+    ///
+    /// Use a text once, and let nobody guess it: who uses it holds the lock. Where a request with it was never answered,
+    /// further ones are refused ([`Error::Unconfirmed`]) until that is settled, since nothing tells the two apart.
+    pub fn value(mut self, value: impl Into<String>) -> Self {
+        self.rare_mut().value = Some(value.into());
+        self
+    }
+
+    /// Holds the lock until it is released, as without a lease, but with this TTL instead of the client's
+    /// [`watchdog_timeout`](crate::LockClientBuilder::watchdog_timeout): the watchdog renews it every third of it. From
+    /// 10 ms to 10 years; a third of it must be enough for a renewal. A [`lease`](Self::lease) takes precedence.
+    pub fn renewed_every_third_of(mut self, ttl: Duration) -> Self {
+        self.rare_mut().renewed = Some(ttl);
+        self
+    }
+
+    /// The watchdog renews the lock this often at most; then it ends with its TTL, and is reported as lost. The RedLock
+    /// text asks for such a limit, so that a holder that hangs does not hold for ever. Default: no limit.
+    /// <https://redis.io/docs/latest/develop/use/patterns/distributed-locks/>
+    pub fn max_renewals(mut self, renewals: u32) -> Self {
+        self.rare_mut().max_renewals = Some(renewals);
         self
     }
 }

@@ -31,6 +31,8 @@ use crate::error::Error;
 
 /// The longest name that [`LockClient::owner`](crate::LockClient::owner) takes, in bytes.
 const MAX_NAME: usize = 128;
+/// The longest text of the user's choice, in bytes.
+const MAX_VALUE: usize = 1024;
 
 tokio::task_local! {
     static SCOPE: u64;
@@ -40,6 +42,11 @@ tokio::task_local! {
 fn fresh_number() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
+/// Owners are kept by each waiter: no byte more than needed.
+fn length(text: &str) -> u32 {
+    u32::try_from(text.len()).unwrap_or(u32::MAX)
 }
 
 fn thread_number() -> u64 {
@@ -71,7 +78,9 @@ impl ClientId {
 pub struct OwnerId {
     text: Arc<str>,
     /// Where the suffix begins that is added after an unknown outcome; the length of `text` without one.
-    base: usize,
+    base: u32,
+    /// A text of the user's choice, which never gets a suffix.
+    is_value: bool,
 }
 
 impl OwnerId {
@@ -80,7 +89,7 @@ impl OwnerId {
         text.push_str(client.as_str());
         text.push(':');
         let _ = fmt::Write::write_fmt(&mut text, task);
-        Self { base: text.len(), text: text.into() }
+        Self { base: length(&text), text: text.into(), is_value: false }
     }
 
     /// Who is calling: scope, else task, else thread.
@@ -113,18 +122,43 @@ impl OwnerId {
 
     /// The same owner under a name that no earlier request has used. Era 0 is the plain name.
     pub(crate) fn in_era(&self, era: u64) -> Self {
-        if era == 0 && self.base == self.text.len() {
+        if self.is_value || era == 0 && self.base() == &*self.text {
             return self.clone();
         }
-        if era == 0 {
-            return Self { text: self.base().into(), base: self.base };
+        let text = if era == 0 { self.base().into() } else { format!("{}.{era}", self.base()).into() };
+        Self { text, ..*self }
+    }
+
+    /// An owner of a record whose owners are texts of the users' choice (a string lock's value): to release or extend what
+    /// another process holds, with [`RLock::release`](crate::RLock::release) and [`RLock::extend`](crate::RLock::extend).
+    /// To acquire under such a text use [`AcquireOptions::value`](crate::AcquireOptions::value).
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidOwner`] if it is empty or longer than 1024 bytes.
+    pub fn from_value(value: impl AsRef<str>) -> Result<Self, Error> {
+        let value = value.as_ref();
+        if let Ok(owner) = value.parse() {
+            return Ok(owner);
         }
-        Self { text: format!("{}.{era}", self.base()).into(), base: self.base }
+        let refuse = |reason| Err(Error::InvalidOwner { owner: value.to_owned(), reason });
+        if value.is_empty() {
+            return refuse("it is empty; give it at least one character");
+        }
+        if value.len() > MAX_VALUE {
+            return refuse("it is longer than 1024 bytes; use a shorter one");
+        }
+        Ok(Self { text: value.into(), base: length(value), is_value: true })
+    }
+
+    /// A text of the user's choice, rather than a client's task.
+    pub(crate) fn is_value(&self) -> bool {
+        self.is_value
     }
 
     /// The name without the suffix that an unknown outcome adds.
     pub(crate) fn base(&self) -> &str {
-        &self.text[..self.base]
+        &self.text[..self.base as usize]
     }
 
     pub(crate) fn is_of(&self, client: &ClientId) -> bool {
@@ -161,8 +195,9 @@ impl FromStr for OwnerId {
         if client.len() != 36 || Uuid::try_parse(client).is_err() || task.is_empty() {
             return refuse("an owner reads <client uuid>:<task>");
         }
-        let base = text.len() - task.split_once('.').map_or(0, |(_, suffix)| suffix.len() + 1);
-        Ok(Self { text: text.into(), base })
+        let (base, _) = task.split_once('.').unwrap_or((task, ""));
+        let base = length(client) + 1 + length(base);
+        Ok(Self { text: text.into(), base, is_value: false })
     }
 }
 

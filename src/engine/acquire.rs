@@ -11,7 +11,7 @@ use tokio::sync::OwnedSemaphorePermit;
 
 use super::{
     Core, Kind, Request, UnderWay, Wake,
-    holds::{Agreement, Hold, Ticket},
+    holds::{Agreement, Hold, Ticket, Watch},
     hub::{Place, Woken},
 };
 use crate::{
@@ -41,8 +41,9 @@ pub(crate) struct Acquire<'a> {
     kind: &'a Arc<dyn Kind>,
     owner: OwnerId,
     lease: Duration,
-    /// Whether the watchdog renews.
+    /// Whether the watchdog renews, and how often at most.
     watched: bool,
+    renewals: Option<u32>,
     waits: bool,
     started: Instant,
     /// When the wait is over; `None`: never.
@@ -66,18 +67,20 @@ enum Attempt<'a> {
 impl<'a> Acquire<'a> {
     pub(crate) fn new(core: &'a Core, kind: &'a Arc<dyn Kind>, options: AcquireOptions) -> Result<Self> {
         let started = Instant::now();
+        let lease = match options.lease.or(options.rare().renewed) {
+            Some(lease) => checked_lease(kind.name(), lease)?,
+            None => core.config.watchdog_timeout,
+        };
         Ok(Self {
             core,
             kind,
-            lease: match options.lease {
-                Some(lease) => checked_lease(kind.name(), lease)?,
-                None => core.config.watchdog_timeout,
-            },
+            lease,
             watched: options.lease.is_none(),
+            renewals: options.rare().max_renewals,
             waits: options.wait != Wait::No,
             started,
             limit: options.wait.until(started),
-            owner: core.resolve(options.owner)?,
+            owner: core.resolve(kind, &options)?,
         })
     }
 
@@ -226,8 +229,11 @@ impl Acquire<'_> {
             Request { owner: &plan.owner, lease_ms: millis(self.lease), holds: plan.holds, waits: self.waits };
         match core.store.acquire(kind.acquire(request)).await {
             Ok(Acquired::Yes { token }) => {
-                let watchdog = self.watched.then_some(core.config.watchdog_timeout);
-                let entered = hold.enter(&plan, sent, self.lease, watchdog, token);
+                let watch = self.watched.then_some(Watch { ttl: self.lease, renewals: self.renewals });
+                let entered = hold.enter(&plan, sent, self.lease, watch, token);
+                if self.watched && self.lease < core.config.watchdog_timeout {
+                    core.sooner.notify_one();
+                }
                 // looked at after the hold is entered: a shutdown that this look misses will end it
                 if let Err(closed) = core.check_open() {
                     hold.lose(LossReason::ShutDown);

@@ -15,7 +15,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use dashmap::DashMap;
+use dashmap::{DashMap, DashSet};
 use tokio::sync::Notify;
 
 use super::{Core, Kind, Sibling};
@@ -32,6 +32,8 @@ pub(crate) struct Holds {
     by_lock_and_owner: DashMap<HoldKey, Arc<Hold>>,
     /// Counts the names that may still be used by a late execution: see [`OwnerId::in_era`].
     era: AtomicU64,
+    /// Locks, and values for which there is no other name, of which the same is true.
+    values_in_doubt: DashSet<(Arc<str>, OwnerId)>,
 }
 
 #[derive(Clone, Debug)]
@@ -84,8 +86,9 @@ struct State {
     token: Option<u64>,
     /// The number of holds taken and not given back: what we want the server to record.
     count: u32,
-    /// How many of them the watchdog renews.
+    /// How many of them the watchdog renews, and how.
     watched: u32,
+    watch: Watch,
     server: ServerSide,
     /// Ends (and counts up) when the count returns to zero. A guard belongs to one generation.
     generation: u64,
@@ -132,6 +135,15 @@ pub(crate) struct Ticket {
     pub(crate) token: Option<u64>,
 }
 
+/// How the watchdog renews a hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Watch {
+    /// What each renewal sets the TTL to; it is due after a third.
+    pub(crate) ttl: Duration,
+    /// How many are left; `None`: no limit.
+    pub(crate) renewals: Option<u32>,
+}
+
 /// What came of [`Hold::agree`].
 pub(crate) enum Agreement {
     /// The server records what we want. `held`: it had recorded this owner, or may have.
@@ -168,6 +180,7 @@ impl Holds {
                     token: None,
                     count: 0,
                     watched: 0,
+                    watch: Watch { ttl: Duration::MAX, renewals: None },
                     server: ServerSide::Holds(0),
                     generation: 0,
                     last_end: None,
@@ -234,6 +247,11 @@ impl Holds {
     /// No name used so far is used for a new hold: somebody else may still send requests under one.
     pub(crate) fn retire_names(&self) {
         self.era.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// The server has settled what was in doubt.
+    pub(crate) fn doubt_is_over(&self, ghost: &Ghost) {
+        self.values_in_doubt.remove(&(Arc::clone(ghost.kind.name()), ghost.owner.clone()));
     }
 
     fn era(&self) -> u64 {
@@ -340,6 +358,12 @@ impl Hold {
                 holds: state.count,
             });
         }
+        if state.owner.is_value() && holds.values_in_doubt.contains(&(Arc::clone(&self.key.lock), state.owner.clone()))
+        {
+            let source =
+                super::silent("an earlier request with this value was never answered; wait, or use another value");
+            return Err(Error::Unconfirmed { lock: self.key.lock.to_string(), source });
+        }
         let era = holds.era();
         match sibling {
             _ if state.count > 0 => {}
@@ -415,7 +439,7 @@ impl Hold {
         plan: &Plan,
         sent: Instant,
         lease: Duration,
-        watchdog: Option<Duration>,
+        watch: Option<Watch>,
         token: Option<u64>,
     ) -> Option<Ticket> {
         let mut state = self.state();
@@ -435,11 +459,13 @@ impl Hold {
             state.token = token;
         }
         state.count += 1;
-        if let Some(watchdog) = watchdog {
+        if let Some(watch) = watch {
+            // of nested holds the last one decides how
             state.watched += 1;
-            state.renew_at = sent + watchdog / 3;
+            state.watch = watch;
+            state.renew_at = sent + watch.ttl / 3;
         }
-        Some(Ticket { generation: state.generation, watched: watchdog.is_some(), token: state.token })
+        Some(Ticket { generation: state.generation, watched: watch.is_some(), token: state.token })
     }
 
     // --- holding ---
@@ -472,16 +498,16 @@ impl Hold {
     }
 
     /// When the watchdog must look at this hold again, and whether it is to be renewed now.
-    pub(crate) fn due(&self, now: Instant, slack: Duration) -> Due {
+    pub(crate) fn due(&self, now: Instant) -> Due {
         let state = self.state();
         if state.count == 0 {
             Due::Never
         } else if state.deadline <= now {
             Due::Expired
-        } else if state.watched == 0 {
+        } else if state.watched == 0 || state.watch.renewals == Some(0) {
             Due::At(state.deadline)
-        } else if state.renew_at <= now + slack {
-            Due::Renew { owner: state.owner.clone(), generation: state.generation }
+        } else if state.renew_at <= now + slack(state.watch.ttl) {
+            Due::Renew { owner: state.owner.clone(), generation: state.generation, ttl: state.watch.ttl }
         } else {
             Due::At(state.renew_at.min(state.deadline))
         }
@@ -503,6 +529,9 @@ impl Hold {
             return;
         }
         state.renew_at = next.unwrap_or(state.renew_at);
+        if answer == Renewed::Yes && next.is_some() {
+            state.watch.renewals = state.watch.renewals.map(|left| left.saturating_sub(1));
+        }
         match answer {
             Renewed::Yes => state.deadline = state.deadline.max(sent + validity(lease)),
             Renewed::Unknown => {}
@@ -683,6 +712,9 @@ impl Hold {
             state.server = ServerSide::Holds(0);
             state.owner.clone()
         };
+        if owner.is_value() {
+            core.holds.values_in_doubt.insert((Arc::clone(&self.key.lock), owner.clone()));
+        }
         if let Some((_, sibling)) = core.holds.held_sibling(&self.kind, &self.key.owner) {
             let mut state = sibling.state();
             state.sibling_in_doubt |= state.owner == owner;
@@ -701,11 +733,16 @@ pub(crate) enum Leftover {
     Nothing,
 }
 
+/// What is due within this time goes along now: fewer, fuller batches.
+fn slack(ttl: Duration) -> Duration {
+    ttl / 30
+}
+
 /// What the watchdog should do with a hold.
 pub(crate) enum Due {
     Never,
     At(Instant),
-    Renew { owner: OwnerId, generation: u64 },
+    Renew { owner: OwnerId, generation: u64, ttl: Duration },
     Expired,
 }
 
@@ -745,7 +782,7 @@ mod tests {
         let plan = hold.plan(&kind, &holds, u32::MAX).unwrap().unwrap();
         let stale = hold.enter(&plan, over, Duration::from_millis(60), None, None);
         std::thread::sleep(Duration::from_millis(20));
-        assert!(matches!(hold.due(Instant::now(), Duration::ZERO), Due::Expired | Due::Never));
+        assert!(matches!(hold.due(Instant::now()), Due::Expired | Due::Never));
         if let Some(stale) = stale {
             assert!(hold.leave(Some(stale)).is_err());
         }

@@ -100,7 +100,8 @@ pub(crate) async fn run(core: Arc<Core>, mut list: mpsc::UnboundedReceiver<Job>)
                 // ghosts wait most of the time
                 Job::Bust(ghost) => {
                     drop(slot);
-                    bust(&core, ghost).await;
+                    bust(&core, &ghost).await;
+                    core.holds.doubt_is_over(&ghost);
                 }
             }
             drop(done);
@@ -158,7 +159,7 @@ async fn settle(core: &Core, hold: Arc<Hold>) {
 ///
 /// An answer over the connection that carried the request proves it. Otherwise the request may lie in an old socket:
 /// release now, and once more after the command timeout. What comes later still dies by its lease.
-async fn bust(core: &Core, ghost: Ghost) {
+async fn bust(core: &Core, ghost: &Ghost) {
     let lock = ghost.kind.name();
     let link = core.store.link(lock);
     let give_up = Instant::now() + 2 * core.config.watchdog_timeout + core.config.command_timeout();

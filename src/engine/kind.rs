@@ -52,6 +52,11 @@ pub(crate) trait Kind: Send + Sync + fmt::Debug + 'static {
         true
     }
 
+    /// Whether an owner may be any text: see [`AcquireOptions::value`](crate::AcquireOptions::value).
+    fn takes_values(&self) -> bool {
+        false
+    }
+
     /// Whether waiting leaves something on the server, which a release with a count of zero takes back.
     fn queues(&self) -> bool {
         false

@@ -21,7 +21,7 @@ use std::{
 
 use tokio::{
     runtime::{Builder, Handle},
-    sync::{MutexGuard, oneshot},
+    sync::{MutexGuard, Notify, oneshot},
     time::Sleep,
 };
 use uuid::Uuid;
@@ -36,7 +36,7 @@ pub(crate) use self::{
 };
 use crate::{
     error::{Error, LossReason, Result, StoreError, StoreErrorKind},
-    options::{Config, checked_lease},
+    options::{AcquireOptions, Config, checked_lease},
     owner::{ClientId, OwnerId},
     store::{Call, Endpoint, Forced, Guarded, Inspected, Renewed, Store},
 };
@@ -49,6 +49,8 @@ pub(crate) struct Core {
     pub(crate) holds: Holds,
     hub: Hub,
     pub(crate) janitor: Janitor,
+    /// Tells the watchdog of a hold that it must look at before its next pass.
+    sooner: Notify,
     runtime: Handle,
     closed: AtomicBool,
 }
@@ -121,6 +123,7 @@ async fn start(endpoint: Endpoint, config: Config, runtime: Handle, driver: Opti
         holds: Holds::default(),
         hub,
         janitor,
+        sooner: Notify::new(),
         runtime: runtime.clone(),
         closed: AtomicBool::new(false),
     });
@@ -163,10 +166,20 @@ impl Core {
     }
 
     /// Who acquires: the one door at which identity is resolved.
-    fn resolve(&self, owner: Option<OwnerId>) -> Result<OwnerId> {
-        match owner {
+    fn resolve(&self, kind: &Arc<dyn Kind>, options: &AcquireOptions) -> Result<OwnerId> {
+        if let Some(value) = &options.rare().value {
+            let refuse = |reason| Err(Error::InvalidOwner { owner: value.clone(), reason });
+            if !kind.takes_values() {
+                return refuse("this kind of lock records tasks; acquire as an owner, or use a string lock");
+            }
+            return match OwnerId::from_value(value)? {
+                owner if owner.is_value() => Ok(owner),
+                _ => refuse("it reads as a client's task; use another text"),
+            };
+        }
+        match &options.owner {
             None => Ok(OwnerId::current(&self.client)),
-            Some(owner) if owner.is_of(&self.client) => Ok(owner),
+            Some(owner) if owner.is_of(&self.client) => Ok(owner.clone()),
             Some(owner) => Err(Error::InvalidOwner {
                 owner: owner.to_string(),
                 reason: "it belongs to another client, which alone knows its hold count; \

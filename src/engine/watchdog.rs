@@ -24,39 +24,45 @@ use crate::{
 
 /// Locks in one script call: the server is blocked for a millisecond or so.
 const BATCH: usize = 500;
+/// However soon a renewal is due again: no spinning.
+const SHORTEST_PAUSE: Duration = Duration::from_millis(2);
 
 struct Renewal {
     hold: Arc<Hold>,
     owner: OwnerId,
     generation: u64,
+    ttl: Duration,
 }
 
 /// Runs until the client ends.
 pub(crate) async fn run(core: Arc<Core>) {
     let period = core.config.watchdog_timeout / 3;
-    // what is due within this time goes along now: fewer, fuller batches
-    let slack = period / 10;
     loop {
         // a hold taken while the pass lasts is due a period after the pass began
         let latest = Instant::now() + period;
-        let next = pass(&core, slack).await.unwrap_or(latest).min(latest);
-        sleep(next.saturating_duration_since(Instant::now()).max(slack)).await;
+        let next = pass(&core).await.unwrap_or(latest).min(latest);
+        let pause = next.saturating_duration_since(Instant::now()).max(SHORTEST_PAUSE);
+        tokio::select! {
+            () = sleep(pause) => {}
+            // a hold with a shorter TTL was taken
+            () = core.sooner.notified() => {}
+        }
     }
 }
 
 /// Renews what is due; returns when the next hold will be.
-async fn pass(core: &Arc<Core>, slack: Duration) -> Option<Instant> {
+async fn pass(core: &Arc<Core>) -> Option<Instant> {
     let now = Instant::now();
     let (mut next, mut expired) = (None::<Instant>, Vec::new());
-    let mut renewals: HashMap<&'static str, (&'static Script, Vec<Renewal>)> = HashMap::new();
-    core.holds.for_each(|hold| match hold.due(now, slack) {
+    let mut renewals: HashMap<(&'static str, Duration), (&'static Script, Vec<Renewal>)> = HashMap::new();
+    core.holds.for_each(|hold| match hold.due(now) {
         Due::Never => {}
         Due::At(at) => next = Some(next.map_or(at, |next| next.min(at))),
         Due::Expired => expired.push(Arc::clone(hold)),
-        Due::Renew { owner, generation } => {
+        Due::Renew { owner, generation, ttl } => {
             let script = hold.kind().renew();
-            let renewal = Renewal { hold: Arc::clone(hold), owner, generation };
-            renewals.entry(script.name).or_insert_with(|| (script, Vec::new())).1.push(renewal);
+            let renewal = Renewal { hold: Arc::clone(hold), owner, generation, ttl };
+            renewals.entry((script.name, ttl)).or_insert_with(|| (script, Vec::new())).1.push(renewal);
         }
     });
     for hold in expired {
@@ -76,7 +82,8 @@ async fn pass(core: &Arc<Core>, slack: Duration) -> Option<Instant> {
 /// Renews one batch; returns when it is due again. A refusal that concerns one lock must not cost the others their
 /// renewal, so a refused batch is halved.
 async fn renew(core: &Arc<Core>, script: &'static Script, batch: &[Renewal]) -> Instant {
-    let lease = core.config.watchdog_timeout;
+    // a batch has one TTL
+    let lease = batch[0].ttl;
     let (sent, answers) = send(core, script, batch).await;
     let again = sent + lease / 3;
     let retry = Instant::now() + lease / 30;
@@ -111,7 +118,7 @@ async fn renew(core: &Arc<Core>, script: &'static Script, batch: &[Renewal]) -> 
 async fn send(core: &Core, script: &'static Script, batch: &[Renewal]) -> (Instant, Result<Vec<Renewed>, StoreError>) {
     let keys = batch.iter().map(|renewal| Arc::clone(renewal.hold.lock_name())).collect();
     let mut args: Vec<Arg> = Vec::with_capacity(batch.len() + 1);
-    args.push(millis(core.config.watchdog_timeout).into());
+    args.push(millis(batch[0].ttl).into());
     args.extend(batch.iter().map(|renewal| Arg::from(&renewal.owner)));
     let sent = Instant::now();
     (sent, core.store.renew(Call::new(script, keys, args)).await)

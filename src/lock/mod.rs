@@ -5,8 +5,10 @@ mod fenced;
 mod multi;
 mod non_reentrant;
 mod read_write;
+mod red;
 mod reentrant;
 mod spin;
+mod string;
 
 use std::{sync::Arc, time::Duration};
 
@@ -19,8 +21,13 @@ pub(crate) use self::{
     read_write::{Read, Write},
     reentrant::Reentrant,
     spin::Spin,
+    string::StringRecord,
 };
-pub use self::{multi::MultiLock, read_write::ReadWriteLock};
+pub use self::{
+    multi::MultiLock,
+    read_write::ReadWriteLock,
+    red::{RedLock, RedLockOptions},
+};
 use crate::{
     engine::{Anchor, Kind, acquire::Acquire},
     error::Result,

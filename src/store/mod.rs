@@ -65,6 +65,7 @@ impl Endpoint {
 pub(crate) struct Store {
     scripts: Arc<Link>,
     subscriptions: Arc<Link>,
+    address: String,
 }
 
 impl Store {
@@ -77,7 +78,7 @@ impl Store {
         let both = async {
             let scripts = Link::connect(&endpoint.0, config, own.clone(), driver).await?;
             let subscriptions = Link::connect(&endpoint.0, config, own.clone(), own.clone()).await?;
-            Ok(Self { scripts, subscriptions })
+            Ok(Self { scripts, subscriptions, address: link::address(&endpoint.0) })
         };
         match tokio::time::timeout(config.connect_timeout, both).await {
             Ok(store) => store.map_err(unreachable),
@@ -92,6 +93,11 @@ impl Store {
     /// The link that carries everything about this key. There is one on a standalone server.
     pub(crate) fn link(&self, _key: &str) -> &Arc<Link> {
         &self.scripts
+    }
+
+    /// Where the server is. Never the password.
+    pub(crate) fn address(&self) -> &str {
+        &self.address
     }
 
     /// The link that carries subscriptions.

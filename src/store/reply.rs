@@ -145,7 +145,7 @@ pub(crate) fn inspected(value: &Value) -> Result<Inspected, StoreError> {
             let [millis, holders @ ..] = parts.as_slice() else { return Err(nonsense(value)) };
             let (pairs, []) = holders.as_chunks::<2>() else { return Err(nonsense(value)) };
             let holder = |[owner, holds]: &[Value; 2]| {
-                Some((owner.as_str()?.parse().ok()?, u32::try_from(holds.as_u64()?).ok()?))
+                Some((OwnerId::from_value(&*owner.as_str()?).ok()?, u32::try_from(holds.as_u64()?).ok()?))
             };
             match (millis.as_i64(), pairs.iter().map(holder).collect::<Option<Vec<_>>>()) {
                 (Some(millis), Some(holders)) if !holders.is_empty() => {

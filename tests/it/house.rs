@@ -60,12 +60,13 @@ impl Source {
 // --- floors ---
 
 /// The floor of a module; the longest name that fits counts.
-const FLOORS: [(&str, u8); 12] = [
+const FLOORS: [(&str, u8); 13] = [
     ("", 5),
     ("client", 5),
     ("lock", 4),
     ("rlock", 3),
     ("guard", 3),
+    ("quorum", 3),
     ("engine/acquire", 3),
     ("engine", 2),
     ("store", 1),

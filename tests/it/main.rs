@@ -33,10 +33,12 @@ mod non_reentrant;
 mod outage;
 mod pubsub;
 mod read_write;
+mod red;
 mod reentrant;
 mod resend;
 mod residue;
 mod spin;
+mod string;
 mod support;
 #[cfg(feature = "rustls")]
 mod tls;

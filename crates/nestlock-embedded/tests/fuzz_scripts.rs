@@ -92,7 +92,7 @@ impl<'a> Round<'a> {
     /// The same for keys.
     fn key(script: &Script, word: &Word, lock: &str) -> Vec<u8> {
         match (&*word.name, &*word.kind) {
-            ("lock", "hash") => lock.into(),
+            ("lock", "hash" | "string") => lock.into(),
             ("queue", "list") => derived("redisson_lock_queue", lock),
             ("timeouts", "zset") => derived("redisson_lock_timeout", lock),
             ("intent", "string") => derived("nestlock_rwlock_intent", lock),

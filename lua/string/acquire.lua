@@ -1,0 +1,23 @@
+-- string/acquire: make this owner hold the lock. Safe to send twice.
+--
+-- KEYS[1]  lock     string   the owner; its TTL is the lease
+-- ARGV[1]  owner    string   "<client>:<task>", or a value of the user's choice
+-- ARGV[2]  lease    integer  milliseconds, at least 1
+-- Returns  nil      acquired: the TTL is at least `lease`
+--          >= 0     busy: milliseconds until the other owner's lease ends
+--          -1       busy, and the record has no TTL
+local lock, owner, lease = KEYS[1], ARGV[1], ARGV[2]
+
+if not string.find(lease, '^[1-9]%d*$') then
+    return redis.error_reply('ERR nestlock: lease must be an integer of at least 1')
+end
+
+local holder = redis.call('get', lock)
+if not holder then
+    redis.call('set', lock, owner, 'PX', lease)
+    return nil
+end
+local ttl = redis.call('pttl', lock)
+if holder ~= owner then return ttl end
+if ttl < tonumber(lease) then redis.call('pexpire', lock, lease) end
+return nil

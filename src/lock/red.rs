@@ -1,0 +1,404 @@
+//! The RedLock: one lock over several independent servers, held while most of them say so. No Redis here.
+//!
+//! <https://redis.io/docs/latest/develop/use/patterns/distributed-locks/>
+
+use std::{
+    fmt,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use async_trait::async_trait;
+use uuid::Uuid;
+
+use crate::{
+    engine::{Anchor, random_fraction},
+    error::{Error, NodeSaid, Result},
+    guard::LockGuard,
+    options::{AcquireOptions, Wait, checked_lease},
+    owner::OwnerId,
+    quorum::{Nodes, Quorum, may_pass},
+    rlock::RLock,
+};
+
+/// How a [`RedLock`] asks its servers. The defaults are redsync's.
+#[derive(Clone)]
+#[must_use]
+pub struct RedLockOptions {
+    expiry: Duration,
+    tries: u32,
+    retry_delay: RetryDelay,
+    drift_factor: f64,
+    timeout_factor: f64,
+    value: Value,
+    fail_fast: bool,
+    shuffle: bool,
+    recreate_on_extend: bool,
+    max_renewals: Option<u32>,
+}
+
+#[derive(Clone)]
+enum RetryDelay {
+    Uniform(Duration, Duration),
+    OfTry(Arc<dyn Fn(u32) -> Duration + Send + Sync>),
+}
+
+#[derive(Clone)]
+enum Value {
+    Random,
+    Fixed(String),
+    Made(Arc<dyn Fn() -> String + Send + Sync>),
+}
+
+impl Default for RedLockOptions {
+    fn default() -> Self {
+        Self {
+            expiry: Duration::from_secs(8),
+            tries: 32,
+            retry_delay: RetryDelay::Uniform(Duration::from_millis(50), Duration::from_millis(250)),
+            drift_factor: 0.01,
+            timeout_factor: 0.05,
+            value: Value::Random,
+            fail_fast: false,
+            shuffle: false,
+            recreate_on_extend: false,
+            max_renewals: None,
+        }
+    }
+}
+
+impl fmt::Debug for RedLockOptions {
+    /// Without the value: who knows it can release the lock.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RedLockOptions")
+            .field("expiry", &self.expiry)
+            .field("tries", &self.tries)
+            .field("drift_factor", &self.drift_factor)
+            .field("timeout_factor", &self.timeout_factor)
+            .field("fail_fast", &self.fail_fast)
+            .field("shuffle", &self.shuffle)
+            .field("recreate_on_extend", &self.recreate_on_extend)
+            .field("max_renewals", &self.max_renewals)
+            .finish_non_exhaustive()
+    }
+}
+
+impl RedLockOptions {
+    /// redsync's defaults.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The TTL of the records. Default 8 s; 10 ms to 10 years. Renewed every third of it until the guard is released,
+    /// unless an acquire has a [`lease`](AcquireOptions::lease), which then takes its place.
+    pub fn expiry(mut self, expiry: Duration) -> Self {
+        self.expiry = expiry;
+        self
+    }
+
+    /// How many rounds one acquire makes at most, where its options allow it to wait. Default 32, at least 1.
+    /// RedLock-Hyperf: 2; node-redlock: 10 retries, which are 11 rounds.
+    pub fn tries(mut self, tries: u32) -> Self {
+        self.tries = tries;
+        self
+    }
+
+    /// The pause before each further round: random, between the two. Default 50 to 250 ms. RedLock-Hyperf: 100 to 200 ms;
+    /// node-redlock: 100 to 300 ms.
+    pub fn retry_delay(mut self, least: Duration, most: Duration) -> Self {
+        self.retry_delay = RetryDelay::Uniform(least, most);
+        self
+    }
+
+    /// The pause before each further round, by the number of rounds made.
+    pub fn retry_delay_of(mut self, delay: impl Fn(u32) -> Duration + Send + Sync + 'static) -> Self {
+        self.retry_delay = RetryDelay::OfTry(Arc::new(delay));
+        self
+    }
+
+    /// The part of the TTL that is not relied on, since clocks may run at different speeds; 2 ms come on top. Default
+    /// 0.01; 0 to 0.5. Less than 0.01 counts as 0.01.
+    pub fn drift_factor(mut self, factor: f64) -> Self {
+        self.drift_factor = factor;
+        self
+    }
+
+    /// How long a round waits for servers, as a part of the TTL. Default 0.05, which is 400 ms of 8 s; above 0, at most 1.
+    /// Acquiring, extending and releasing take no longer, however many servers are silent.
+    pub fn timeout_factor(mut self, factor: f64) -> Self {
+        self.timeout_factor = factor;
+        self
+    }
+
+    /// The value that records hold, instead of a random one for each round: another process that knows it can extend and
+    /// release the lock. String records only. See [`AcquireOptions::value`].
+    pub fn value(mut self, value: impl Into<String>) -> Self {
+        self.value = Value::Fixed(value.into());
+        self
+    }
+
+    /// Makes the value for each round. Make it unique, and hard to guess.
+    pub fn value_generator(mut self, make: impl Fn() -> String + Send + Sync + 'static) -> Self {
+        self.value = Value::Made(Arc::new(make));
+        self
+    }
+
+    /// Ends a round as soon as its outcome is certain. Servers that did not answer by then are given up, and are not
+    /// part of the lock: it bears fewer failures. Default off.
+    pub fn fail_fast(mut self, on: bool) -> Self {
+        self.fail_fast = on;
+        self
+    }
+
+    /// Asks the servers in random order. They are asked at once in any case. Default off.
+    pub fn shuffle(mut self, on: bool) -> Self {
+        self.shuffle = on;
+        self
+    }
+
+    /// [`LockGuard::extend`] also takes the lock on servers where it is free: one that was restarted without its data is
+    /// part of it again. Only while most servers hold the lock: one that was lost is reported as lost, not made anew.
+    /// Default off.
+    pub fn recreate_on_extend(mut self, on: bool) -> Self {
+        self.recreate_on_extend = on;
+        self
+    }
+
+    /// How often the lock is renewed at most; see [`AcquireOptions::max_renewals`]. Default: no limit.
+    pub fn max_renewals(mut self, renewals: u32) -> Self {
+        self.max_renewals = Some(renewals);
+        self
+    }
+
+    fn validate(mut self, name: &str) -> Result<Self> {
+        let refuse = |reason: String| Err(Error::InvalidConfig { reason });
+        self.expiry = checked_lease(name, self.expiry)?;
+        if self.tries == 0 {
+            return refuse("a RedLock needs at least one try".into());
+        }
+        if !(0.0..=0.5).contains(&self.drift_factor) {
+            return refuse(format!("the drift factor is {}; use 0 to 0.5", self.drift_factor));
+        }
+        if !(self.timeout_factor > 0.0 && self.timeout_factor <= 1.0) {
+            return refuse(format!("the timeout factor is {}; use a number above 0, at most 1", self.timeout_factor));
+        }
+        match &self.retry_delay {
+            RetryDelay::Uniform(least, most) if least > most => {
+                return refuse(format!("the retry delay is {least:?} to {most:?}; the first must be the smaller one"));
+            }
+            _ => Ok(self),
+        }
+    }
+
+    /// The pause after this many rounds.
+    fn pause(&self, tries: u32) -> Duration {
+        match &self.retry_delay {
+            RetryDelay::Uniform(least, most) => *least + (*most - *least).mul_f64(random_fraction()),
+            RetryDelay::OfTry(delay) => delay(tries),
+        }
+    }
+}
+
+/// One lock over several independent servers: held while most of them record it, so that some may fail.
+///
+/// Servers are asked at once, and waited for no longer than a part of the TTL; a minority that is dead or hangs costs
+/// nothing beyond that. Each member renews its own record; the lock is lost when most members are.
+///
+/// # What it can not promise
+///
+/// It is no stronger than its clocks: a server whose clock jumps, or that forgets a record (restarted without
+/// persistence, sooner than the TTL), can let a second holder in. Let such a server stay down for a TTL. Against a
+/// paused holder nothing here helps; only a fencing token does, which independent servers can not count.
+#[derive(Debug, Clone)]
+pub struct RedLock {
+    nodes: Arc<Nodes>,
+    options: Arc<RedLockOptions>,
+    /// The members are string records: each round has a value of its own.
+    valued: bool,
+}
+
+impl RedLock {
+    pub(crate) fn new(
+        anchor: Option<&Arc<Anchor>>,
+        name: Arc<str>,
+        (locks, labels): (Vec<Arc<dyn RLock>>, Vec<Arc<str>>),
+        options: RedLockOptions,
+        valued: bool,
+    ) -> Result<Self> {
+        let (Some(anchor), false) = (anchor, locks.is_empty()) else {
+            return Err(Error::InvalidConfig { reason: "a RedLock needs at least one server".into() });
+        };
+        if !valued && !matches!(options.value, Value::Random) {
+            let reason = "only a RedLock over servers has a value; leave it out".into();
+            return Err(Error::InvalidConfig { reason });
+        }
+        let options = Arc::new(options.validate(&name)?);
+        Ok(Self { nodes: Arc::new(Nodes { anchor: Arc::clone(anchor), name, locks, labels }), options, valued })
+    }
+
+    /// The members, in the order in which they were given.
+    #[must_use]
+    pub fn members(&self) -> &[Arc<dyn RLock>] {
+        &self.nodes.locks
+    }
+
+    /// How long a round waits for servers.
+    fn limit(&self, ttl: Duration) -> Duration {
+        ttl.mul_f64(self.options.timeout_factor)
+    }
+
+    /// What each member is asked for in one round.
+    fn of_round(&self, options: &AcquireOptions) -> AcquireOptions {
+        let mut asked = AcquireOptions { wait: Wait::No, ..options.clone() };
+        if asked.lease.is_none() {
+            asked = asked.renewed_every_third_of(options.rare().renewed.unwrap_or(self.options.expiry));
+        }
+        if let (None, Some(renewals)) = (options.rare().max_renewals, self.options.max_renewals) {
+            asked = asked.max_renewals(renewals);
+        }
+        if !self.valued || options.rare().value.is_some() || options.owner.is_some() {
+            return asked;
+        }
+        asked.value(match &self.options.value {
+            Value::Random => Uuid::new_v4().simple().to_string(),
+            Value::Fixed(value) => value.clone(),
+            Value::Made(make) => make(),
+        })
+    }
+
+    /// Asks all members once.
+    async fn round(&self, options: &AcquireOptions) -> Result<Round> {
+        let (nodes, needed) = (&self.nodes, self.nodes.needed());
+        let asked = self.of_round(options);
+        let ttl = asked.lease.or(asked.rare().renewed).unwrap_or(self.options.expiry);
+        let limit = self.limit(ttl);
+        let mut order: Vec<usize> = (0..nodes.locks.len()).collect();
+        if self.options.shuffle {
+            order.sort_by_cached_key(|_| Uuid::new_v4());
+        }
+        let calls = order.into_iter().map(|at| (at, nodes.locks[at].acquire(asked.clone())));
+        let answers = nodes.ask(calls, limit, |answers| {
+            let agreed = answers.iter().filter(|(_, answer)| matches!(answer, Ok(Some(_)))).count();
+            self.options.fail_fast && (agreed >= needed || answers.len() - agreed > nodes.spare())
+        });
+
+        let (mut guards, mut said, mut busy, mut hopeless) = (Vec::new(), Vec::new(), 0, 0);
+        for (at, answer) in answers.await {
+            busy += usize::from(matches!(answer, Ok(None)));
+            hopeless += usize::from(matches!(&answer, Err(error) if !may_pass(error)));
+            said.push((
+                at,
+                answer.map(|guard| match guard {
+                    None => NodeSaid::Busy,
+                    Some(guard) => {
+                        guards.push((at, guard));
+                        NodeSaid::Agreed
+                    }
+                }),
+            ));
+        }
+        let agreed = guards.len();
+        if agreed > 0 {
+            let margin = ttl.mul_f64((self.options.drift_factor - 0.01).max(0.0));
+            let rejoin = self.options.recreate_on_extend.then_some(asked);
+            let quorum = Quorum::new(nodes, guards, limit, margin, rejoin);
+            if agreed >= needed && quorum.remaining().is_ok() {
+                return Ok(Round::Entered(LockGuard::of_most(quorum)));
+            }
+            // what fails here is settled by the member's client, or ends with its lease
+            let _ = quorum.unlock().await;
+        }
+        // with those that failed, would it have been a quorum?
+        let failed = nodes.locks.len() - agreed - busy;
+        if failed == 0 || agreed + failed < needed {
+            return Ok(Round::Busy);
+        }
+        let error = nodes.no_quorum(said, |said| said);
+        if hopeless > nodes.spare() { Err(error) } else { Ok(Round::Failed(error)) }
+    }
+}
+
+enum Round {
+    Entered(LockGuard),
+    Busy,
+    /// Too few answered. Nothing is held.
+    Failed(Error),
+}
+
+#[async_trait]
+impl RLock for RedLock {
+    fn name(&self) -> &str {
+        &self.nodes.name
+    }
+
+    /// As [`RLock::acquire`] says, by rounds: `None` also when [`RedLockOptions::tries`] rounds found it busy.
+    /// [`Error::NoQuorum`] if too few servers answered in the last one.
+    async fn acquire(&self, options: AcquireOptions) -> Result<Option<LockGuard>> {
+        let limit = options.wait.until(Instant::now());
+        let tries = if options.wait == Wait::No { 1 } else { self.options.tries };
+        let mut made = 0;
+        loop {
+            let outcome = self.round(&options).await?;
+            made += 1;
+            let failure = match outcome {
+                Round::Entered(guard) => return Ok(Some(guard)),
+                Round::Busy => None,
+                Round::Failed(error) => Some(error),
+            };
+            let next = Instant::now() + self.options.pause(made);
+            if made >= tries || limit.is_some_and(|limit| limit <= Instant::now()) {
+                return failure.map_or(Ok(None), Err);
+            }
+            self.nodes.anchor.sleep_until(limit.map_or(next, |limit| limit.min(next))).await;
+        }
+    }
+
+    async fn release(&self, owner: &OwnerId) -> Result<()> {
+        self.nodes.ask_all(self.limit(self.options.expiry), |lock| lock.release(owner)).await.map(drop)
+    }
+
+    /// `false`: too few servers have the lock as this owner's.
+    async fn extend(&self, owner: &OwnerId, lease: Duration) -> Result<bool> {
+        let answers = self.nodes.ask_all(self.limit(self.options.expiry), |lock| lock.extend(owner, lease)).await?;
+        Ok(answers.into_iter().filter(|extended| *extended).count() >= self.nodes.needed())
+    }
+
+    async fn force_unlock(&self) -> Result<bool> {
+        let answers = self.nodes.ask_all(self.limit(self.options.expiry), |lock| lock.force_unlock()).await?;
+        Ok(answers.into_iter().any(|freed| freed))
+    }
+
+    /// Whether so many servers have a holder that nobody can acquire it.
+    async fn is_locked(&self) -> Result<bool> {
+        let answers = self.nodes.ask_all(self.limit(self.options.expiry), |lock| lock.is_locked()).await?;
+        Ok(answers.into_iter().filter(|locked| !locked).count() < self.nodes.needed())
+    }
+
+    /// How often `owner` holds most members.
+    async fn hold_count(&self, owner: &OwnerId) -> Result<u32> {
+        let counts = self.nodes.ask_all(self.limit(self.options.expiry), |lock| lock.hold_count(owner)).await?;
+        Ok(self.of_most(counts))
+    }
+
+    /// Who holds most members; members of several clients know him by several names, whose task is the same.
+    async fn holder(&self) -> Result<Option<OwnerId>> {
+        let holders = self.nodes.ask_all(self.limit(self.options.expiry), |lock| lock.holder()).await?;
+        let holders: Vec<_> = holders.into_iter().flatten().collect();
+        let times = |owner: &OwnerId| holders.iter().filter(|other| other.base() == owner.base()).count();
+        Ok(holders.iter().find(|owner| times(owner) >= self.nodes.needed()).cloned())
+    }
+
+    /// For how long most members are held; `None` if they are not, or have no TTL.
+    async fn remaining_lease(&self) -> Result<Option<Duration>> {
+        let leases = self.nodes.ask_all(self.limit(self.options.expiry), |lock| lock.remaining_lease()).await?;
+        Ok(Some(self.of_most(leases.into_iter().flatten().collect())).filter(|lease| !lease.is_zero()))
+    }
+}
+
+impl RedLock {
+    /// What most members have at least.
+    fn of_most<T: Ord + Default>(&self, mut all: Vec<T>) -> T {
+        all.sort_unstable_by(|a, b| b.cmp(a));
+        all.into_iter().nth(self.nodes.needed() - 1).unwrap_or_default()
+    }
+}

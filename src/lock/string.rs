@@ -1,0 +1,77 @@
+//! The string lock: one string with a TTL, as RedLock libraries of all languages write it (redsync, node-redlock,
+//! RedLock-Hyperf, redis-py). It has no wake-up: waiters try again after pauses.
+
+use std::sync::Arc;
+
+use crate::{
+    engine::{Kind, Request, Wake},
+    keys::LockName,
+    options::Backoff,
+    owner::OwnerId,
+    store::{Call, Script, script},
+};
+
+script!(ACQUIRE = "string/acquire", keys = 1, args = 2);
+script!(RELEASE = "string/release", keys = 1, args = 1);
+script!(RENEW = "string/renew", keys = 0 + per_lock, args = 1 + per_lock);
+script!(FORCE_RELEASE = "string/force_release", keys = 1, args = 0);
+script!(INSPECT = "string/inspect", keys = 1, args = 0);
+
+/// A string `name`: the owner, with the lease as its TTL. There is no count, so that it is not reentrant.
+#[derive(Debug)]
+pub(crate) struct StringRecord {
+    name: Arc<str>,
+    backoff: Backoff,
+}
+
+impl StringRecord {
+    pub(crate) fn new(name: &LockName, backoff: Backoff) -> Self {
+        Self { name: Arc::clone(name.as_arc()), backoff }
+    }
+
+    fn key(&self) -> Vec<Arc<str>> {
+        vec![Arc::clone(&self.name)]
+    }
+}
+
+impl Kind for StringRecord {
+    fn name(&self) -> &Arc<str> {
+        &self.name
+    }
+
+    fn family(&self) -> &'static str {
+        "string"
+    }
+
+    fn wake(&self, _: &OwnerId) -> Wake {
+        Wake::Poll(self.backoff)
+    }
+
+    fn is_reentrant(&self) -> bool {
+        false
+    }
+
+    fn takes_values(&self) -> bool {
+        true
+    }
+
+    fn acquire(&self, request: Request<'_>) -> Call {
+        Call::new(&ACQUIRE, self.key(), vec![request.owner.into(), request.lease_ms.into()])
+    }
+
+    fn release(&self, owner: &OwnerId, _: u32) -> Call {
+        Call::new(&RELEASE, self.key(), vec![owner.into()])
+    }
+
+    fn renew(&self) -> &'static Script {
+        &RENEW
+    }
+
+    fn force_release(&self) -> Call {
+        Call::new(&FORCE_RELEASE, self.key(), vec![])
+    }
+
+    fn inspect(&self) -> Call {
+        Call::new(&INSPECT, self.key(), vec![])
+    }
+}

@@ -1,0 +1,161 @@
+//! `lua/string`: each line under "Returns", each refusal, each script sent twice.
+
+use super::{Bench, NO_LEASES};
+use crate::support::wire::Reply;
+
+const LOCK: &str = "orders:7";
+/// Any text may be an owner.
+const A: &str = "b3duZXIgQQ==";
+const B: &str = "0a1b2c3d-1111-4222-8333-444455556666:43";
+
+const ACQUIRE: &str = "string/acquire";
+const RELEASE: &str = "string/release";
+const RENEW: &str = "string/renew";
+const FORCE: &str = "string/force_release";
+const INSPECT: &str = "string/inspect";
+
+impl Bench {
+    fn acquire_string(&self, owner: &str, lease: &str) -> Reply {
+        self.run(ACQUIRE, &[LOCK], &[owner, lease])
+    }
+
+    fn value(&self) -> Reply {
+        self.call(&["GET", LOCK])
+    }
+
+    fn ttl_is_about(&self, lease: i64) {
+        let ttl = self.server.pttl(LOCK);
+        assert!(ttl > lease - 5_000 && ttl <= lease, "TTL {ttl} for a lease of {lease}");
+    }
+}
+
+fn text(text: &str) -> Reply {
+    Reply::Text(text.into())
+}
+
+#[test]
+fn string_acquire_of_a_free_lock_answers_nil_and_writes_owner_and_ttl() {
+    let bench = Bench::new();
+    for _ in 0..2 {
+        assert_eq!(bench.acquire_string(A, "30000"), Reply::Nil);
+        assert_eq!(bench.value(), text(A));
+        bench.ttl_is_about(30_000);
+    }
+    assert_eq!(bench.snapshot().len(), 1);
+}
+
+/// N13: a try that is sent again is not blocked by its own record.
+#[test]
+fn n13_string_acquire_of_ones_own_lock_never_shortens() {
+    let bench = Bench::new();
+    assert_eq!(bench.acquire_string(A, "60000"), Reply::Nil);
+    assert_eq!(bench.untouched(ACQUIRE, &[LOCK], &[A, "30000"]), Reply::Nil);
+    assert_eq!(bench.acquire_string(A, "90000"), Reply::Nil);
+    bench.ttl_is_about(90_000);
+    bench.set_up(&["PERSIST", LOCK]);
+    assert_eq!(bench.acquire_string(A, "30000"), Reply::Nil);
+    bench.ttl_is_about(30_000);
+}
+
+#[test]
+fn string_acquire_of_a_held_lock_answers_its_ttl_or_minus_one() {
+    let bench = Bench::new();
+    bench.set_up(&["SET", LOCK, B, "PX", "60000"]);
+    let busy = bench.untouched(ACQUIRE, &[LOCK], &[A, "30000"]).int();
+    assert!(busy > 55_000 && busy <= 60_000, "{busy}");
+    bench.set_up(&["PERSIST", LOCK]);
+    assert_eq!(bench.untouched(ACQUIRE, &[LOCK], &[A, "30000"]), Reply::Int(-1));
+}
+
+/// H1, L2, N2.
+#[test]
+fn string_leases_that_are_none_are_refused_untouched() {
+    let bench = Bench::new();
+    for held in [false, true] {
+        if held {
+            assert_eq!(bench.acquire_string(A, "60000"), Reply::Nil);
+        }
+        for lease in NO_LEASES {
+            // the longest numbers are the server's to refuse; it does, where it has to set a TTL
+            let counts = lease.starts_with("99") || lease.starts_with("92");
+            if !counts || !held {
+                bench.refused(ACQUIRE, &[LOCK], &[A, lease]);
+            }
+            if !counts || held {
+                bench.refused(RENEW, &[LOCK], &[lease, A]);
+            }
+        }
+    }
+}
+
+#[test]
+fn string_release_by_its_owner_answers_1_and_by_others_nil() {
+    let bench = Bench::new();
+    assert_eq!(bench.untouched(RELEASE, &[LOCK], &[A]), Reply::Nil);
+    assert_eq!(bench.acquire_string(A, "30000"), Reply::Nil);
+    assert_eq!(bench.untouched(RELEASE, &[LOCK], &[B]), Reply::Nil);
+    assert_eq!(bench.run(RELEASE, &[LOCK], &[A]), Reply::Int(1));
+    assert!(bench.snapshot().is_empty());
+    assert_eq!(bench.untouched(RELEASE, &[LOCK], &[A]), Reply::Nil);
+}
+
+#[test]
+fn string_renew_answers_for_each_lock() {
+    let bench = Bench::new();
+    bench.set_up(&["SET", "mine", A, "PX", "10000"]);
+    bench.set_up(&["SET", "theirs", B, "PX", "10000"]);
+    bench.set_up(&["SET", "endless", A]);
+    bench.set_up(&["HSET", "hash", A, "1"]);
+    let keys = ["mine", "gone", "theirs", "hash", "endless"];
+    let ints = |ints: &[i64]| Reply::List(ints.iter().copied().map(Reply::Int).collect());
+    for _ in 0..2 {
+        assert_eq!(bench.run(RENEW, &keys, &["30000", A, A, A, A, A]), ints(&[1, 0, -1, -1, 1]));
+    }
+    let ttl = bench.server.pttl("mine");
+    assert!(ttl > 25_000 && ttl <= 30_000, "{ttl}");
+    assert_eq!((bench.server.pttl("theirs") <= 10_000, bench.server.pttl("endless")), (true, -1));
+    // never shorter
+    assert_eq!(bench.run(RENEW, &["mine"], &["1000", A]), ints(&[1]));
+    assert!(bench.server.pttl("mine") > 20_000);
+    // the server refuses one of two
+    let huge = "9223372036854775807";
+    assert_eq!(bench.untouched(RENEW, &["mine", "gone"], &[huge, A, A]), ints(&[-2, 0]));
+    bench.refused(RENEW, &["mine"], &[huge, A]);
+    bench.refused(RENEW, &["mine", "gone"], &["30000", A]);
+}
+
+#[test]
+fn string_force_release_frees_anybodys_lock() {
+    let bench = Bench::new();
+    assert_eq!(bench.untouched(FORCE, &[LOCK], &[]), Reply::Int(0));
+    bench.set_up(&["SET", LOCK, B]);
+    assert_eq!(bench.run(FORCE, &[LOCK], &[]), Reply::Int(1));
+    assert_eq!(bench.untouched(FORCE, &[LOCK], &[]), Reply::Int(0));
+}
+
+#[test]
+fn string_inspect_answers_owner_and_ttl() {
+    let bench = Bench::new();
+    assert_eq!(bench.untouched(INSPECT, &[LOCK], &[]), Reply::Nil);
+    bench.set_up(&["SET", LOCK, A]);
+    assert_eq!(bench.untouched(INSPECT, &[LOCK], &[]), Reply::List(vec![Reply::Int(-1), text(A), Reply::Int(1)]));
+    bench.set_up(&["PEXPIRE", LOCK, "30000"]);
+    let reply = bench.untouched(INSPECT, &[LOCK], &[]);
+    assert!(reply.list()[0].int() > 25_000 && reply.list()[1..] == [text(A), Reply::Int(1)], "{reply:?}");
+}
+
+/// N12, R52: data at the lock's name is refused and left alone.
+#[test]
+fn n12_r52_string_scripts_refuse_other_types_untouched() {
+    let bench = Bench::new();
+    for (kind, command) in [("hash", ["HSET", LOCK, A, "1"].as_slice()), ("list", &["RPUSH", LOCK, A])] {
+        bench.set_up(&["DEL", LOCK]);
+        bench.set_up(command);
+        let calls: [(&str, &[&str]); 4] = [(ACQUIRE, &[A, "30000"]), (RELEASE, &[A]), (FORCE, &[]), (INSPECT, &[])];
+        for (script, args) in calls {
+            let error = bench.refused(script, &[LOCK], args);
+            assert!(error.contains("WRONGTYPE"), "{script} of a {kind}: {error}");
+        }
+        assert_eq!(bench.untouched(RENEW, &[LOCK], &["30000", A]), Reply::List(vec![Reply::Int(-1)]));
+    }
+}

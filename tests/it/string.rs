@@ -1,0 +1,203 @@
+//! String locks: the record of RedLock libraries on one server, and values of the user's choice.
+
+use std::{sync::Arc, time::Duration};
+
+use nestlock::{AcquireOptions, Error, LossReason, OwnerId, RLock};
+
+use crate::{
+    contract::{contract_suite, nothing_is_left},
+    support::{
+        Server,
+        proxy::{Action, Proxy},
+        wire::Reply,
+    },
+};
+
+contract_suite! {
+    mod contract,
+    door = |client, name| std::sync::Arc::new(client.string_lock(name).unwrap()),
+    reentrant = false,
+    listens = false,
+}
+
+fn ms(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+fn value(text: &str) -> AcquireOptions {
+    AcquireOptions::new().value(text)
+}
+
+#[tokio::test]
+async fn the_record_is_one_string_with_a_ttl() {
+    let server = Server::start();
+    let client = server.client_with(|c| c.name_prefix("app:")).await;
+    let guard = client.string_lock("l").unwrap().lock().await.unwrap();
+    assert_eq!(server.call(&["GET", "app:l"]), Reply::Text(guard.owner().to_string()));
+    assert_eq!((server.dump().len(), server.pttl("app:l") > 20_000), (1, true));
+    guard.unlock().await.unwrap();
+    assert!(server.dump().is_empty());
+}
+
+/// A process of another library: it sets, and compares before it deletes.
+#[tokio::test]
+async fn records_of_other_libraries_exclude() {
+    let server = Server::start();
+    let client = server.client().await;
+    let lock = client.string_lock("l").unwrap();
+    server.call(&["SET", "l", "dG9rZW4=", "NX", "PX", "60000"]);
+    assert!(lock.try_lock().await.unwrap().is_none());
+    assert_eq!(lock.holder().await.unwrap().unwrap().to_string(), "dG9rZW4=");
+    assert!(lock.remaining_lease().await.unwrap().unwrap() > ms(50_000));
+    // who knows the value can adopt it
+    let owner = OwnerId::from_value("dG9rZW4=").unwrap();
+    assert_eq!(lock.hold_count(&owner).await.unwrap(), 1);
+    assert!(lock.extend(&owner, Duration::from_secs(600)).await.unwrap());
+    assert!(server.pttl("l") > 500_000);
+    lock.release(&owner).await.unwrap();
+    assert!(matches!(lock.release(&owner).await, Err(Error::NotHeld { .. })));
+    assert!(!lock.extend(&owner, ms(1000)).await.unwrap());
+    let guard = lock.lock().await.unwrap();
+    assert_eq!(server.call(&["SET", "l", "other", "NX", "PX", "60000"]), Reply::Nil);
+    guard.unlock().await.unwrap();
+    nothing_is_left(&server, &[&client]).await;
+}
+
+/// P5: a value given does not count as holding.
+#[tokio::test]
+async fn p5_a_value_of_ones_own_is_handed_over_and_checked_on_the_server() {
+    let server = Server::start();
+    let (a, b) = (server.client().await, server.client().await);
+    let (la, lb) = (a.string_lock("l").unwrap(), b.string_lock("l").unwrap());
+    let guard = la.acquire(value("token-1").lease(ms(60_000))).await.unwrap().unwrap();
+    assert_eq!(guard.owner().as_str(), "token-1");
+    assert_eq!(server.call(&["GET", "l"]), Reply::Text("token-1".into()));
+    let owner = OwnerId::from_value("token-1").unwrap();
+    let other = OwnerId::from_value("token-2").unwrap();
+    assert!(!lb.extend(&other, ms(90_000)).await.unwrap());
+    assert!(matches!(lb.release(&other).await, Err(Error::NotHeld { .. })));
+    // the other process extends and releases, and the guard here learns of it
+    assert!(lb.extend(&owner, ms(90_000)).await.unwrap());
+    lb.release(&owner).await.unwrap();
+    assert!(matches!(guard.unlock().await, Err(Error::Lost { reason: LossReason::RecordMissing, .. })));
+    // the same value again is a new hold
+    let guard = la.acquire(value("token-1")).await.unwrap().unwrap();
+    assert!(matches!(la.acquire(value("token-1")).await, Err(Error::NotReentrant { .. })));
+    assert!(la.acquire(value("token-2")).await.unwrap().is_none(), "another value is another owner");
+    guard.unlock().await.unwrap();
+    nothing_is_left(&server, &[&a, &b]).await;
+}
+
+#[tokio::test]
+async fn values_that_are_none_are_refused_before_anything_is_sent() {
+    let server = Server::start();
+    let client = server.client().await;
+    let string = client.string_lock("l").unwrap();
+    let before = server.script_count();
+    for bad in [String::new(), "x".repeat(1025), client.current_owner().to_string()] {
+        let refused = string.acquire(value(&bad)).await;
+        assert!(matches!(refused, Err(Error::InvalidOwner { .. })), "{bad:?}: {refused:?}");
+    }
+    for lock in [client.reentrant_lock("l").unwrap(), client.fair_lock("l").unwrap()] {
+        assert!(matches!(lock.acquire(value("token")).await, Err(Error::InvalidOwner { .. })));
+    }
+    assert_eq!(server.script_count(), before);
+    assert!(OwnerId::from_value("").is_err());
+}
+
+/// R52: one name, two kinds.
+#[tokio::test]
+async fn r52_a_hash_at_the_name_is_a_wrong_type_and_the_other_way_round() {
+    let server = Server::start();
+    let client = server.client().await;
+    let (string, reentrant) = (client.string_lock("l").unwrap(), client.reentrant_lock("l").unwrap());
+    let guard = reentrant.lock().await.unwrap();
+    assert!(matches!(string.try_lock().await, Err(Error::WrongType { .. })));
+    assert!(matches!(string.is_locked().await, Err(Error::WrongType { .. })));
+    guard.unlock().await.unwrap();
+    let guard = string.lock().await.unwrap();
+    assert!(matches!(reentrant.try_lock().await, Err(Error::WrongType { .. })));
+    guard.unlock().await.unwrap();
+}
+
+/// A request with a value was never answered: a late execution could not be told from a new hold of that value.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_value_in_doubt_is_not_used_again_until_it_is_settled() {
+    let server = Server::start();
+    let proxy = Proxy::start(&server);
+    let client = nestlock::LockClient::builder().watchdog_timeout(ms(900)).connect(proxy.url()).await.unwrap();
+    let lock = client.string_lock("l").unwrap();
+    lock.lock().await.unwrap().unlock().await.unwrap(); // scripts are known
+    let mut lose = true;
+    proxy.rule(move |request| {
+        let is_acquire = request.is("EVALSHA") && request.args().len() == 2 && std::mem::take(&mut lose);
+        if is_acquire { Action::Lose } else { Action::Pass }
+    });
+    let lost = lock.acquire(value("token").lease(ms(60_000))).await;
+    assert!(matches!(lost, Err(Error::Unconfirmed { .. })), "{lost:?}");
+    let refused = lock.acquire(value("token").wait(ms(200))).await;
+    assert!(matches!(refused, Err(Error::Unconfirmed { .. })), "{refused:?}");
+    // any other value is as good as ever
+    lock.acquire(value("other").wait(ms(5000))).await.unwrap().expect("the ghost is settled").unlock().await.unwrap();
+    client.idle().await;
+    assert!(!server.exists("l"));
+    lock.acquire(value("token")).await.unwrap().expect("settled").unlock().await.unwrap();
+}
+
+/// The TTL of one acquire, renewed by the watchdog of a client with another one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_hold_is_renewed_by_a_ttl_of_its_own() {
+    let server = Server::start();
+    let client = server.client().await; // watchdog: 30 s
+    for lock in [client.string_lock("s").unwrap(), client.reentrant_lock("r").unwrap()] {
+        let options = || AcquireOptions::new().renewed_every_third_of(ms(600));
+        let guard = lock.acquire(options()).await.unwrap().unwrap();
+        let other = lock.name().to_owned() + "2";
+        let longer = client.reentrant_lock(&other).unwrap().lock().await.unwrap();
+        let start = std::time::Instant::now();
+        while start.elapsed() < ms(1800) {
+            let ttl = server.pttl(lock.name());
+            assert!((1..=600).contains(&ttl), "after {:?}: {ttl} ms", start.elapsed());
+            tokio::time::sleep(ms(10)).await;
+        }
+        assert!(!guard.is_lost() && server.pttl(&other) > 20_000 && longer.remaining() > ms(20_000));
+        guard.unlock().await.unwrap();
+        // a limit to the renewals
+        let guard = lock.acquire(options().max_renewals(2)).await.unwrap().unwrap();
+        let start = std::time::Instant::now();
+        let lost = tokio::time::timeout(Duration::from_secs(10), guard.lost()).await.expect("it ends");
+        assert!(matches!(lost, Error::Lost { reason: LossReason::LeaseExpired, .. }), "{lost}");
+        // renewed after 200 and 400 ms
+        assert!(start.elapsed() > ms(900), "{:?}", start.elapsed());
+        longer.unlock().await.unwrap();
+    }
+    let refused = client.string_lock("s").unwrap().acquire(AcquireOptions::new().renewed_every_third_of(ms(9))).await;
+    assert!(matches!(refused, Err(Error::InvalidLease { .. })));
+    nothing_is_left(&server, &[&client]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn waiters_of_many_clients_exclude_each_other() {
+    let server = Server::start();
+    let mut tasks = Vec::new();
+    let inside = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+    for _ in 0..3 {
+        let client = server.client().await;
+        for _ in 0..4 {
+            let (lock, inside) = (client.string_lock("l").unwrap(), Arc::clone(&inside));
+            tasks.push(tokio::spawn(async move {
+                for _ in 0..15 {
+                    let guard = lock.lock().await.unwrap();
+                    assert_eq!(inside.fetch_add(1, std::sync::atomic::Ordering::SeqCst), 0, "two are inside");
+                    tokio::task::yield_now().await;
+                    inside.fetch_sub(1, std::sync::atomic::Ordering::SeqCst);
+                    guard.unlock().await.unwrap();
+                }
+            }));
+        }
+    }
+    for task in tasks {
+        task.await.unwrap();
+    }
+    assert!(server.channels().is_empty());
+}
