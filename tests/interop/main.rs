@@ -14,6 +14,7 @@
 mod clock;
 mod history;
 mod pair;
+mod rust_worker;
 mod servers;
 mod signal_record;
 mod string_record;

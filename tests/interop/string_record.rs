@@ -2,8 +2,14 @@
 
 use super::{
     pair::Pair,
-    worker::Library::{self, NodeRedlock, Phpredis, Redsync},
+    worker::{
+        Library::{self, Nestlock, NodeRedlock, Phpredis, Redsync},
+        Record,
+    },
 };
+
+const STRING_LOCK: Library = Nestlock(Record::String);
+const RED_LOCK: Library = Nestlock(Record::RedLock);
 
 fn start(libraries: [Library; 2], servers: usize) -> Pair {
     Pair::start(libraries, servers, "")
@@ -94,7 +100,30 @@ macro_rules! pairs {
     )*};
 }
 
+macro_rules! single {
+    ($($pair:ident: $a:expr, $b:expr, $holds:expr;)*) => {$(
+        mod $pair {
+            use super::*;
+
+            const LIBRARIES: [Library; 2] = [$a, $b];
+            const HOLDS: usize = $holds;
+
+            on!(one_server: 1);
+        }
+    )*};
+}
+
+single! {
+    a_string_lock_and_redsync: STRING_LOCK, Redsync, 2000;
+    a_string_lock_and_node_redlock: STRING_LOCK, NodeRedlock, 2000;
+    a_string_lock_and_phpredis: STRING_LOCK, Phpredis, 2000;
+    a_string_lock_and_a_red_lock: STRING_LOCK, RED_LOCK, 2000;
+}
+
 pairs! {
+    a_red_lock_and_redsync: RED_LOCK, Redsync, 2000;
+    a_red_lock_and_node_redlock: RED_LOCK, NodeRedlock, 2000;
+    a_red_lock_and_phpredis: RED_LOCK, Phpredis, 2000;
     redsync_and_node_redlock: Redsync, NodeRedlock, 2000;
     redsync_and_phpredis: Redsync, Phpredis, 2000;
     node_redlock_and_phpredis: NodeRedlock, Phpredis, 2000;
@@ -105,4 +134,6 @@ pairs! {
 fn two_locks_are_reported_as_overlapping() {
     start([Redsync, Phpredis], 1).at_random_apart(300);
     start([NodeRedlock, Phpredis], 3).at_random_apart(300);
+    start([STRING_LOCK, Phpredis], 1).at_random_apart(300);
+    start([RED_LOCK, Redsync], 3).at_random_apart(300);
 }

@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use super::{clock::monotonic_ns, history::Hold, servers::Servers};
+use super::{clock::monotonic_ns, history::Hold, rust_worker, servers::Servers};
 
 /// What every answer begins with. Other lines are libtest's, or a library's.
 pub const MARK: &str = "@ ";
@@ -23,6 +23,16 @@ pub enum Library {
     NodeRedlock,
     Phpredis,
     PythonRedisLock,
+    Nestlock(Record),
+}
+
+/// Which of nestlock's locks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Record {
+    /// A string lock, on one server.
+    String,
+    /// A RedLock, on one or several.
+    RedLock,
 }
 
 impl fmt::Display for Library {
@@ -32,6 +42,8 @@ impl fmt::Display for Library {
             Self::NodeRedlock => "node-redlock",
             Self::Phpredis => "phpredis",
             Self::PythonRedisLock => "python-redis-lock",
+            Self::Nestlock(Record::String) => "nestlock (string lock)",
+            Self::Nestlock(Record::RedLock) => "nestlock (RedLock)",
         })
     }
 }
@@ -74,6 +86,7 @@ impl Library {
                 command.arg(source("python/worker.py"));
                 command
             }
+            Self::Nestlock(record) => rust_worker::command(record),
         }
     }
 }
