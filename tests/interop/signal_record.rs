@@ -186,5 +186,5 @@ macro_rules! pairs {
 }
 
 pairs! {
-    python_redis_lock_and_itself: PythonRedisLock, PythonRedisLock, 2000;
+    python_redis_lock_and_itself: PythonRedisLock, PythonRedisLock, 400;
 }

@@ -492,13 +492,47 @@ fn scripts_have_no_globals() {
     }
 }
 
+// --- interop ---
+
+/// The table in `tests/interop/README.md` names every request, and whose workers know it.
+#[test]
+fn every_interop_worker_speaks_the_protocol() {
+    let folder = root().join("tests/interop");
+    let workers = [
+        ("redsync", "redsync/main.go"),
+        ("node-redlock", "node/worker.js"),
+        ("phpredis", "php/worker.php"),
+        ("python-redis-lock", "python/worker.py"),
+        ("nestlock", "rust_worker.rs"),
+    ];
+    let read = |path: &str| fs::read_to_string(folder.join(path)).unwrap_or_else(|error| panic!("{path}: {error}"));
+    let (readme, mut requests) = (read("README.md"), 0);
+    for line in readme.lines() {
+        let cells: Vec<&str> = line.split(" | ").collect();
+        let [request, answers, by] = cells[..] else { continue };
+        let Some(request) = request.strip_prefix("| `").and_then(|request| request.split([' ', '`']).next()) else {
+            continue;
+        };
+        requests += 1;
+        for (worker, path) in workers.iter().filter(|(worker, _)| by.starts_with("all") || by.contains(worker)) {
+            let text = read(path);
+            let words = answers.split('`').skip(1).step_by(2).filter_map(|answer| answer.split(' ').next());
+            for word in [request].into_iter().chain(words) {
+                assert!(text.contains(word), "{worker} does not say {word}");
+            }
+        }
+    }
+    assert!(requests >= 7, "the check sees {requests} requests only: it is broken");
+}
+
 // --- the catalogue ---
 
 /// Names of all test functions, with their module: `lost_reply::r31_...`.
 fn tests() -> BTreeSet<String> {
     let mut tests = BTreeSet::new();
     for file in sources("tests", "rs").into_iter().chain(sources("src", "rs")) {
-        let module = file.path.trim_start_matches("tests/it/").trim_start_matches("src/").trim_end_matches(".rs");
+        let module = ["tests/it/", "tests/", "src/"].iter().find_map(|folder| file.path.strip_prefix(folder));
+        let module = module.expect("a folder").trim_end_matches(".rs");
         let module = module.trim_end_matches("/mod").replace('/', "::");
         let lines: Vec<&str> = file.text.lines().map(str::trim_start).collect();
         if module == "contract" {
