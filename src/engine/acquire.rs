@@ -65,7 +65,7 @@ enum Attempt<'a> {
 }
 
 impl<'a> Acquire<'a> {
-    pub(crate) fn new(core: &'a Core, kind: &'a Arc<dyn Kind>, options: AcquireOptions) -> Result<Self> {
+    pub(crate) fn new(core: &'a Core, kind: &'a Arc<dyn Kind>, options: &AcquireOptions) -> Result<Self> {
         let started = Instant::now();
         let lease = match options.lease.or(options.rare().renewed) {
             Some(lease) => checked_lease(kind.name(), lease)?,
@@ -80,7 +80,7 @@ impl<'a> Acquire<'a> {
             waits: options.wait != Wait::No,
             started,
             limit: options.wait.until(started),
-            owner: core.resolve(kind, &options)?,
+            owner: core.resolve(kind, options)?,
         })
     }
 

@@ -59,7 +59,7 @@ impl RLock for Lock {
     }
 
     async fn acquire(&self, options: AcquireOptions) -> Result<Option<LockGuard>> {
-        let entered = Acquire::new(&self.anchor, &self.kind, options)?.run().await?;
+        let entered = Acquire::new(&self.anchor, &self.kind, &options)?.run().await?;
         Ok(entered.map(|entered| LockGuard::new(Arc::clone(&self.anchor), entered)))
     }
 

@@ -184,7 +184,7 @@ impl RedLockOptions {
         }
         match &self.retry_delay {
             RetryDelay::Uniform(least, most) if least > most => {
-                return refuse(format!("the retry delay is {least:?} to {most:?}; the first must be the smaller one"));
+                refuse(format!("the retry delay is {least:?} to {most:?}; the first must be the smaller one"))
             }
             _ => Ok(self),
         }
@@ -193,7 +193,7 @@ impl RedLockOptions {
     /// The pause after this many rounds.
     fn pause(&self, tries: u32) -> Duration {
         match &self.retry_delay {
-            RetryDelay::Uniform(least, most) => *least + (*most - *least).mul_f64(random_fraction()),
+            RetryDelay::Uniform(least, most) => *least + most.saturating_sub(*least).mul_f64(random_fraction()),
             RetryDelay::OfTry(delay) => delay(tries),
         }
     }
@@ -354,35 +354,35 @@ impl RLock for RedLock {
     }
 
     async fn release(&self, owner: &OwnerId) -> Result<()> {
-        self.nodes.ask_all(self.limit(self.options.expiry), |lock| lock.release(owner)).await.map(drop)
+        self.ask(|lock| lock.release(owner)).await.map(drop)
     }
 
     /// `false`: too few servers have the lock as this owner's.
     async fn extend(&self, owner: &OwnerId, lease: Duration) -> Result<bool> {
-        let answers = self.nodes.ask_all(self.limit(self.options.expiry), |lock| lock.extend(owner, lease)).await?;
+        let answers = self.ask(|lock| lock.extend(owner, lease)).await?;
         Ok(answers.into_iter().filter(|extended| *extended).count() >= self.nodes.needed())
     }
 
     async fn force_unlock(&self) -> Result<bool> {
-        let answers = self.nodes.ask_all(self.limit(self.options.expiry), |lock| lock.force_unlock()).await?;
+        let answers = self.ask(RLock::force_unlock).await?;
         Ok(answers.into_iter().any(|freed| freed))
     }
 
     /// Whether so many servers have a holder that nobody can acquire it.
     async fn is_locked(&self) -> Result<bool> {
-        let answers = self.nodes.ask_all(self.limit(self.options.expiry), |lock| lock.is_locked()).await?;
+        let answers = self.ask(RLock::is_locked).await?;
         Ok(answers.into_iter().filter(|locked| !locked).count() < self.nodes.needed())
     }
 
     /// How often `owner` holds most members.
     async fn hold_count(&self, owner: &OwnerId) -> Result<u32> {
-        let counts = self.nodes.ask_all(self.limit(self.options.expiry), |lock| lock.hold_count(owner)).await?;
+        let counts = self.ask(|lock| lock.hold_count(owner)).await?;
         Ok(self.of_most(counts))
     }
 
     /// Who holds most members; members of several clients know him by several names, whose task is the same.
     async fn holder(&self) -> Result<Option<OwnerId>> {
-        let holders = self.nodes.ask_all(self.limit(self.options.expiry), |lock| lock.holder()).await?;
+        let holders = self.ask(RLock::holder).await?;
         let holders: Vec<_> = holders.into_iter().flatten().collect();
         let times = |owner: &OwnerId| holders.iter().filter(|other| other.base() == owner.base()).count();
         Ok(holders.iter().find(|owner| times(owner) >= self.nodes.needed()).cloned())
@@ -390,12 +390,20 @@ impl RLock for RedLock {
 
     /// For how long most members are held; `None` if they are not, or have no TTL.
     async fn remaining_lease(&self) -> Result<Option<Duration>> {
-        let leases = self.nodes.ask_all(self.limit(self.options.expiry), |lock| lock.remaining_lease()).await?;
+        let leases = self.ask(RLock::remaining_lease).await?;
         Ok(Some(self.of_most(leases.into_iter().flatten().collect())).filter(|lease| !lease.is_zero()))
     }
 }
 
 impl RedLock {
+    /// Asks all members, within the round limit.
+    async fn ask<'a, T, F>(&'a self, ask: impl Fn(&'a dyn RLock) -> F) -> Result<Vec<T>>
+    where
+        F: Future<Output = Result<T>>,
+    {
+        self.nodes.ask_all(self.limit(self.options.expiry), ask).await
+    }
+
     /// What most members have at least.
     fn of_most<T: Ord + Default>(&self, mut all: Vec<T>) -> T {
         all.sort_unstable_by(|a, b| b.cmp(a));
