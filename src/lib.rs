@@ -18,7 +18,7 @@ pub use crate::{
     error::{Error, LossReason, Result, StoreError, StoreErrorKind},
     guard::LockGuard,
     lock::{Lock, MultiLock, ReadWriteLock},
-    options::{AcquireOptions, Backoff},
+    options::{AcquireOptions, Backoff, SignalOptions},
     owner::OwnerId,
     rlock::RLock,
     store::Endpoint,

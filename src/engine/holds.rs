@@ -504,7 +504,7 @@ impl Hold {
         }
         state.renew_at = next.unwrap_or(state.renew_at);
         match answer {
-            Renewed::Yes => state.deadline = state.deadline.max(sent + validity(lease)),
+            Renewed::Yes | Renewed::Endless => state.deadline = state.deadline.max(sent + validity(lease)),
             Renewed::Unknown => {}
             Renewed::Gone => self.end(&mut state, LossReason::RecordMissing),
             Renewed::Taken => self.end(&mut state, LossReason::TakenOver),

@@ -6,6 +6,7 @@ mod multi;
 mod non_reentrant;
 mod read_write;
 mod reentrant;
+mod signal;
 mod spin;
 
 use std::{sync::Arc, time::Duration};
@@ -18,6 +19,7 @@ pub(crate) use self::{
     non_reentrant::NonReentrant,
     read_write::{Read, Write},
     reentrant::Reentrant,
+    signal::Signal,
     spin::Spin,
 };
 pub use self::{multi::MultiLock, read_write::ReadWriteLock};

@@ -36,6 +36,7 @@ mod read_write;
 mod reentrant;
 mod resend;
 mod residue;
+mod signal;
 mod spin;
 mod support;
 #[cfg(feature = "rustls")]
