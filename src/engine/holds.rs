@@ -533,7 +533,7 @@ impl Hold {
             state.watch.renewals = state.watch.renewals.map(|left| left.saturating_sub(1));
         }
         match answer {
-            Renewed::Yes => state.deadline = state.deadline.max(sent + validity(lease)),
+            Renewed::Yes | Renewed::Endless => state.deadline = state.deadline.max(sent + validity(lease)),
             Renewed::Unknown => {}
             Renewed::Gone => self.end(&mut state, LossReason::RecordMissing),
             Renewed::Taken => self.end(&mut state, LossReason::TakenOver),
