@@ -56,7 +56,8 @@ impl State {
     async fn connect(record: Record, urls: &[&str]) -> Result<Self> {
         let mut clients = Vec::new();
         for url in urls {
-            clients.push(LockClient::connect(*url).await?);
+            // no waiter may get by with looking for himself
+            clients.push(LockClient::builder().poll_cap(Duration::from_secs(60)).connect(url).await?);
         }
         let first = urls[0].strip_prefix("redis://").and_then(|addr| addr.parse().ok()).expect("an address");
         Ok(Self { record, clients, first, held: HashMap::new() })
@@ -75,6 +76,10 @@ impl State {
                 let options = RedLockOptions::default();
                 let options = if own { options } else { options.tries(u32::MAX).retry_delay(from, to) };
                 Box::new(RedLock::over_servers(&self.clients, name, options)?)
+            }
+            Record::Signal => {
+                assert_eq!(self.clients.len(), 1, "a signal lock is on one server");
+                Box::new(self.clients[0].signal_lock(name)?)
             }
         })
     }
@@ -184,13 +189,14 @@ async fn serve(record: Record) {
 #[test]
 fn a_worker_process_does_as_it_is_told() {
     if let Some(record) = std::env::var_os(PEER) {
-        let record = [Record::String, Record::RedLock].into_iter().find(|known| record == *format!("{known:?}"));
+        let record =
+            [Record::String, Record::RedLock, Record::Signal].into_iter().find(|known| record == *format!("{known:?}"));
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
         runtime.block_on(serve(record.expect("a record")));
         // the test that started this process has let go of it: no verdict of libtest's
         std::process::exit(0);
     }
-    for (record, servers) in [(Record::String, 1), (Record::RedLock, 3)] {
+    for (record, servers) in [(Record::String, 1), (Record::RedLock, 3), (Record::Signal, 1)] {
         let servers = Servers::start(servers);
         let mut worker = Worker::start(Library::Nestlock(record), &servers);
         worker.does("acquire l 10000 0", "acquired");

@@ -5,10 +5,12 @@ use super::{
     pair::Pair,
     servers::{Servers, eventually},
     worker::{
-        Library::{self, PythonRedisLock},
-        Worker,
+        Library::{self, Nestlock, PythonRedisLock},
+        Record, Worker,
     },
 };
+
+const SIGNAL_LOCK: Library = Nestlock(Record::Signal);
 
 const MS: u64 = 1_000_000;
 /// How long waiters are ready to wait, in ms.
@@ -31,8 +33,9 @@ fn wakes_one(holder: Library, waiting: Library, request: &str, answer: &str) {
     for name in ["a", "b", "c", "d", "e"] {
         holder.does(&format!("acquire {name} {WAIT} 0"), "acquired");
         for (at, waiter) in waiters.iter_mut().enumerate() {
+            let before = servers.count_of("blpop");
             waiter.ask(&format!("acquire {name} {WAIT} {WAIT}"));
-            eventually("it waits", || servers.blocked() == at as u64 + 1);
+            eventually("it waits", || servers.count_of("blpop") > before && servers.blocked() == at as u64 + 1);
         }
         let mut waiting: Vec<&mut Worker> = waiters.iter_mut().collect();
         let waits = servers.count_of("blpop");
@@ -62,6 +65,9 @@ fn wakes_one(holder: Library, waiting: Library, request: &str, answer: &str) {
 fn knows_given_owners(libraries: [Library; 2]) {
     let mut pair = start(libraries);
     for (a, b, name) in [(0, 1, "there"), (1, 0, "back")] {
+        if !libraries[a].takes_owners() {
+            continue;
+        }
         pair.does(a, &format!("acquire {name} {WAIT} 0 owner-of-{name}"), "acquired");
         assert_eq!(pair.token(name), format!("owner-of-{name}"));
         pair.does(b, &format!("adopt {name} owner-of-{name}"), "adopted");
@@ -101,13 +107,13 @@ fn give_up(libraries: [Library; 2]) {
     }
 }
 
-/// The last release leaves one signal, for a second: nothing after that.
+/// The last release leaves one signal, for a second; nestlock may leave itself one, for five. Nothing after that.
 fn nothing_left(pair: &Pair) {
     for key in pair.servers().call(0, &["KEYS", "*"]).list() {
         assert!(key.text().starts_with("lock-signal:"), "{key:?}");
         let (len, ttl) = (pair.servers().call(0, &["LLEN", key.text()]), pair.servers().call(0, &["PTTL", key.text()]));
         // or it has gone meanwhile
-        assert!(len.int() <= 1 && ttl.int() <= 1000 && ttl.int() != -1, "{key:?}: {len:?} for {ttl:?}");
+        assert!(len.int() <= 1 && ttl.int() <= 5000 && ttl.int() != -1, "{key:?}: {len:?} for {ttl:?}");
     }
     eventually("no key", || pair.servers().keys() == 0);
 }
@@ -186,5 +192,7 @@ macro_rules! pairs {
 }
 
 pairs! {
+    a_signal_lock_and_python_redis_lock: SIGNAL_LOCK, PythonRedisLock, 2000;
+    a_signal_lock_and_itself: SIGNAL_LOCK, SIGNAL_LOCK, 400;
     python_redis_lock_and_itself: PythonRedisLock, PythonRedisLock, 400;
 }

@@ -33,6 +33,8 @@ pub enum Record {
     String,
     /// A RedLock, on one or several.
     RedLock,
+    /// A signal lock, on one server.
+    Signal,
 }
 
 impl fmt::Display for Library {
@@ -44,6 +46,7 @@ impl fmt::Display for Library {
             Self::PythonRedisLock => "python-redis-lock",
             Self::Nestlock(Record::String) => "nestlock (string lock)",
             Self::Nestlock(Record::RedLock) => "nestlock (RedLock)",
+            Self::Nestlock(Record::Signal) => "nestlock (signal lock)",
         })
     }
 }
@@ -68,6 +71,11 @@ fn built(path: &str, from: &str) -> PathBuf {
 }
 
 impl Library {
+    /// Whether `acquire` may name the owner.
+    pub fn takes_owners(self) -> bool {
+        !matches!(self, Self::NodeRedlock | Self::Nestlock(Record::Signal))
+    }
+
     fn command(self) -> Command {
         match self {
             Self::Redsync => Command::new(built("redsync", "redsync/main.go")),
