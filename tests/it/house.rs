@@ -493,7 +493,7 @@ fn scripts_have_no_globals() {
                 }
             }
         }
-        assert!(locals.len() > 1, "{}: the check sees {locals:?} only", file.path);
+        assert!(!locals.is_empty(), "{}: the check sees no locals", file.path);
     }
 }
 

@@ -149,7 +149,7 @@ async fn n14_split_votes_of_even_numbers_decide() {
 
 /// S3, R82, L6: a server that hangs costs the round limit, when acquiring and when releasing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn s3_r82_a_minority_that_hangs_costs_no_more_than_the_round_limit() {
+async fn s3_l6_r82_a_minority_that_hangs_costs_no_more_than_the_round_limit() {
     for servers in [3, 5] {
         let fleet = Fleet::new(servers);
         let (lock, clients) = fleet.lock(patient()).await;
@@ -458,7 +458,7 @@ async fn f32_l9_a_cancelled_acquire_leaves_nothing_on_any_server() {
 
 /// L4: the time that is left when the answers are there decides.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn l4_a_lease_that_is_over_before_the_answers_leaves_nothing() {
+async fn l4_r83_a_lease_that_is_over_before_the_answers_leaves_nothing() {
     let fleet = Fleet::new(3);
     let (lock, clients) = fleet.lock(patient().drift_factor(0.5).timeout_factor(1.0)).await;
     let mut refused = 0;
@@ -510,12 +510,14 @@ async fn l5_n3_options_that_make_no_sense_are_refused() {
     assert!(!format!("{:?}", patient().value("secret")).contains("secret"));
 }
 
+type Door = fn(&LockClient) -> Arc<dyn RLock>;
+
 /// R84: members of any kind, each on a server of its own; what all say is said as it is.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn r84_members_of_every_kind() {
     let fleet = Fleet::new(3);
     let clients = fleet.clients().await;
-    let doors: [fn(&LockClient) -> Arc<dyn RLock>; 6] = [
+    let doors: [Door; 6] = [
         |client| Arc::new(client.reentrant_lock("reentrant").unwrap()),
         |client| Arc::new(client.fair_lock("fair").unwrap()),
         |client| Arc::new(client.fenced_lock("fenced").unwrap()),
@@ -650,4 +652,20 @@ async fn nobody_overlaps_while_three_servers_are_killed_stopped_and_restarted() 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nobody_overlaps_while_five_servers_are_killed_stopped_and_restarted() {
     storm(5, 0xfeed).await;
+}
+
+/// What the example `shutdown` does at SIGTERM: every server is told before the process ends.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn r30_a_shutdown_of_the_clients_releases_a_quorum() {
+    let fleet = Fleet::new(3);
+    let (lock, clients) = fleet.lock(patient()).await;
+    let guard = lock.lock().await.unwrap();
+    fleet.servers[2].kill();
+    for client in &clients[..2] {
+        client.shutdown().await.unwrap();
+    }
+    assert_eq!(fleet.servers[..2].iter().filter(|server| server.exists("l")).count(), 0);
+    assert!(matches!(guard.lost().await, Error::Lost { reason: LossReason::ShutDown, .. }));
+    assert!(matches!(guard.unlock().await, Err(Error::Lost { reason: LossReason::ShutDown, .. })));
+    assert!(matches!(lock.lock().await, Err(Error::Closed)));
 }

@@ -1,0 +1,43 @@
+//! How do I lock over several independent servers, one of which may fail? Three servers, one of them ends while the lock
+//! is held; then two are gone, and it says so.
+//!
+//! Run: `cargo run --example red_lock`  (three embedded servers: a RedLock over one server would show nothing)
+#![allow(clippy::print_stdout)]
+
+use std::time::Duration;
+
+use nestlock::{AcquireOptions, Error, LockClient, RLock, RedLock, RedLockOptions};
+use nestlock_embedded::EmbeddedServer;
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let mut servers = Vec::new();
+    let mut clients = Vec::new();
+    for _ in 0..3 {
+        let server = EmbeddedServer::start()?;
+        clients.push(LockClient::connect(server.url()).await?);
+        servers.push(server);
+    }
+    println!("three embedded servers: locks are shared only within this process");
+
+    // the record of redsync, node-redlock and RedLock-Hyperf: all exclude each other
+    let report = RedLock::over_servers(&clients, "report", RedLockOptions::new().tries(3))?;
+    let guard = report.lock().await?;
+    println!("held on {} of 3 servers, for {:?} without a renewal", guard.members().len(), guard.remaining());
+
+    drop(servers.pop());
+    guard.extend(Duration::from_secs(20)).await?;
+    println!("one server is gone, two still agree: valid for {:?}", guard.remaining());
+    guard.unlock().await?;
+
+    let guard = report.acquire(AcquireOptions::new().wait(Duration::from_secs(5))).await?.ok_or("busy")?;
+    println!("acquired on {} of 3", guard.members().len());
+    guard.unlock().await?;
+
+    drop(servers.pop());
+    match report.try_lock().await {
+        Err(error @ Error::NoQuorum { .. }) => println!("{error}"),
+        other => return Err(format!("one of three is no majority: {other:?}").into()),
+    }
+    Ok(())
+}

@@ -1,0 +1,61 @@
+//! How do I release what is held before the process ends? A worker gets SIGTERM, or ctrl-c, in the middle of its work:
+//! both of its locks are free at once, not when their leases end.
+//!
+//! Run: `cargo run --example shutdown`  (uses `NESTLOCK_URL`, else an embedded server; sends itself SIGTERM)
+#![allow(clippy::print_stdout)]
+
+mod support;
+
+use std::{future::Future, process, sync::Arc, time::Duration};
+
+use nestlock::{Error, LockClient, LockGuard, RLock, RedLock, RedLockOptions};
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let server = support::server()?;
+    // a RedLock's servers; here they are one, to keep the example short
+    let clients = [LockClient::connect(server.url()).await?, LockClient::connect(server.url()).await?];
+    let members: [Arc<dyn RLock>; 2] =
+        [Arc::new(clients[0].reentrant_lock("a")?), Arc::new(clients[1].reentrant_lock("b")?)];
+    let quorum = RedLock::over_members(&clients[0], members, RedLockOptions::new())?;
+
+    // listen for the signal before there is anything to lose
+    let stop = stop_signal()?;
+    let held = [clients[0].reentrant_lock("plain")?.lock().await?, quorum.lock().await?];
+    println!("holding {:?}; ctrl-c ends this", held.iter().map(LockGuard::name).collect::<Vec<_>>());
+    process::Command::new("kill").args(["-TERM", &process::id().to_string()]).status()?;
+
+    tokio::select! {
+        () = work(&held) => println!("the work is done"),
+        () = stop => {
+            // turns waiters away, releases what is held, also what other tasks hold, and waits for the server's answer
+            for client in &clients {
+                client.shutdown().await?;
+            }
+            println!("stopped: released before the process ends");
+        }
+    }
+
+    assert!(matches!(held[0].lost().await, Error::Lost { .. }) && held[1].is_lost(), "guards know it");
+    let observer = LockClient::connect(server.url()).await?;
+    for name in ["plain", "a", "b"] {
+        assert!(!observer.reentrant_lock(name)?.is_locked().await?, "{name} is free");
+    }
+    Ok(())
+}
+
+async fn work(_held: &[LockGuard]) {
+    tokio::time::sleep(Duration::from_secs(60)).await;
+}
+
+/// Resolves at SIGTERM, which is what init systems and orchestrators send, or at ctrl-c.
+fn stop_signal() -> std::io::Result<impl Future<Output = ()>> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    Ok(async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+    })
+}
