@@ -8,7 +8,7 @@
 --          -1       busy, and the record has no TTL
 local lock, owner, lease = KEYS[1], ARGV[1], ARGV[2]
 
-if not string.find(lease, '^%d+$') then
+if lease ~= '0' and not string.find(lease, '^[1-9]%d*$') then
     return redis.error_reply('ERR nestlock: lease must be an integer of at least 0')
 end
 local seconds = math.ceil(tonumber(lease) / 1000)

@@ -5,10 +5,10 @@
 -- ARGV[n+1]  owner  string   who must hold KEYS[n]
 -- Returns    list   for each lock, in order:
 --            1      renewed; a longer TTL is left as it is
---            2      ENDLESS: held, and the record has no TTL; it gets none
 --            0      GONE: no such record
 --            -1     TAKEN: the record names another owner, or is no lock at all
 --            -2     UNKNOWN: the server refused this one; try again
+--            -4     ENDLESS: this owner holds it, and the record has no TTL; it gets none
 --            error  of the server, if there is one lock only and it is refused
 local lease, answers = ARGV[1], {}
 
@@ -32,7 +32,7 @@ for n, lock in ipairs(KEYS) do
     elseif refused then
         answers[n] = -2
     elseif held == ARGV[n + 1] then
-        answers[n] = ttl == -1 and 2 or 1
+        answers[n] = ttl == -1 and -4 or 1
     else
         answers[n] = held and -1 or 0
     end

@@ -11,7 +11,7 @@ if not string.find(life, '^[1-9]%d*$') or #life > 15 then
     return redis.error_reply('ERR nestlock: life must be an integer of at least 1')
 end
 
-if redis.call('exists', lock) == 1 then return 0 end
+if redis.call('get', lock) then return 0 end
 redis.call('del', signal)
 redis.call('lpush', signal, '1')
 redis.call('pexpire', signal, life)

@@ -30,7 +30,7 @@ pub(crate) async fn read(core: Arc<Core>, requests: mpsc::UnboundedReceiver<Requ
     let mut reader = Reader { core, requests, wanted: HashMap::new(), left: Vec::new(), bell: None };
     while reader.wait_until_wanted().await {
         match reader.pop().await {
-            Ok(Some(list)) => reader.deliver(&list),
+            Ok(Some(gate)) => reader.deliver(&gate),
             Ok(None) => {}
             Err(error) if matches!(error.kind(), StoreErrorKind::NoPermission | StoreErrorKind::WrongType) => {
                 reader.drop_refused().await;
@@ -75,14 +75,16 @@ impl Reader {
         }
     }
 
-    /// Waits for an element of any list; takes in meanwhile who comes and goes.
-    async fn pop(&mut self) -> Result<Option<Arc<str>>, StoreError> {
+    /// Waits for an element of any list, and returns its gate; takes in meanwhile who comes and goes.
+    async fn pop(&mut self) -> Result<Option<Arc<Gate>>, StoreError> {
         let core = Arc::clone(&self.core);
         let link = core.store.lists().await?;
         if core.check_open().is_err() {
             link.abandon();
         }
-        let mut lists: Vec<Arc<str>> = self.wanted.keys().cloned().collect();
+        // who leaves meanwhile leaves a BLPOP behind that may pop for him
+        let asked = self.wanted.clone();
+        let mut lists: Vec<Arc<str>> = asked.keys().cloned().collect();
         let bell = self.bell.get_or_insert_with(|| format!("{}:{}", lists[0], core.client.as_str()).into());
         lists.push(Arc::clone(bell));
         let bell = Arc::clone(bell);
@@ -91,7 +93,7 @@ impl Reader {
         let mut rung = false;
         loop {
             let changed = tokio::select! {
-                popped = &mut popped => return popped,
+                popped = &mut popped => return Ok(popped?.and_then(|list| asked.get(&list).cloned())),
                 request = self.requests.recv() => match request {
                     Some(request) => self.take_in(request),
                     None => return Ok(None),
@@ -134,8 +136,7 @@ impl Reader {
     }
 
     /// Wakes one waiter.
-    fn deliver(&mut self, list: &Arc<str>) {
-        let Some(gate) = self.wanted.get(list) else { return };
+    fn deliver(&mut self, gate: &Arc<Gate>) {
         if gate.waiters() == 0 {
             self.hand_back(&gate.kind);
         } else {
@@ -143,7 +144,7 @@ impl Reader {
         }
         // he will have the lock: what is popped then would be for others
         if gate.stop_unless_more_than(1) {
-            self.wanted.remove(list);
+            self.wanted.remove(&gate.channel);
         }
     }
 
@@ -161,13 +162,19 @@ impl Reader {
     async fn drop_refused(&mut self) {
         for (list, gate) in self.wanted.clone() {
             match self.ask(&list).await {
-                Ok(Some(_)) => gate.wake_one(),
+                Ok(Some(_)) => self.deliver(&gate),
                 Ok(None) => {}
                 Err(error) => {
                     tracing::warn!(%list, %error, "cannot wait for this list; waiters poll instead");
                     self.wanted.remove(&list);
                 }
             }
+        }
+        if let Some(bell) = self.bell.take()
+            && let Err(error) = self.ask(&bell).await
+        {
+            tracing::warn!(list = %bell, %error, "cannot wait for this list; waiters of others poll instead");
+            self.wanted.clear();
         }
     }
 

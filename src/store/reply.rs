@@ -121,10 +121,10 @@ pub(crate) fn renewed(value: &Value, locks: usize) -> Result<Vec<Renewed>, Store
         .map(|answer| {
             Ok(match answer {
                 Value::Integer(1) => Renewed::Yes,
-                Value::Integer(2) => Renewed::Endless,
                 Value::Integer(0) => Renewed::Gone,
                 Value::Integer(-1) => Renewed::Taken,
                 Value::Integer(-2) => Renewed::Unknown,
+                Value::Integer(-4) => Renewed::Endless,
                 other => return Err(nonsense(other)),
             })
         })
