@@ -50,9 +50,10 @@ test: setup
 	NESTLOCK_TEST_SERVER=real $(CARGO) test --workspace $(FEATURES)
 	NESTLOCK_TEST_SERVER=embedded $(CARGO) test --workspace $(FEATURES) --test it
 
+# four at a time, since they mostly wait
 interop: setup
 	./tests/interop/setup.sh
-	$(CARGO) test $(FEATURES) --test interop -- --show-output
+	$(CARGO) test $(FEATURES) --test interop -- --show-output --test-threads=4
 
 demo:
 	$(CARGO) build --examples $(FEATURES)
