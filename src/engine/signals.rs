@@ -11,7 +11,7 @@ use std::{
 
 use tokio::{
     sync::mpsc,
-    time::{sleep, sleep_until},
+    time::{sleep, sleep_until, timeout},
 };
 
 use super::{
@@ -182,20 +182,24 @@ impl Reader {
         self.core.store.lists().await?.pop(&[Arc::clone(list)], ASK).await
     }
 
-    /// After an error of the connection: elements may be lost with it.
+    /// After an error: where the connection broke, elements may be lost with it, and all look once.
     async fn recover(&mut self, error: StoreError) {
         if self.core.check_open().is_err() {
             return;
         }
         tracing::debug!(%error, "cannot wait for lists; trying again");
-        if let Ok(link) = self.core.store.lists().await {
-            if error.kind() == StoreErrorKind::Timeout {
-                link.reset().await;
+        let broke = error.may_have_executed() || error.kind() == StoreErrorKind::Unavailable;
+        match self.core.store.lists().await {
+            Ok(link) if broke => {
+                if error.kind() == StoreErrorKind::Timeout {
+                    link.reset().await;
+                }
+                if timeout(WAIT, link.wait_up()).await.is_ok() {
+                    self.core.signals.wake_all();
+                }
             }
-            link.wait_up().await;
+            _ => sleep(RETRY).await,
         }
-        sleep(RETRY / 10).await;
-        self.core.signals.wake_all();
     }
 }
 

@@ -57,7 +57,7 @@ impl<'a> Round<'a> {
     fn argument(&mut self, script: &Script, word: &Word, lock: &str) -> Vec<u8> {
         match (&*word.name, &*word.kind) {
             ("owner", "string") => self.rng.pick(&OWNERS).into(),
-            ("lease", "integer") => self.lease(),
+            ("lease" | "life", "integer") => self.lease(),
             ("holds", "integer") => match self.rng.below(20) {
                 0 => self.times.junk(),
                 1..=4 => b"0".to_vec(),
@@ -65,7 +65,6 @@ impl<'a> Round<'a> {
                 _ => self.rng.between(2, 4).to_string().into_bytes(),
             },
             ("channel", "string") => channel(lock),
-            ("life", "integer") => self.lease(),
             ("patience", "integer") => match self.rng.below(4) {
                 0 => b"0".to_vec(),
                 _ => self.lease(),
