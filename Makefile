@@ -6,12 +6,13 @@ FEATURES := --all-features
 EXAMPLES := $(notdir $(basename $(wildcard examples/*.rs)))
 SUDO     := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 
-.PHONY: help setup components check package test bench demo ci
+.PHONY: help setup components check package test interop bench demo ci
 
 help:
 	@echo 'make setup   install redis-server if there is no server program'
 	@echo 'make check   format, clippy, docs and packaging, warnings denied'
 	@echo 'make test    setup, then every test: on a real server, then on the embedded one'
+	@echo 'make interop the libraries of other languages beside nestlock; installs them first'
 	@echo 'make demo    every example'
 	@echo 'make bench   setup, then the benchmarks'
 	@echo 'make ci      test, check and demo: what CI runs'
@@ -36,6 +37,8 @@ components:
 check: components
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets $(FEATURES) -- -D warnings
+	# what plain `cargo test` leaves out, clippy does too
+	$(CARGO) clippy --test interop $(FEATURES) -- -D warnings
 	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --workspace --no-deps $(FEATURES)
 	$(MAKE) package
 
@@ -46,6 +49,11 @@ package:
 test: setup
 	NESTLOCK_TEST_SERVER=real $(CARGO) test --workspace $(FEATURES)
 	NESTLOCK_TEST_SERVER=embedded $(CARGO) test --workspace $(FEATURES) --test it
+
+# four at a time, since they mostly wait
+interop: setup
+	./tests/interop/setup.sh
+	$(CARGO) test $(FEATURES) --test interop -- --show-output --test-threads=4
 
 demo:
 	$(CARGO) build --examples $(FEATURES)

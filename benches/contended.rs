@@ -15,13 +15,16 @@ use fred::{
     interfaces::ClientLike,
     types::{ClusterHash, CustomCommand, Value},
 };
-use nestlock::{LockClient, RLock};
+use nestlock::{Lock, LockClient, RLock};
 use nestlock_embedded::SpawnedServer;
 use support::{bare, median, quantile, report, server};
+
+type Door = fn(&LockClient, &str) -> Lock;
 
 /// Hands the lock over `rounds` times, each time after a pause in which the waiter falls asleep: idle, so that cores
 /// sleep too, or filled with PINGs. Returns the seconds of the hand-overs, and of PINGs after the same kind of pause.
 async fn hand_over(
+    door: Door,
     from: &LockClient,
     to: &LockClient,
     bare: &Client,
@@ -32,8 +35,8 @@ async fn hand_over(
     let (mut hand_overs, mut pings) = (Vec::with_capacity(rounds), Vec::new());
     for round in 0..rounds {
         let name = format!("hand-over-{}", round % 8);
-        let guard = from.reentrant_lock(&name).expect("a name").lock().await.expect("the lock");
-        let theirs = to.reentrant_lock(&name).expect("a name");
+        let guard = door(from, &name).lock().await.expect("the lock");
+        let theirs = door(to, &name);
         let waiter = tokio::spawn(async move {
             let guard = theirs.lock().await.expect("the lock");
             let returned = Instant::now();
@@ -66,14 +69,30 @@ async fn ping(bare: &Client) -> f64 {
     start.elapsed().as_secs_f64()
 }
 
+/// By an element of a list, which BLPOP pops, instead of a message.
+async fn with_signals(url: &str) {
+    let bare = bare(url).await;
+    let signal: Door = |client, name| client.signal_lock(name).expect("a name");
+    let [a, b] = [LockClient::connect(url).await.expect("a"), LockClient::connect(url).await.expect("b")];
+    for (machine, idle) in [("idle before", true), ("busy before", false)] {
+        let (hand_overs, mut pings) = hand_over(signal, &a, &b, &bare, idle, 1000).await;
+        let ping = median(&mut pings);
+        let mut trips: Vec<f64> = hand_overs.into_iter().map(|seconds| seconds / ping).collect();
+        let what = format!("signal lock's hand-over in PING round trips, {machine}");
+        report(&format!("{what}, median"), median(&mut trips), "<= 3");
+        report(&format!("{what}, p99"), quantile(&mut trips, 0.99), "<= 10");
+    }
+}
+
 async fn with_messages(url: &str) {
     let bare = bare(url).await;
+    let reentrant: Door = |client, name| client.reentrant_lock(name).expect("a name");
     let own = [LockClient::connect(url).await.expect("a"), LockClient::connect(url).await.expect("b")];
     let here = || LockClient::builder().drive_connection_on(tokio::runtime::Handle::current()).connect(url);
     let driven = [here().await.expect("a"), here().await.expect("b")];
     for (thread, [a, b]) in [("own thread", &own), ("caller's runtime", &driven)] {
         for (machine, idle) in [("idle before", true), ("busy before", false)] {
-            let (hand_overs, mut pings) = hand_over(a, b, &bare, idle, 1000).await;
+            let (hand_overs, mut pings) = hand_over(reentrant, a, b, &bare, idle, 1000).await;
             let ping = median(&mut pings);
             let mut trips: Vec<f64> = hand_overs.into_iter().map(|seconds| seconds / ping).collect();
             println!("    PING {:.0} us", ping * 1e6);
@@ -208,6 +227,7 @@ async fn recovery() {
 async fn main() {
     let server = server();
     with_messages(server.url()).await;
+    with_signals(server.url()).await;
     without_messages(server.url()).await;
     many_tasks(server.url()).await;
     many_readers(server.url()).await;

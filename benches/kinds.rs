@@ -26,13 +26,14 @@ async fn main() {
     let client = LockClient::connect(server.url()).await.expect("a client");
     let reentrant: Arc<dyn RLock> = Arc::new(client.reentrant_lock("reentrant").expect("a name"));
     let read_write = client.read_write_lock("read-write").expect("a name");
-    let kinds: [(&str, Arc<dyn RLock>); 6] = [
+    let kinds: [(&str, Arc<dyn RLock>); 7] = [
         ("fenced", Arc::new(client.fenced_lock("fenced").expect("a name"))),
         ("fair", Arc::new(client.fair_lock("fair").expect("a name"))),
         ("read", Arc::new(read_write.read())),
         ("write", Arc::new(read_write.write())),
         ("spin", Arc::new(client.spin_lock("spin").expect("a name"))),
         ("non-reentrant", Arc::new(client.non_reentrant_lock("once").expect("a name"))),
+        ("signal", Arc::new(client.signal_lock("signal").expect("a name"))),
     ];
     println!("lock + unlock, against the reentrant lock's, medians of {ROUNDS} alternating rounds");
     for (name, lock) in &kinds {

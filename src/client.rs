@@ -7,14 +7,14 @@ use tokio::runtime::Handle;
 #[cfg(doc)]
 use crate::error::Error;
 use crate::{
-    engine::{self, Anchor},
+    engine::{self, Anchor, Kind},
     error::Result,
     keys::LockName,
     lock::{
         Fair, Fenced, FencedKey, Lock, MultiLock, NonReentrant, Read, ReadWriteLock, RedLock, RedLockOptions,
-        Reentrant, Spin, StringRecord, Write,
+        Reentrant, Signal, Spin, StringRecord, Write,
     },
-    options::{Backoff, Config},
+    options::{Backoff, Config, SignalOptions},
     owner::OwnerId,
     rlock::RLock,
     store::Endpoint,
@@ -192,6 +192,53 @@ impl LockClient {
     /// As [`LockClient::reentrant_lock`].
     pub fn non_reentrant_lock(&self, name: impl AsRef<str>) -> Result<Lock> {
         Ok(Lock::new(&self.anchor, NonReentrant(Reentrant::new(&self.name(name.as_ref())?))))
+    }
+
+    /// The signal lock of this name: the `Lock` of Python's `python-redis-lock`, key for key, so that Python and Rust
+    /// exclude and wake each other.
+    ///
+    /// The record is the string `lock:{name}`, whose value is the owner; each release wakes one waiter, of whatever
+    /// process, through the list `lock-signal:{name}`. It can not be taken again by its owner ([`Error::NotReentrant`]).
+    /// Leases are whole seconds on the server: a part of a second counts as one there, never here. To release or extend
+    /// what a Python process holds, take its owner from [`RLock::holder`].
+    ///
+    /// The first wait makes a connection, on which BLPOP waits for all lists of this client. In a cluster the two keys
+    /// are in one slot only if the name has a `{tag}`.
+    ///
+    /// # Errors
+    ///
+    /// As [`LockClient::reentrant_lock`].
+    pub fn signal_lock(&self, name: impl AsRef<str>) -> Result<Lock> {
+        self.signal_lock_with(name, SignalOptions::default())
+    }
+
+    /// The signal lock of this name, with options: records without expiry, signals that live longer.
+    ///
+    /// # Errors
+    ///
+    /// As [`LockClient::reentrant_lock`].
+    pub fn signal_lock_with(&self, name: impl AsRef<str>, options: SignalOptions) -> Result<Lock> {
+        Ok(Lock::new(&self.anchor, Signal::new(&self.name(name.as_ref())?, options)))
+    }
+
+    /// Frees every signal lock whose name begins with this client's prefix, whoever holds it, and wakes a waiter of each;
+    /// returns how many were held. python-redis-lock's `reset_all`, by `SCAN` instead of `KEYS`.
+    ///
+    /// For the start of a service that knows that nobody works: locks that are taken meanwhile may or may not be freed.
+    /// Every string at a key `lock:...` counts as a signal lock; names that are no UTF-8 are left alone.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Store`] and [`Error::Unconfirmed`], which name the pattern or the lock, if the server did not answer:
+    /// some locks may have been freed.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped midway, some locks have been freed.
+    pub async fn reset_all_signal_locks(&self) -> Result<u64> {
+        let pattern = Signal::records(&self.anchor.config.name_prefix);
+        let lock_of = |key: &str| Signal::of_record(key).map(|lock| Arc::new(lock) as Arc<dyn Kind>);
+        self.anchor.force_unlock_all(&pattern, lock_of).await
     }
 
     /// Several locks as one, all or nothing: Redisson's `RedissonMultiLock`. They may be of any kind and of any client.
@@ -403,7 +450,7 @@ impl RedLock {
 pub struct ClientStats {
     /// Pairs of lock and owner that are held, being acquired or being released.
     pub holds: usize,
-    /// Channels subscribed to: locks that somebody of this client waits for, or did a moment ago.
+    /// Channels subscribed to and lists waited for: locks that somebody of this client waits for, or did a moment ago.
     pub channels: usize,
     /// Releases and cancellations that the background thread has still to settle with the server.
     pub settling: usize,

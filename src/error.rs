@@ -108,6 +108,14 @@ pub enum Error {
         /// Who holds it.
         owner: String,
     },
+    /// The record of this lock has no TTL to extend: it is held until it is released. Nothing was changed.
+    #[error("lock {lock:?} is held by {owner} without a TTL; there is nothing to extend")]
+    NotExpirable {
+        /// The lock's name.
+        lock: String,
+        /// Who holds it.
+        owner: String,
+    },
     /// The owner holds the read lock and asked for the write lock. Nothing was sent; he would wait for himself.
     #[error("lock {lock:?} is read-locked by {owner}, who would wait for himself; release the read lock first")]
     UpgradeRefused {

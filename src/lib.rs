@@ -19,7 +19,7 @@ pub use crate::{
     error::{Error, LossReason, NodeAnswer, NodeSaid, Result, StoreError, StoreErrorKind},
     guard::LockGuard,
     lock::{Lock, MultiLock, ReadWriteLock, RedLock, RedLockOptions},
-    options::{AcquireOptions, Backoff},
+    options::{AcquireOptions, Backoff, SignalOptions},
     owner::OwnerId,
     rlock::RLock,
     store::Endpoint,

@@ -14,6 +14,8 @@ use crate::{
 const MIN_LEASE: Duration = Duration::from_millis(10);
 /// The longest lease, ten years: far below what makes the server refuse.
 const MAX_LEASE: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
+/// What stands for "no lease" in our books: longer than any that may be asked for.
+pub(crate) const ENDLESS: Duration = Duration::from_secs(MAX_LEASE.as_secs() + 1);
 /// The shortest watchdog timeout: renewal at a third of it must survive a scheduler's hiccup.
 const MIN_WATCHDOG: Duration = Duration::from_millis(200);
 
@@ -177,6 +179,46 @@ impl Default for Backoff {
     /// From 1 ms to 128 ms, doubling.
     fn default() -> Self {
         Self::exponential(Duration::from_millis(1), Duration::from_millis(128), 2.0)
+    }
+}
+
+/// How a signal lock keeps its record and its signal; see
+/// [`LockClient::signal_lock_with`](crate::LockClient::signal_lock_with).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use]
+pub struct SignalOptions {
+    pub(crate) expires: bool,
+    pub(crate) signal_expire: Duration,
+}
+
+impl SignalOptions {
+    /// As python-redis-lock with `expire` and `auto_renewal`: records expire and are renewed, signals live for 1 s.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// A hold without a lease of its own has no TTL and is not renewed: it lasts until it is released. As
+    /// python-redis-lock without `expire`.
+    ///
+    /// **Nothing frees it when this process dies** but a release by its owner's name, or a reset. While it is held, a
+    /// loss is not looked for: [`LockGuard::unlock`](crate::LockGuard::unlock) is the first to notice, and
+    /// [`LockGuard::remaining`](crate::LockGuard::remaining) counts down from ten years.
+    pub fn without_expiry(mut self) -> Self {
+        self.expires = false;
+        self
+    }
+
+    /// How long the signal of a release waits for a waiter. Default 1 s, as theirs; 1 ms to 10 years. Where none comes,
+    /// it is gone by itself.
+    pub fn signal_expire(mut self, life: Duration) -> Self {
+        self.signal_expire = life.clamp(Duration::from_millis(1), MAX_LEASE);
+        self
+    }
+}
+
+impl Default for SignalOptions {
+    fn default() -> Self {
+        Self { expires: true, signal_expire: Duration::from_secs(1) }
     }
 }
 

@@ -183,6 +183,13 @@ impl OwnerId {
     }
 }
 
+impl OwnerId {
+    /// Reads an owner off a record, which other clients of the format may have written: any text is somebody.
+    pub(crate) fn recorded(text: &str) -> Self {
+        text.parse().unwrap_or_else(|_| Self { text: text.into(), base: length(text), is_value: true })
+    }
+}
+
 /// Reads an owner that another process printed, to release or extend what it handed over.
 impl FromStr for OwnerId {
     type Err = Error;

@@ -72,13 +72,13 @@ impl<'a> Acquire<'a> {
         let started = Instant::now();
         let lease = match options.lease.or(options.rare().renewed) {
             Some(lease) => checked_lease(kind.name(), lease)?,
-            None => core.config.watchdog_timeout,
+            None => core.default_lease(kind),
         };
         Ok(Self {
             core,
             kind,
             lease,
-            watched: options.lease.is_none(),
+            watched: options.lease.is_none() && (options.rare().renewed.is_some() || !kind.is_endless()),
             renewals: options.rare().max_renewals,
             waits: options.wait != Wait::No,
             started,
@@ -91,7 +91,7 @@ impl<'a> Acquire<'a> {
     pub(crate) async fn run(&self) -> Result<Option<Entered>> {
         // listening before the first try spares the second
         let mut waiter = match self.waits.then(|| self.kind.wake(&self.owner)) {
-            Some(Wake::Channel(channel)) => self.core.join_existing(&channel),
+            Some(Wake::Channel(channel)) => self.core.join_existing(self.kind, &channel),
             _ => None,
         };
         let mut told = None;
@@ -178,9 +178,13 @@ impl<'a> Acquire<'a> {
             Wake::Channel(channel) => {
                 // the name in the queue, and the channel with it, may have changed
                 let same = waiter.take().filter(|waiter| waiter.listens_to(&channel));
-                let waiter = waiter.insert(same.unwrap_or_else(|| self.core.join(&channel, far)));
+                let waiter = waiter.insert(same.unwrap_or_else(|| self.core.join(self.kind, &channel, far)));
                 waiter.keep(place);
                 waiter.look_after(ttl);
+                None
+            }
+            Wake::Signal(list) => {
+                waiter.get_or_insert_with(|| self.core.join_list(self.kind, &list)).look_after(ttl);
                 None
             }
             Wake::Poll(backoff) => Some(self.back_off(backoff.pause(attempts), ttl)),

@@ -574,7 +574,7 @@ impl Hold {
             state.renewals = state.renewals.map(|left| NonZeroU32::new(left.get() - 1).unwrap_or(left));
         }
         match answer {
-            Renewed::Yes => state.deadline = state.deadline.max(sent + validity(lease)),
+            Renewed::Yes | Renewed::Endless => state.deadline = state.deadline.max(sent + validity(lease)),
             Renewed::Unknown => {}
             Renewed::Gone => self.end(&mut state, LossReason::RecordMissing),
             Renewed::Taken => self.end(&mut state, LossReason::TakenOver),

@@ -17,18 +17,18 @@ use tokio::{
     time::{Sleep, sleep, sleep_until},
 };
 
-use super::{Core, holds::Hold};
+use super::{Core, Kind, holds::Hold};
 use crate::{
     error::StoreErrorKind,
     store::{ChannelMessage, Link},
 };
 
 /// How long a channel stays subscribed after its last waiter left, so that a hot lock does not flap.
-const GRACE: Duration = Duration::from_millis(100);
+pub(super) const GRACE: Duration = Duration::from_millis(100);
 /// Channels in one SUBSCRIBE.
 const BATCH: usize = 500;
 /// The pause before a failed SUBSCRIBE is repeated.
-const RETRY: Duration = Duration::from_millis(200);
+pub(super) const RETRY: Duration = Duration::from_millis(200);
 
 /// The gates, and the line to the task that subscribes.
 #[derive(Debug)]
@@ -48,9 +48,13 @@ pub(crate) enum Request {
 /// Where the waiters of one channel sleep.
 #[derive(Debug)]
 pub(crate) struct Gate {
-    channel: Arc<str>,
+    pub(super) channel: Arc<str>,
+    /// The lock that its first waiter waits for.
+    pub(super) kind: Arc<dyn Kind>,
     permits: Arc<Semaphore>,
     waiters: AtomicUsize,
+    /// A request to listen was made, and nobody has stopped to listen since.
+    listened: AtomicBool,
     /// It was subscribed to once; from then on, a subscription means that messages may have been missed.
     was_live: AtomicBool,
     /// What happened before its subscription is nothing to its waiters.
@@ -68,7 +72,7 @@ pub(crate) struct Gate {
 }
 
 impl Gate {
-    fn wake_one(&self) {
+    pub(super) fn wake_one(&self) {
         self.told_one.store(true, Ordering::Release);
         // one also where nobody waits: somebody may have tried already, and be about to wait
         if self.permits.available_permits() < self.waiters.load(Ordering::Acquire).max(1) {
@@ -94,6 +98,26 @@ impl Gate {
         }
     }
 
+    pub(super) fn waiters(&self) -> usize {
+        self.waiters.load(Ordering::SeqCst)
+    }
+
+    /// Stops to listen, unless more than `so_many` wait: whoever comes to wait asks for it again.
+    pub(super) fn stop_unless_more_than(&self, so_many: usize) -> bool {
+        // first, so that a waiter who comes now either is counted or asks
+        self.listened.store(false, Ordering::SeqCst);
+        let goes_on = self.waiters() > so_many;
+        if goes_on {
+            self.listened.store(true, Ordering::SeqCst);
+        }
+        !goes_on
+    }
+
+    /// Takes back what nobody is left to hear.
+    pub(super) fn take_unheard(&self) -> bool {
+        self.waiters() == 0 && self.permits.forget_permits(usize::MAX) > 0
+    }
+
     fn told_all(&self) -> MutexGuard<'_, Option<Instant>> {
         self.told_all.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -108,6 +132,7 @@ impl Gate {
 #[derive(Debug)]
 pub(crate) struct Waiter<'a> {
     core: &'a Core,
+    hub: &'a Hub,
     gate: Arc<Gate>,
     /// Where the lock has a queue: the place in it.
     place: Option<Box<Place<'a>>>,
@@ -115,12 +140,12 @@ pub(crate) struct Waiter<'a> {
 
 impl Drop for Waiter<'_> {
     fn drop(&mut self) {
-        if self.gate.waiters.fetch_sub(1, Ordering::AcqRel) == 1 {
-            if self.core.hub.closed.load(Ordering::Acquire) {
+        if self.gate.waiters.fetch_sub(1, Ordering::SeqCst) == 1 {
+            if self.hub.closed.load(Ordering::Acquire) {
                 // nobody unsubscribes any more
-                self.core.hub.gates.remove_if(&self.gate.channel, |_, kept| Arc::ptr_eq(kept, &self.gate));
+                self.hub.gates.remove_if(&self.gate.channel, |_, kept| Arc::ptr_eq(kept, &self.gate));
             }
-            let _ = self.core.hub.requests.send(Request::Left(Arc::clone(&self.gate)));
+            let _ = self.hub.requests.send(Request::Left(Arc::clone(&self.gate)));
         }
     }
 }
@@ -167,17 +192,19 @@ impl Hub {
 
     /// Counts one waiter more at a channel; the first one subscribes. A permit that nobody was there to take stays: who
     /// comes now may have tried before the message came.
-    fn enter(&self, channel: &Arc<str>, quiet: bool) -> Arc<Gate> {
+    fn enter(&self, kind: &Arc<dyn Kind>, channel: &Arc<str>, quiet: bool) -> Arc<Gate> {
         let gate = match self.gates.entry(Arc::clone(channel)) {
             Entry::Occupied(gate) => {
-                gate.get().waiters.fetch_add(1, Ordering::AcqRel);
+                gate.get().waiters.fetch_add(1, Ordering::SeqCst);
                 Arc::clone(gate.get())
             }
             Entry::Vacant(place) => {
                 let gate = Arc::new(Gate {
                     channel: Arc::clone(channel),
+                    kind: Arc::clone(kind),
                     permits: Arc::new(Semaphore::new(0)),
                     waiters: AtomicUsize::new(1),
+                    listened: AtomicBool::new(true),
                     was_live: AtomicBool::new(false),
                     quiet,
                     denied: AtomicBool::new(false),
@@ -205,7 +232,7 @@ impl Hub {
         self.gates.iter().map(|gate| Arc::clone(&gate)).collect()
     }
 
-    fn wake_all(&self) {
+    pub(super) fn wake_all(&self) {
         for gate in self.all() {
             gate.wake_all();
         }
@@ -228,13 +255,18 @@ impl Hub {
 
 impl Core {
     /// Waits at a channel from now on. `quiet`: no message can have been sent there yet.
-    pub(super) fn join(&self, channel: &Arc<str>, quiet: bool) -> Waiter<'_> {
-        Waiter { core: self, gate: self.hub.enter(channel, quiet), place: None }
+    pub(super) fn join(&self, kind: &Arc<dyn Kind>, channel: &Arc<str>, quiet: bool) -> Waiter<'_> {
+        Waiter { core: self, hub: &self.hub, gate: self.hub.enter(kind, channel, quiet), place: None }
+    }
+
+    /// Waits for an element of a list from now on.
+    pub(super) fn join_list(&self, kind: &Arc<dyn Kind>, list: &Arc<str>) -> Waiter<'_> {
+        Waiter { core: self, hub: &self.signals, gate: self.signals.enter(kind, list, true), place: None }
     }
 
     /// As [`Core::join`], if somebody waits there already. Whoever listens before trying needs to try but once.
-    pub(super) fn join_existing(&self, channel: &Arc<str>) -> Option<Waiter<'_>> {
-        (!self.hub.gates.is_empty() && self.hub.gates.contains_key(channel)).then(|| self.join(channel, false))
+    pub(super) fn join_existing(&self, kind: &Arc<dyn Kind>, channel: &Arc<str>) -> Option<Waiter<'_>> {
+        (!self.hub.gates.is_empty() && self.hub.gates.contains_key(channel)).then(|| self.join(kind, channel, false))
     }
 }
 
@@ -284,6 +316,9 @@ impl<'a> Waiter<'a> {
 
     /// Sleeps until told, until it is this waiter's turn to look, or until `limit`.
     pub(crate) async fn wait(&self, limit: Option<Instant>) -> Woken {
+        if !self.gate.listened.swap(true, Ordering::SeqCst) {
+            let _ = self.hub.requests.send(Request::Subscribe(Arc::clone(&self.gate)));
+        }
         let told = Arc::clone(&self.gate.permits).acquire_owned();
         tokio::pin!(told);
         loop {
@@ -429,7 +464,7 @@ async fn subscribe_batch(link: &Link, batch: &[Arc<Gate>]) -> Vec<Arc<Gate>> {
 
 /// Removes the gates that nobody came back to; returns their channels. A connection that is down needs no
 /// UNSUBSCRIBE: the next one starts without.
-fn remove_left(hub: &Hub, left: &mut Vec<(Instant, Arc<Gate>)>) -> Vec<String> {
+pub(super) fn remove_left(hub: &Hub, left: &mut Vec<(Instant, Arc<Gate>)>) -> Vec<String> {
     let over = left.iter().take_while(|(since, _)| since.elapsed() >= GRACE).count();
     let mut channels = Vec::new();
     for (_, gate) in left.drain(..over) {

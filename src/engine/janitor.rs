@@ -119,7 +119,7 @@ impl Drop for Done<'_> {
 }
 
 async fn settle(core: &Core, hold: Arc<Hold>) {
-    let record_ends = hold.deadline().max(Instant::now() + core.config.watchdog_timeout);
+    let record_ends = hold.deadline().max(Instant::now() + core.default_lease(hold.kind()));
     let give_up = record_ends + core.config.command_timeout();
     let mut pause = PAUSE.0;
     loop {
@@ -162,7 +162,7 @@ async fn settle(core: &Core, hold: Arc<Hold>) {
 async fn bust(core: &Core, ghost: &Ghost) {
     let lock = ghost.kind.name();
     let link = core.store.link(lock);
-    let give_up = Instant::now() + 2 * core.config.watchdog_timeout + core.config.command_timeout();
+    let give_up = Instant::now() + 2 * core.default_lease(&ghost.kind) + core.config.command_timeout();
     let mut pause = PAUSE.0;
     let mut once_more = true;
     loop {

@@ -24,6 +24,8 @@ pub(crate) struct Request<'a> {
 pub(crate) enum Wake {
     /// By messages of this channel, and by looking once in a while.
     Channel(Arc<str>),
+    /// By an element of this list, which is for whoever pops it, and by looking once in a while.
+    Signal(Arc<str>),
     /// By trying again, after pauses.
     Poll(Box<Backoff>),
 }
@@ -38,8 +40,13 @@ pub(crate) struct Sibling {
 
 /// A lock kind: which scripts to run on which keys. The engine does the rest.
 pub(crate) trait Kind: Send + Sync + fmt::Debug + 'static {
-    /// The lock's name: the key of its record.
+    /// The lock's name.
     fn name(&self) -> &Arc<str>;
+
+    /// The key of its record.
+    fn record(&self) -> &Arc<str> {
+        self.name()
+    }
 
     /// Kinds of one family share their record, and hence their hold counts.
     fn family(&self) -> &'static str;
@@ -54,6 +61,11 @@ pub(crate) trait Kind: Send + Sync + fmt::Debug + 'static {
 
     /// Whether an owner may be any text: see [`AcquireOptions::value`](crate::AcquireOptions::value).
     fn takes_values(&self) -> bool {
+        false
+    }
+
+    /// Whether a hold without a lease lasts until it is released, without a TTL and without the watchdog.
+    fn is_endless(&self) -> bool {
         false
     }
 
@@ -82,13 +94,18 @@ pub(crate) trait Kind: Send + Sync + fmt::Debug + 'static {
         None
     }
 
+    /// Where an element of a list wakes waiters: pushes it again, if the lock is free.
+    fn signal(&self) -> Option<Call> {
+        None
+    }
+
     /// Makes the owner hold the lock as often as requested.
     fn acquire(&self, request: Request<'_>) -> Call;
 
     /// Makes `owner` hold the lock `holds` times, fewer than before. With 0, nothing of him is left.
     fn release(&self, owner: &OwnerId, holds: u32) -> Call;
 
-    /// The script that renews many locks: keys are the locks, arguments the lease and one owner for each.
+    /// The script that renews many locks: keys are their records, arguments the lease and one owner for each.
     fn renew(&self) -> &'static Script;
 
     /// Frees the lock, whoever holds it.

@@ -5,6 +5,7 @@ pub(crate) mod holds;
 mod hub;
 mod janitor;
 mod kind;
+mod signals;
 mod watchdog;
 
 use std::{
@@ -19,6 +20,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use futures_util::future::join_all;
 use tokio::{
     runtime::{Builder, Handle},
     sync::{MutexGuard, Notify, oneshot},
@@ -36,7 +38,7 @@ pub(crate) use self::{
 };
 use crate::{
     error::{Error, LossReason, Result, StoreError, StoreErrorKind},
-    options::{AcquireOptions, Config, checked_lease},
+    options::{AcquireOptions, Config, ENDLESS, checked_lease},
     owner::{ClientId, OwnerId},
     store::{Call, Endpoint, Forced, Guarded, Inspected, Renewed, Store},
 };
@@ -47,7 +49,10 @@ pub(crate) struct Core {
     pub(crate) config: Config,
     pub(crate) store: Store,
     pub(crate) holds: Holds,
+    /// Channels, and who waits for their messages.
     hub: Hub,
+    /// The same for lists and their elements.
+    signals: Hub,
     pub(crate) janitor: Janitor,
     /// Tells the watchdog of a hold that it must look at before its next pass.
     sooner: Notify,
@@ -115,6 +120,7 @@ async fn start(endpoint: Endpoint, config: Config, runtime: Handle, driver: Opti
     let driver = driver.unwrap_or_else(|| runtime.clone());
     let store = Store::connect(&endpoint, &config, &runtime, driver).await?;
     let (hub, subscriptions) = Hub::new();
+    let (signals, lists) = Hub::new();
     let (janitor, list) = Janitor::new();
     let core = Arc::new(Core {
         client: ClientId::random(),
@@ -122,6 +128,7 @@ async fn start(endpoint: Endpoint, config: Config, runtime: Handle, driver: Opti
         store,
         holds: Holds::default(),
         hub,
+        signals,
         janitor,
         sooner: Notify::new(),
         runtime: runtime.clone(),
@@ -134,6 +141,7 @@ async fn start(endpoint: Endpoint, config: Config, runtime: Handle, driver: Opti
     });
     let subscriber = Arc::clone(&core);
     tokio::spawn(async move { hub::subscribe(&subscriber.hub, subscriber.store.subscriptions(), subscriptions).await });
+    tokio::spawn(signals::read(Arc::clone(&core), lists));
     Ok(core)
 }
 
@@ -186,6 +194,11 @@ impl Core {
                          here it can be released or extended, not acquired as",
             }),
         }
+    }
+
+    /// How long a hold lasts that was acquired without a lease, if nobody renews it.
+    fn default_lease(&self, kind: &Arc<dyn Kind>) -> Duration {
+        if kind.is_endless() { ENDLESS } else { self.config.watchdog_timeout }
     }
 
     /// How long a settlement may take while the server answers.
@@ -288,7 +301,7 @@ impl Core {
             return Ok(false);
         }
         let name = current.map_or_else(|| owner.clone(), |(hold, _)| hold.owner());
-        let (sent, answer) = watchdog::extend(self, kind.renew(), kind.name(), &name, lease).await;
+        let (sent, answer) = watchdog::extend(self, kind, &name, lease).await;
         let answer = answer.map_err(|error| store_error(kind.name(), error))?;
         if let Some((hold, generation)) = current {
             hold.renewed(generation, answer, sent, lease, None);
@@ -298,6 +311,7 @@ impl Core {
         }
         match answer {
             Renewed::Yes => Ok(true),
+            Renewed::Endless => Err(Error::NotExpirable { lock: kind.name().to_string(), owner: name.to_string() }),
             Renewed::Gone | Renewed::Taken => Ok(false),
             Renewed::Unknown => Err(store_error(kind.name(), silent("the server refused the renewal"))),
         }
@@ -321,6 +335,33 @@ impl Core {
             Ok(Forced::WasFree) => Ok(false),
             Ok(Forced::WrongKind) => Err(Error::WrongLockKind { lock: kind.name().to_string() }),
             Err(error) => Err(store_error(kind.name(), error)),
+        }
+    }
+
+    /// Frees all locks whose records are at keys of this pattern, as [`Core::force_unlock`] does; returns how many were
+    /// held. `kind_of`: the lock of a record.
+    pub(crate) async fn force_unlock_all(
+        &self,
+        pattern: &str,
+        kind_of: impl Fn(&str) -> Option<Arc<dyn Kind>>,
+    ) -> Result<u64> {
+        let (mut cursor, mut freed) = ("0".to_owned(), 0);
+        loop {
+            self.check_open()?;
+            let page = self.store.scan(&cursor, pattern).await.map_err(|error| store_error(pattern, error))?;
+            let kinds: Vec<_> = page.keys.iter().filter_map(|key| kind_of(key)).collect();
+            for outcome in join_all(kinds.iter().map(|kind| self.force_unlock(kind))).await {
+                match outcome {
+                    Ok(held) => freed += u64::from(held),
+                    // no record any more
+                    Err(Error::WrongType { .. }) => {}
+                    Err(error) => return Err(error),
+                }
+            }
+            match page.next {
+                Some(next) => cursor = next,
+                None => return Ok(freed),
+            }
         }
     }
 
@@ -364,6 +405,7 @@ impl Core {
     pub(crate) async fn shutdown(&self) -> Result<()> {
         self.closed.store(true, Ordering::Release);
         self.hub.close();
+        self.signals.close();
         let mut held = Vec::new();
         self.holds.for_each(|hold| held.push(Arc::clone(hold)));
         for hold in held {
@@ -382,7 +424,7 @@ impl Core {
 
     /// For tests: holds known, channels subscribed to, settlements pending.
     pub(crate) fn residue(&self) -> (usize, usize, usize) {
-        (self.holds.len(), self.hub.channels(), self.janitor.pending())
+        (self.holds.len(), self.hub.channels() + self.signals.channels(), self.janitor.pending())
     }
 }
 

@@ -12,7 +12,7 @@ use std::{
 use tokio::time::sleep;
 
 use super::{
-    Core,
+    Core, Kind,
     holds::{Due, Hold},
 };
 use crate::{
@@ -116,7 +116,7 @@ async fn renew(core: &Arc<Core>, script: &'static Script, batch: &[Renewal]) -> 
 }
 
 async fn send(core: &Core, script: &'static Script, batch: &[Renewal]) -> (Instant, Result<Vec<Renewed>, StoreError>) {
-    let keys = batch.iter().map(|renewal| Arc::clone(renewal.hold.lock_name())).collect();
+    let keys = batch.iter().map(|renewal| Arc::clone(renewal.hold.kind().record())).collect();
     let mut args: Vec<Arg> = Vec::with_capacity(batch.len() + 1);
     args.push(millis(batch[0].ttl).into());
     args.extend(batch.iter().map(|renewal| Arg::from(&renewal.owner)));
@@ -127,12 +127,11 @@ async fn send(core: &Core, script: &'static Script, batch: &[Renewal]) -> (Insta
 /// Lets a hold live for at least `lease` from now: the watchdog's script on one lock.
 pub(crate) async fn extend(
     core: &Core,
-    script: &'static Script,
-    lock: &Arc<str>,
+    kind: &Arc<dyn Kind>,
     owner: &OwnerId,
     lease: Duration,
 ) -> (Instant, Result<Renewed, StoreError>) {
-    let call = Call::new(script, vec![Arc::clone(lock)], vec![millis(lease).into(), owner.into()]);
+    let call = Call::new(kind.renew(), vec![Arc::clone(kind.record())], vec![millis(lease).into(), owner.into()]);
     let sent = Instant::now();
     (sent, core.store.renew(call).await.map(|answers| answers[0]))
 }

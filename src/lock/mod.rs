@@ -7,6 +7,7 @@ mod non_reentrant;
 mod read_write;
 mod red;
 mod reentrant;
+mod signal;
 mod spin;
 mod string;
 
@@ -20,6 +21,7 @@ pub(crate) use self::{
     non_reentrant::NonReentrant,
     read_write::{Read, Write},
     reentrant::Reentrant,
+    signal::Signal,
     spin::Spin,
     string::StringRecord,
 };

@@ -17,8 +17,8 @@ use fred::{
     error::{Error as FredError, ErrorKind as FredKind},
     interfaces::{ClientLike, EventInterface, LuaInterface, PubsubInterface},
     types::{
-        Builder, ClientState, Message, RespVersion, Value,
-        config::{Config as FredConfig, Server, ServerConfig},
+        Builder, ClientState, ClusterHash, CustomCommand, Message, RespVersion, Value,
+        config::{Config as FredConfig, Options, Server, ServerConfig},
     },
 };
 use tokio::{
@@ -103,8 +103,12 @@ impl Link {
         let router = link.init().await.map_err(classify)?;
         link.epoch();
         link.own.spawn(Arc::clone(&link).supervise(router, errors, reconnects));
-        link.own.spawn(Arc::clone(&link).beat());
         Ok(link)
+    }
+
+    /// Looks after a connection that may be silent. Not for one that waits for lists: its PING would wait as well.
+    pub(crate) fn keep_alive(self: &Arc<Self>) {
+        self.own.spawn(Arc::clone(self).beat());
     }
 
     async fn init(&self) -> Result<fred::types::ConnectHandle, FredError> {
@@ -267,6 +271,60 @@ impl Link {
         self.in_own_runtime(self.client.unsubscribe(channels)).await.map_err(classify)
     }
 
+    /// Waits for an element of any of the lists, at most `limit`, and takes it away; returns its list. Nothing else may be
+    /// sent over this link.
+    pub(crate) async fn pop(&self, lists: &[Arc<str>], limit: Duration) -> Result<Option<Arc<str>>, StoreError> {
+        let seconds = limit.as_secs_f64().to_string();
+        let words = lists.iter().map(|list| &**list).chain([&*seconds]);
+        // its own timeout must not come first: the element would be lost
+        let timeout = limit + self.client.perf_config().default_command_timeout;
+        let answer = self.custom("BLPOP", words, Some(timeout)).await?;
+        Ok(match &answer {
+            Value::Array(parts) => parts.first().and_then(Value::as_str).map(|list| (&*list).into()),
+            _ => None,
+        })
+    }
+
+    /// Pushes an element to a list, which then lives for `life`.
+    pub(crate) async fn push(&self, list: &str, life: Duration) -> Result<(), StoreError> {
+        let life = life.as_millis().to_string();
+        let pushed = self.custom("LPUSH", [list, "1"].into_iter(), None);
+        let bounded = self.custom("PEXPIRE", [list, &life].into_iter(), None);
+        let (pushed, bounded) = tokio::join!(pushed, bounded);
+        pushed.and(bounded).map(drop)
+    }
+
+    /// One page of SCAN, strings only: the next cursor, and keys. What is no UTF-8 is left out.
+    pub(crate) async fn scan(&self, cursor: &str, pattern: &str) -> Result<(String, Vec<String>), StoreError> {
+        let words = [cursor, "MATCH", pattern, "COUNT", "500", "TYPE", "string"];
+        let answer = self.custom("SCAN", words.into_iter(), None).await?;
+        let text = |value: &Value| value.as_str().map(|text| text.to_string());
+        if let Value::Array(parts) = &answer
+            && let [cursor, Value::Array(keys)] = parts.as_slice()
+            && let Some(cursor) = text(cursor)
+        {
+            return Ok((cursor, keys.iter().filter_map(text).collect()));
+        }
+        Err(StoreError::new(StoreErrorKind::Protocol, true, "SCAN was answered by something else"))
+    }
+
+    /// A command that is no script and needs no repetition.
+    async fn custom(
+        &self,
+        name: &'static str,
+        words: impl Iterator<Item = &str>,
+        timeout: Option<Duration>,
+    ) -> Result<Value, StoreError> {
+        if !self.is_up() {
+            return Err(StoreError::new(StoreErrorKind::Unavailable, false, "not connected"));
+        }
+        let words: Vec<Value> = words.map(Value::from).collect();
+        let command = CustomCommand::new_static(name, ClusterHash::FirstKey, false);
+        // with_options() has no effect on scripts, but on this
+        let client = self.client.with_options(&Options { timeout, ..Options::default() });
+        self.in_own_runtime(client.custom(command, words)).await.map_err(classify)
+    }
+
     /// Messages of the channels subscribed to.
     pub(crate) fn messages(&self) -> broadcast::Receiver<Message> {
         self.client.message_rx()
@@ -275,6 +333,15 @@ impl Link {
     /// One event for each connection made.
     pub(crate) fn reconnects(&self) -> broadcast::Receiver<Server> {
         self.client.reconnect_rx()
+    }
+
+    /// Ends the connection without a word: QUIT would wait behind a BLPOP.
+    pub(crate) fn abandon(&self) {
+        self.closed.store(true, Ordering::Release);
+        if let Some(router) = lock(&self.router).take() {
+            router.abort();
+        }
+        self.set_up(false);
     }
 
     /// Ends the connection. Idempotent.

@@ -7,7 +7,7 @@ mod script;
 use std::{sync::Arc, time::Duration};
 
 use fred::types::{Message, config::Config as FredConfig};
-use tokio::runtime::Handle;
+use tokio::{runtime::Handle, sync::OnceCell};
 
 pub(crate) use self::{
     link::Link,
@@ -60,12 +60,24 @@ impl Endpoint {
     }
 }
 
-/// The server, seen through its links: one for scripts, one for subscriptions. A lock name never changes its link.
+/// The server, seen through its links: one for scripts, one for subscriptions, and, once somebody waits for a list, one
+/// that BLPOP blocks. A lock name never changes its link.
 #[derive(Debug)]
 pub(crate) struct Store {
     scripts: Arc<Link>,
     subscriptions: Arc<Link>,
     address: String,
+    lists: OnceCell<Arc<Link>>,
+    endpoint: Endpoint,
+    config: Config,
+    own: Handle,
+}
+
+/// Keys that `SCAN` found, and where to go on.
+#[derive(Debug)]
+pub(crate) struct Page {
+    pub(crate) keys: Vec<String>,
+    pub(crate) next: Option<String>,
 }
 
 impl Store {
@@ -78,7 +90,12 @@ impl Store {
         let both = async {
             let scripts = Link::connect(&endpoint.0, config, own.clone(), driver).await?;
             let subscriptions = Link::connect(&endpoint.0, config, own.clone(), own.clone()).await?;
-            Ok(Self { scripts, subscriptions, address: link::address(&endpoint.0) })
+            for link in [&scripts, &subscriptions] {
+                link.keep_alive();
+            }
+            let address = link::address(&endpoint.0);
+            let (endpoint, config, own) = (endpoint.clone(), config.clone(), own.clone());
+            Ok(Self { scripts, subscriptions, address, lists: OnceCell::new(), endpoint, config, own })
         };
         match tokio::time::timeout(config.connect_timeout, both).await {
             Ok(store) => store.map_err(unreachable),
@@ -103,6 +120,13 @@ impl Store {
     /// The link that carries subscriptions.
     pub(crate) fn subscriptions(&self) -> &Arc<Link> {
         &self.subscriptions
+    }
+
+    /// The link that waits for elements of lists, made when it is first asked for. Must be asked for on the client's
+    /// own runtime.
+    pub(crate) async fn lists(&self) -> Result<&Arc<Link>, StoreError> {
+        let connect = || Link::connect(&self.endpoint.0, &self.config, self.own.clone(), self.own.clone());
+        self.lists.get_or_try_init(connect).await
     }
 
     /// Waits until this key's server can be reached, at most `limit`.
@@ -141,14 +165,35 @@ impl Store {
         reply::inspected(&self.eval(call).await?)
     }
 
+    /// Runs a script that tells one waiter.
+    pub(crate) async fn signal(&self, call: Call) -> Result<(), StoreError> {
+        self.eval(call).await.map(drop)
+    }
+
+    /// Pushes an element to a list, which then lives for `life`.
+    pub(crate) async fn push(&self, list: &str, life: Duration) -> Result<(), StoreError> {
+        self.link(list).push(list, life).await
+    }
+
+    /// Keys of a pattern, strings only: the page after `cursor`, which begins and ends at `0`.
+    pub(crate) async fn scan(&self, cursor: &str, pattern: &str) -> Result<Page, StoreError> {
+        let (next, keys) = self.scripts.scan(cursor, pattern).await?;
+        Ok(Page { keys, next: (next != "0").then_some(next) })
+    }
+
     /// Runs a script that reads or writes a guarded key.
     pub(crate) async fn guarded(&self, call: Call) -> Result<Guarded, StoreError> {
         reply::guarded(self.eval(call).await?)
     }
 
-    /// Ends both connections.
+    /// Ends all connections.
     pub(crate) async fn close(&self) {
-        tokio::join!(self.scripts.close(), self.subscriptions.close());
+        let lists = async {
+            if let Some(link) = self.lists.get() {
+                link.abandon();
+            }
+        };
+        tokio::join!(self.scripts.close(), self.subscriptions.close(), lists);
     }
 }
 

@@ -39,6 +39,8 @@ pub(crate) enum Released {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Renewed {
     Yes,
+    /// Held, and the record has no TTL.
+    Endless,
     Gone,
     Taken,
     Unknown,
@@ -125,6 +127,7 @@ pub(crate) fn renewed(value: &Value, locks: usize) -> Result<Vec<Renewed>, Store
                 Value::Integer(0) => Renewed::Gone,
                 Value::Integer(-1) => Renewed::Taken,
                 Value::Integer(-2) => Renewed::Unknown,
+                Value::Integer(-4) => Renewed::Endless,
                 other => return Err(nonsense(other)),
             })
         })
@@ -148,7 +151,7 @@ pub(crate) fn inspected(value: &Value) -> Result<Inspected, StoreError> {
             let [millis, holders @ ..] = parts.as_slice() else { return Err(nonsense(value)) };
             let (pairs, []) = holders.as_chunks::<2>() else { return Err(nonsense(value)) };
             let holder = |[owner, holds]: &[Value; 2]| {
-                Some((OwnerId::from_value(&*owner.as_str()?).ok()?, u32::try_from(holds.as_u64()?).ok()?))
+                Some((OwnerId::recorded(&owner.as_str()?), u32::try_from(holds.as_u64()?).ok()?))
             };
             match (millis.as_i64(), pairs.iter().map(holder).collect::<Option<Vec<_>>>()) {
                 (Some(millis), Some(holders)) if !holders.is_empty() => {

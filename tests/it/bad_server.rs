@@ -384,7 +384,7 @@ const COMMANDS: [&str; 17] = [
     "info",
 ];
 
-fn set_user(server: &Server, name: &str, commands: &[&str], rules: &[&str]) {
+pub fn set_user(server: &Server, name: &str, commands: &[&str], rules: &[&str]) {
     let grants: Vec<String> = commands.iter().map(|command| format!("+{command}")).collect();
     let mut parts = vec!["ACL", "SETUSER", name, "reset", "on", ">pw"];
     parts.extend(rules);
@@ -392,12 +392,12 @@ fn set_user(server: &Server, name: &str, commands: &[&str], rules: &[&str]) {
     assert_eq!(server.call(&parts).text(), "OK", "{parts:?}");
 }
 
-async fn log_in(server: &Server, name: &str, builder: LockClientBuilder) -> LockClient {
+pub async fn log_in(server: &Server, name: &str, builder: LockClientBuilder) -> LockClient {
     builder.connect(format!("redis://{name}:pw@{}", server.addr())).await.expect("a connection")
 }
 
 /// What the server refused to anybody: commands, keys, channels.
-fn denials(server: &Server) -> BTreeSet<String> {
+pub fn denials(server: &Server) -> BTreeSet<String> {
     let log = server.call(&["ACL", "LOG"]);
     let object = |entry: &Reply| {
         let fields = entry.list();

@@ -29,14 +29,25 @@ pub struct Kind {
     pub reentrant: bool,
     /// Waiters listen on a channel.
     pub listens: bool,
-    /// There is one record, a hash at the lock's name.
+    /// There is one record.
     pub one_record: bool,
+    /// It is a string at `lock:` and the name, and a list wakes waiters: python-redis-lock's.
+    pub signals: bool,
 }
 
 impl Kind {
     pub fn new(door: Door) -> Self {
         let (shared, rival_shared) = (false, false);
-        Self { door, rival: door, shared, rival_shared, reentrant: true, listens: true, one_record: true }
+        Self {
+            door,
+            rival: door,
+            shared,
+            rival_shared,
+            reentrant: true,
+            listens: true,
+            one_record: true,
+            signals: false,
+        }
     }
 
     fn lock(&self, client: &LockClient, name: &str) -> Arc<dyn RLock> {
@@ -47,9 +58,16 @@ impl Kind {
         (self.rival)(client, name)
     }
 
+    /// The key of the record of `l`.
+    fn record(&self) -> &'static str {
+        if self.signals { "lock:l" } else { "l" }
+    }
+
     /// Until somebody of this client waits.
     async fn waiting(&self, server: &Server, client: &LockClient) {
-        if self.listens {
+        if self.signals {
+            eventually("a waiter listens", || async { client.stats().channels > 0 && server.blocked() > 0 }).await;
+        } else if self.listens {
             eventually("a waiter listens", || async { client.stats().channels > 0 && !server.channels().is_empty() })
                 .await;
         } else {
@@ -145,13 +163,17 @@ pub async fn nothing_is_left(server: &Server, clients: &[&LockClient]) {
     assert_eq!(records(server), [], "no key is left");
 }
 
-/// Every key but fencing tokens, which are kept for ever, so that they never begin anew.
+/// Every key but fencing tokens, which are kept for ever, so that they never begin anew, and signals that end by
+/// themselves.
 fn records(server: &Server) -> Vec<(String, Reply, i64)> {
-    server.dump().into_iter().filter(|(key, ..)| !key.starts_with("redisson_lock_token:")).collect()
+    let brief = |key: &str, expires: i64| key.starts_with("lock-signal:") && expires > 0;
+    let kept = |key: &str, expires: i64| key.starts_with("redisson_lock_token:") || brief(key, expires);
+    // PEXPIRETIME of a key that has just expired
+    server.dump().into_iter().filter(|(key, _, expires)| !kept(key, *expires) && *expires != -2).collect()
 }
 
-fn delete_everything(server: &Server) {
-    assert!(server.exists("l"));
+fn delete_everything(server: &Server, kind: Kind) {
+    assert!(server.exists(kind.record()));
     server.call(&["FLUSHALL"]);
 }
 
@@ -307,7 +329,7 @@ pub async fn r43_r44_f38_a_foreign_or_second_release_is_refused_and_changes_noth
     assert!(!lb.extend(&b.current_owner(), Duration::from_secs(7200)).await.unwrap());
     assert!(!la.extend(&a.owner("somebody-else").unwrap(), Duration::from_secs(7200)).await.unwrap());
     assert_eq!(records(&server), before);
-    assert!(server.pttl("l") <= 3_600_000);
+    assert!(server.pttl(kind.record()) <= 3_600_000);
     let owner = guard.owner();
     guard.unlock().await.unwrap();
     not_held(la.release(&owner).await);
@@ -371,12 +393,14 @@ pub async fn an_explicit_lease_is_not_renewed(kind: Kind) {
     let b = server.client().await;
     let lock = kind.lock(&a, "l");
     let guard = leased(&lock, ms(700)).await;
-    let (start, before) = (Instant::now(), server.command_count("pexpire"));
+    // a signal lock's release has a PEXPIRE of its own
+    let renewals = || server.command_count(if kind.signals { "expire" } else { "pexpire" });
+    let (start, before) = (Instant::now(), renewals());
     let lost = tokio::time::timeout(SOON, guard.lost()).await.expect("it ends");
     assert!(matches!(lost, Error::Lost { reason: LossReason::LeaseExpired, .. }), "{lost}");
     assert!(start.elapsed() > ms(500), "no earlier than its lease");
     eventually("the lock is free", || async { !lock.is_locked().await.unwrap() }).await;
-    assert_eq!(server.command_count("pexpire"), before, "nobody renews");
+    assert_eq!(renewals(), before, "nobody renews");
     drop(guard);
     nothing_is_left(&server, &[&a, &b]).await;
 }
@@ -388,7 +412,8 @@ pub async fn r51_a_lease_is_kept_over_re_entry_and_partial_release(kind: Kind) {
     let server = Server::start();
     let client = server.client().await; // watchdog: 30 s
     let lock = kind.lock(&client, "l");
-    let kept = |what: &str| assert!(server.pttl("l") > 3_500_000, "{what}: {} ms", server.pttl("l"));
+    let kept =
+        |what: &str| assert!(server.pttl(kind.record()) > 3_500_000, "{what}: {} ms", server.pttl(kind.record()));
     let outer = leased(&lock, Duration::from_secs(3600)).await;
     let inner = lock.lock().await.unwrap();
     kept("re-entry without a lease");
@@ -401,7 +426,7 @@ pub async fn r51_a_lease_is_kept_over_re_entry_and_partial_release(kind: Kind) {
     kept("partial release");
     assert!(outer.remaining() > Duration::from_secs(3000));
     let longer = leased(&lock, Duration::from_secs(7200)).await;
-    assert!(server.pttl("l") > 7_000_000, "a longer lease counts");
+    assert!(server.pttl(kind.record()) > 7_000_000, "a longer lease counts");
     longer.unlock().await.unwrap();
     outer.unlock().await.unwrap();
     nothing_is_left(&server, &[&client]).await;
@@ -417,7 +442,7 @@ pub async fn r50_the_lease_of_an_earlier_acquire_is_not_used_again(kind: Kind) {
     for lease in [3600, 5] {
         leased(&lock, Duration::from_secs(lease)).await.unlock().await.unwrap();
         let guard = lock.lock().await.unwrap();
-        let pttl = server.pttl("l");
+        let pttl = server.pttl(kind.record());
         assert!(pttl > 20_000 && pttl <= 30_000, "{pttl} ms are not the watchdog's after a lease of {lease} s");
         assert!(guard.remaining() > Duration::from_secs(20) && guard.remaining() <= Duration::from_secs(30));
         guard.unlock().await.unwrap();
@@ -508,14 +533,14 @@ pub async fn a_deleted_record_is_observed_at_the_next_renewal(kind: Kind) {
     let client = server.client_with(|c| c.watchdog_timeout(SHORT_WATCHDOG)).await;
     let lock = kind.lock(&client, "l");
     let guard = lock.lock().await.unwrap();
-    delete_everything(&server);
+    delete_everything(&server, kind);
     let lost = tokio::time::timeout(SOON, guard.lost()).await.expect("it is noticed");
     assert!(matches!(lost, Error::Lost { .. }), "{lost}");
     assert!(guard.is_lost());
     assert!(matches!(guard.unlock().await, Err(Error::Lost { .. })));
     // N11, F16: without a renewal in between, the release says it
     let guard = lock.lock().await.unwrap();
-    delete_everything(&server);
+    delete_everything(&server, kind);
     let unlocked = guard.unlock().await;
     assert!(matches!(unlocked, Err(Error::Lost { reason: LossReason::RecordMissing, .. })), "{unlocked:?}");
     nothing_is_left(&server, &[&client]).await;
@@ -612,7 +637,7 @@ pub async fn another_client_extends_and_releases_what_was_handed_over(kind: Kind
     assert_eq!(lb.hold_count(&owner).await.unwrap(), 1);
     assert!(lb.extend(&owner, Duration::from_secs(3600)).await.unwrap());
     if kind.one_record {
-        assert!(server.pttl("l") > 3_500_000);
+        assert!(server.pttl(kind.record()) > 3_500_000);
     }
     let acquire = lb.acquire(AcquireOptions::new().owner(owner.clone())).await;
     assert!(matches!(acquire, Err(Error::InvalidOwner { .. })), "another client's owner cannot be acquired as");
@@ -658,7 +683,7 @@ pub async fn extend_never_shortens(kind: Kind) {
     assert!(lock.extend(&guard.owner(), ms(10)).await.unwrap());
     assert!(guard.remaining() > Duration::from_secs(3000));
     if kind.one_record {
-        assert!(server.pttl("l") > 3_500_000);
+        assert!(server.pttl(kind.record()) > 3_500_000);
     }
     for bad in [Duration::ZERO, ms(9), Duration::MAX] {
         assert!(matches!(guard.extend(bad).await, Err(Error::InvalidLease { .. })));
@@ -709,7 +734,7 @@ pub async fn r30_shutdown_releases_everything_and_turns_waiters_away(kind: Kind)
     assert!(matches!(turned_away, Err(Error::Closed)), "{turned_away:?}");
     let lost = tokio::time::timeout(SOON, watched).await.expect("told");
     assert!(matches!(lost, Error::Lost { reason: LossReason::ShutDown, .. }), "{lost}");
-    assert!(!server.exists("l"));
+    assert!(!server.exists(kind.record()));
     let lock = kind.lock(&a, "l");
     assert!(matches!(lock.lock().await, Err(Error::Closed)));
     assert!(matches!(lock.try_lock().await, Err(Error::Closed)));

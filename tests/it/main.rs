@@ -37,6 +37,7 @@ mod red;
 mod reentrant;
 mod resend;
 mod residue;
+mod signal;
 mod spin;
 mod string;
 mod support;

@@ -57,7 +57,7 @@ impl<'a> Round<'a> {
     fn argument(&mut self, script: &Script, word: &Word, lock: &str) -> Vec<u8> {
         match (&*word.name, &*word.kind) {
             ("owner", "string") => self.rng.pick(&OWNERS).into(),
-            ("lease", "integer") => self.lease(),
+            ("lease" | "life", "integer") => self.lease(),
             ("holds", "integer") => match self.rng.below(20) {
                 0 => self.times.junk(),
                 1..=4 => b"0".to_vec(),
@@ -92,7 +92,9 @@ impl<'a> Round<'a> {
     /// The same for keys.
     fn key(script: &Script, word: &Word, lock: &str) -> Vec<u8> {
         match (&*word.name, &*word.kind) {
+            ("lock", "string") if script.name.starts_with("signal/") => [b"lock:", lock.as_bytes()].concat(),
             ("lock", "hash" | "string") => lock.into(),
+            ("signal", "list") => [b"lock-signal:", lock.as_bytes()].concat(),
             ("queue", "list") => derived("redisson_lock_queue", lock),
             ("timeouts", "zset") => derived("redisson_lock_timeout", lock),
             ("intent", "string") => derived("nestlock_rwlock_intent", lock),
@@ -177,7 +179,8 @@ impl<'a> Round<'a> {
         let time = String::from_utf8(self.times.millis()).expect("digits");
         let load = &self.scripts[self.rng.below(self.scripts.len())];
         let writer = format!("{owner}:write");
-        let choices: [&[&str]; 32] = [
+        let (record, signal) = (format!("lock:{lock}"), format!("lock-signal:{lock}"));
+        let choices: [&[&str]; 41] = [
             &["DEL", lock],
             &["DEL", lock],
             &["DEL", lock],
@@ -197,6 +200,15 @@ impl<'a> Round<'a> {
             &["RPUSH", lock, "a", "b"],
             &["ZADD", lock, "1", "a"],
             &["PERSIST", lock],
+            &["DEL", &record],
+            &["DEL", &record],
+            &["DEL", &record, &signal],
+            &["PERSIST", &record],
+            &["PERSIST", &record],
+            &["SET", &record, owner, "PX", &time],
+            &["RPUSH", &record, "a"],
+            &["SET", &signal, "data"],
+            &["LPOP", &signal],
             &["PEXPIRE", lock, &time],
             &["PEXPIRE", lock, &time],
             &["PEXPIRE", lock, "0"],
@@ -228,7 +240,9 @@ impl<'a> Round<'a> {
         self.rng.shuffle(&mut locks);
         for lock in &locks[..self.rng.between(1, locks.len())] {
             let millis = self.rng.between(1, 8).to_string();
-            self.steps.push(Step::Send(0, Command::new(&["PEXPIRE", lock, &millis], Check::Exact)));
+            for key in [(*lock).to_owned(), format!("lock:{lock}")] {
+                self.steps.push(Step::Send(0, Command::new(&["PEXPIRE", &key, &millis], Check::Exact)));
+            }
         }
         self.steps.push(Step::Wait(Grammar::SHORT));
     }

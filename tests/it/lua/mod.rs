@@ -4,6 +4,7 @@ mod fair;
 mod fenced;
 mod read_write;
 mod reentrant;
+mod signal;
 mod string;
 
 use std::{cell::RefCell, fs, path::Path};

@@ -19,6 +19,7 @@ use std::{
 use nestlock::{AcquireOptions, LockClient, LockGuard, RLock};
 use rand::Rng;
 
+pub use super::clock::monotonic_ns;
 use super::{Server, wire::Wire};
 
 /// Set in worker processes.
@@ -32,14 +33,6 @@ const PATIENCE: Duration = Duration::from_secs(30);
 pub fn signal(pid: u32, signal: i32) {
     let status = Command::new("kill").arg(format!("-{signal}")).arg(pid.to_string()).status().expect("kill(1)");
     assert!(status.success(), "kill -{signal} {pid}");
-}
-
-/// Nanoseconds on the clock that all processes of one machine share: CLOCK_MONOTONIC, as `Instant` prints it.
-pub fn monotonic_ns() -> u64 {
-    let printed = format!("{:?}", Instant::now());
-    let mut numbers = printed.split(|c: char| !c.is_ascii_digit()).filter(|part| !part.is_empty());
-    let mut next = || numbers.next().expect("seconds and nanoseconds").parse::<u64>().expect("a number");
-    next() * 1_000_000_000 + next()
 }
 
 /// A worker process; killed when dropped.

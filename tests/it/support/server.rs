@@ -211,6 +211,13 @@ impl Server {
             .collect()
     }
 
+    /// How many clients wait for lists.
+    pub fn blocked(&self) -> u64 {
+        let info = self.call(&["INFO", "clients"]);
+        let found = info.text().lines().find_map(|line| line.strip_prefix("blocked_clients:").map(str::to_owned));
+        found.map_or(0, |count| count.trim().parse().expect("a count"))
+    }
+
     /// Channels that somebody is subscribed to.
     pub fn channels(&self) -> Vec<String> {
         self.call(&["PUBSUB", "CHANNELS"]).list().iter().map(|channel| channel.text().to_owned()).collect()

@@ -1,0 +1,147 @@
+//! The signal lock: a string that names its owner, and a list that wakes one waiter for each release. The format of
+//! Python's python-redis-lock.
+
+use std::sync::Arc;
+
+use crate::{
+    engine::{Kind, Request, Wake},
+    keys::LockName,
+    options::{ENDLESS, SignalOptions, millis},
+    owner::OwnerId,
+    store::{Call, Script, script},
+};
+
+script!(ACQUIRE = "signal/acquire", keys = 1, args = 2);
+script!(RELEASE = "signal/release", keys = 2, args = 3);
+script!(RENEW = "signal/renew", keys = 0 + per_lock, args = 1 + per_lock);
+script!(FORCE_RELEASE = "signal/force_release", keys = 2, args = 1);
+script!(SIGNAL = "signal/signal", keys = 2, args = 1);
+script!(INSPECT = "signal/inspect", keys = 1, args = 0);
+
+/// What stands before a name: the key of its record.
+const RECORD: &str = "lock:";
+
+/// A string `lock:name`: the owner; and a list `lock-signal:name` of one element, which lives for a second.
+#[derive(Debug)]
+pub(crate) struct Signal {
+    name: Arc<str>,
+    record: Arc<str>,
+    list: Arc<str>,
+    options: SignalOptions,
+}
+
+impl Signal {
+    pub(crate) fn new(name: &LockName, options: SignalOptions) -> Self {
+        Self::named(name.as_arc(), options)
+    }
+
+    fn named(name: &Arc<str>, options: SignalOptions) -> Self {
+        Self {
+            name: Arc::clone(name),
+            record: format!("{RECORD}{name}").into(),
+            list: format!("lock-signal:{name}").into(),
+            options,
+        }
+    }
+
+    /// The lock that has a record at this key. `None`: none has.
+    pub(crate) fn of_record(key: &str) -> Option<Self> {
+        Some(Self::named(&key.strip_prefix(RECORD)?.into(), SignalOptions::default()))
+    }
+
+    /// What the keys of all records look like, for `SCAN`.
+    pub(crate) fn records(prefix: &str) -> String {
+        let mut pattern = RECORD.to_owned();
+        for letter in prefix.chars() {
+            if "*?[]\\".contains(letter) {
+                pattern.push('\\');
+            }
+            pattern.push(letter);
+        }
+        pattern.push('*');
+        pattern
+    }
+
+    fn keys(&self) -> Vec<Arc<str>> {
+        vec![Arc::clone(&self.record), Arc::clone(&self.list)]
+    }
+
+    fn life(&self) -> u64 {
+        millis(self.options.signal_expire)
+    }
+}
+
+impl Kind for Signal {
+    fn name(&self) -> &Arc<str> {
+        &self.name
+    }
+
+    fn record(&self) -> &Arc<str> {
+        &self.record
+    }
+
+    fn family(&self) -> &'static str {
+        "signal"
+    }
+
+    fn is_reentrant(&self) -> bool {
+        false
+    }
+
+    fn takes_values(&self) -> bool {
+        true
+    }
+
+    fn is_endless(&self) -> bool {
+        !self.options.expires
+    }
+
+    fn wake(&self, _: &OwnerId) -> Wake {
+        Wake::Signal(Arc::clone(&self.list))
+    }
+
+    fn signal(&self) -> Option<Call> {
+        Some(Call::new(&SIGNAL, self.keys(), vec![self.life().into()]))
+    }
+
+    fn acquire(&self, request: Request<'_>) -> Call {
+        let lease = if request.lease_ms >= millis(ENDLESS) { 0 } else { request.lease_ms };
+        Call::new(&ACQUIRE, vec![Arc::clone(&self.record)], vec![request.owner.into(), lease.into()])
+    }
+
+    fn release(&self, owner: &OwnerId, holds: u32) -> Call {
+        Call::new(&RELEASE, self.keys(), vec![owner.into(), holds.into(), self.life().into()])
+    }
+
+    fn renew(&self) -> &'static Script {
+        &RENEW
+    }
+
+    fn force_release(&self) -> Call {
+        Call::new(&FORCE_RELEASE, self.keys(), vec![self.life().into()])
+    }
+
+    fn inspect(&self) -> Call {
+        Call::new(&INSPECT, vec![Arc::clone(&self.record)], vec![])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_prefix_is_no_pattern() {
+        assert_eq!(Signal::records(""), "lock:*");
+        assert_eq!(Signal::records("app:[1]*?\\"), "lock:app:\\[1\\]\\*\\?\\\\*");
+    }
+
+    #[test]
+    fn a_record_tells_its_lock() {
+        let lock = Signal::of_record("lock:orders:7").unwrap();
+        let keys: Vec<String> = lock.force_release().keys.iter().map(ToString::to_string).collect();
+        assert_eq!(keys, ["lock:orders:7", "lock-signal:orders:7"]);
+        assert_eq!(&**lock.name(), "orders:7");
+        assert!(Signal::of_record("lock-signal:orders:7").is_none());
+    }
+}

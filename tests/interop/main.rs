@@ -1,0 +1,23 @@
+//! nestlock beside the libraries of other languages that keep the same records: see README.md, and `make interop`.
+#![allow(missing_docs, unreachable_pub, dead_code)]
+#![allow(
+    clippy::cast_sign_loss,
+    clippy::cast_precision_loss,
+    clippy::doc_markdown,
+    clippy::items_after_statements,
+    clippy::needless_pass_by_value,
+    clippy::print_stdout,
+    clippy::unwrap_used
+)]
+
+#[path = "../it/support/clock.rs"]
+mod clock;
+mod history;
+mod pair;
+mod rust_worker;
+mod servers;
+mod signal_record;
+mod string_record;
+#[path = "../it/support/wire.rs"]
+mod wire;
+mod worker;

@@ -1,0 +1,240 @@
+// The redsync worker of the interop tests: speaks the protocol of ../README.md on stdin and stdout.
+package main
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand"
+	"net/url"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/go-redsync/redsync/v4"
+	pools "github.com/go-redsync/redsync/v4/redis"
+	"github.com/go-redsync/redsync/v4/redis/goredis/v9"
+	"github.com/redis/go-redis/v9"
+	"golang.org/x/sys/unix"
+)
+
+var background = context.Background()
+
+// worker is what `connect` opened, and what `acquire` holds.
+type worker struct {
+	locks *redsync.Redsync
+	first *redis.Client
+	held  map[string]*redsync.Mutex
+}
+
+// now is CLOCK_MONOTONIC in ns, which all processes of a machine share.
+func now() int64 {
+	var time unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &time); err != nil {
+		panic(err)
+	}
+	return time.Nano()
+}
+
+func say(format string, parts ...any) {
+	fmt.Println("@ " + strings.ReplaceAll(fmt.Sprintf(format, parts...), "\n", " "))
+}
+
+func pause(limit time.Duration, random *rand.Rand) {
+	time.Sleep(time.Duration(random.Int63n(int64(limit) + 1)))
+}
+
+func (w *worker) connect(urls []string) error {
+	servers := make([]pools.Pool, 0, len(urls))
+	w.held = map[string]*redsync.Mutex{}
+	for at, text := range urls {
+		address, err := url.Parse(text)
+		if err != nil {
+			return err
+		}
+		// what was sent once is not sent again behind the lock's back
+		client := redis.NewClient(&redis.Options{Addr: address.Host, MaxRetries: -1})
+		if err := client.Ping(background).Err(); err != nil {
+			return err
+		}
+		if at == 0 {
+			w.first = client
+		}
+		servers = append(servers, goredis.NewPool(client))
+	}
+	w.locks = redsync.New(servers...)
+	return nil
+}
+
+// taken says whether the error is "somebody else has it", rather than a failure.
+func taken(err error) bool {
+	var quorum *redsync.ErrTaken
+	var node *redsync.ErrNodeTaken
+	return errors.As(err, &quorum) || errors.As(err, &node) || errors.Is(err, redsync.ErrFailed)
+}
+
+// acquire gives nil for "busy". The library's own waiting cannot be limited in time without cutting a request off in
+// the middle, so that each of its attempts is one of ours, but where its own waiting is asked for.
+func (w *worker) acquire(name string, ttl time.Duration, wait string, owner string, random *rand.Rand) (*redsync.Mutex, error) {
+	options := []redsync.Option{redsync.WithExpiry(ttl)}
+	if owner != "" {
+		options = append(options, redsync.WithGenValueFunc(func() (string, error) { return owner, nil }))
+	}
+	mutex := w.locks.NewMutex(name, options...)
+	if wait == "own" {
+		if err := mutex.LockContext(background); err == nil {
+			return mutex, nil
+		} else if taken(err) {
+			return nil, nil
+		} else {
+			return nil, err
+		}
+	}
+	limit, err := strconv.ParseInt(wait, 10, 64)
+	if err != nil {
+		return nil, err
+	}
+	for deadline := time.Now().Add(time.Duration(limit) * time.Millisecond); ; {
+		err := mutex.TryLockContext(background)
+		if err == nil {
+			return mutex, nil
+		}
+		if !time.Now().Before(deadline) {
+			if taken(err) {
+				return nil, nil
+			}
+			return nil, err
+		}
+		time.Sleep(time.Millisecond)
+		pause(3*time.Millisecond, random)
+	}
+}
+
+// release says whether the lock was still held.
+func release(mutex *redsync.Mutex) (bool, error) {
+	held, err := mutex.UnlockContext(background)
+	if held || err == nil || errors.Is(err, redsync.ErrLockAlreadyExpired) || taken(err) {
+		return held, nil
+	}
+	return false, err
+}
+
+func (w *worker) run(name string, counter string, holds int, ttl time.Duration, random *rand.Rand) error {
+	for range make([]struct{}, holds) {
+		mutex, err := w.acquire(name, ttl, "60000", "", random)
+		if err != nil {
+			return err
+		}
+		if mutex == nil {
+			return errors.New("busy for a minute")
+		}
+		start := now()
+		count, err := w.first.Get(background, counter).Int64()
+		if err != nil && err != redis.Nil {
+			return err
+		}
+		pause(500*time.Microsecond, random)
+		if err := w.first.Set(background, counter, count+1, 0).Err(); err != nil {
+			return err
+		}
+		end := now()
+		held, err := release(mutex)
+		if err != nil {
+			return err
+		}
+		if !held {
+			return errors.New("lost in the middle of a hold")
+		}
+		say("hold %d %d", start, end)
+		pause(2*time.Millisecond, random)
+	}
+	say("done %d", holds)
+	return nil
+}
+
+func (w *worker) serve(words []string) error {
+	milliseconds := func(word string) time.Duration {
+		number, err := strconv.ParseInt(word, 10, 64)
+		if err != nil {
+			panic(err)
+		}
+		return time.Duration(number) * time.Millisecond
+	}
+	random := rand.New(rand.NewSource(now()))
+	switch words[0] {
+	case "connect":
+		if err := w.connect(words[1:]); err != nil {
+			return err
+		}
+		say("connected %d", now())
+	case "acquire":
+		owner := ""
+		if len(words) > 4 {
+			owner = words[4]
+		}
+		mutex, err := w.acquire(words[1], milliseconds(words[2]), words[3], owner, random)
+		at := now()
+		if err != nil {
+			return err
+		}
+		if mutex == nil {
+			say("busy %d", at)
+			return nil
+		}
+		w.held[words[1]] = mutex
+		say("acquired %d", at)
+	case "adopt":
+		w.held[words[1]] = w.locks.NewMutex(words[1], redsync.WithValue(words[2]))
+		say("adopted %d", now())
+	case "release":
+		mutex := w.held[words[1]]
+		delete(w.held, words[1])
+		at := now()
+		held, err := release(mutex)
+		if err != nil {
+			return err
+		}
+		if held {
+			say("released %d", at)
+		} else {
+			say("lost %d", at)
+		}
+	case "extend":
+		// the library extends by the expiry that the mutex has: another one is another mutex with the same value
+		mutex := w.locks.NewMutex(words[1], redsync.WithValue(w.held[words[1]].Value()), redsync.WithExpiry(milliseconds(words[2])))
+		at := now()
+		held, err := mutex.ExtendContext(background)
+		if held {
+			w.held[words[1]] = mutex
+			say("extended %d", at)
+		} else if err == nil || taken(err) {
+			say("lost %d", at)
+		} else {
+			return err
+		}
+	case "run":
+		holds, err := strconv.Atoi(words[3])
+		if err != nil {
+			return err
+		}
+		seed, err := strconv.ParseInt(words[5], 10, 64)
+		if err != nil {
+			return err
+		}
+		return w.run(words[1], words[2], holds, milliseconds(words[4]), rand.New(rand.NewSource(seed)))
+	default:
+		return fmt.Errorf("unknown request %s", words[0])
+	}
+	return nil
+}
+
+func main() {
+	w := &worker{}
+	for lines := bufio.NewScanner(os.Stdin); lines.Scan(); {
+		if err := w.serve(strings.Fields(lines.Text())); err != nil {
+			say("error %v", err)
+		}
+	}
+}

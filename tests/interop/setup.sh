@@ -1,0 +1,54 @@
+#!/bin/sh
+# Installs what the interop tests need and what is missing: see README.md. Everything goes into target/interop; nothing
+# is written into the source tree.
+set -eu
+cd "$(dirname "$0")"
+out=$(cd ../.. && pwd)/target/interop
+mkdir -p "$out"
+
+# --- programs: from the system's packages, those that are missing ---
+
+missing=
+want() { # PACKAGE COMMAND...: the package, unless the command works
+    package=$1
+    shift
+    "$@" >/dev/null 2>&1 || missing="$missing $package"
+}
+want golang-go go version
+want nodejs node --version
+want npm npm --version
+want php-cli php --version
+want php-redis php -r 'exit(extension_loaded("redis") ? 0 : 1);'
+want python3-venv python3 -c 'import ensurepip'
+if [ -n "$missing" ]; then
+    if ! command -v apt-get >/dev/null; then
+        echo "Please install these, or what your system calls them:$missing" >&2
+        exit 1
+    fi
+    sudo=
+    [ "$(id -u)" = 0 ] || sudo=sudo
+    $sudo apt-get update
+    # shellcheck disable=SC2086 # several words
+    $sudo env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends $missing
+fi
+
+# --- the libraries, as the lock files pin them; a copy of what was installed last says whether it is done ---
+
+(cd redsync && go build -o "$out/redsync" .)
+# its time says that it is newer than the source
+touch "$out/redsync"
+
+if ! cmp -s python/requirements.txt "$out/venv/requirements.txt"; then
+    rm -rf "$out/venv"
+    python3 -m venv "$out/venv"
+    "$out/venv/bin/pip" install --quiet --requirement python/requirements.txt
+    cp python/requirements.txt "$out/venv/requirements.txt"
+fi
+
+if ! cmp -s node/package-lock.json "$out/node/installed.json"; then
+    rm -rf "$out/node"
+    mkdir -p "$out/node"
+    cp node/package.json node/package-lock.json "$out/node"
+    (cd "$out/node" && npm ci --no-audit --no-fund)
+    cp node/package-lock.json "$out/node/installed.json"
+fi

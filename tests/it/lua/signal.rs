@@ -1,0 +1,313 @@
+//! `lua/signal`: each line under "Returns", each refusal, each script sent twice.
+
+use super::{Bench, NO_LEASES};
+use crate::support::wire::Reply;
+
+const LOCK: &str = "lock:orders:7";
+const SIGNAL: &str = "lock-signal:orders:7";
+const BOTH: [&str; 2] = [LOCK, SIGNAL];
+const A: &str = "0a1b2c3d-1111-4222-8333-444455556666:42";
+/// As python-redis-lock makes them.
+const P: &str = "47VYnQ+suoczi1BX8Zd/3LhO";
+const LIFE: &str = "1000";
+
+const ACQUIRE: &str = "signal/acquire";
+const RELEASE: &str = "signal/release";
+const RENEW: &str = "signal/renew";
+const FORCE: &str = "signal/force_release";
+const AGAIN: &str = "signal/signal";
+const INSPECT: &str = "signal/inspect";
+
+/// Leases that are none, but for 0, which here means no TTL.
+fn no_leases() -> impl Iterator<Item = &'static str> {
+    NO_LEASES.into_iter().filter(|lease| *lease != "0")
+}
+
+impl Bench {
+    fn take(&self, owner: &str, lease: &str) -> Reply {
+        self.run(ACQUIRE, &[LOCK], &[owner, lease])
+    }
+
+    fn taken_by(&self, owner: &str, lease: &str) {
+        assert_eq!(self.take(owner, lease), Reply::Nil);
+    }
+
+    /// That one waiter is told, for as long as was said.
+    fn assert_told(&self, life: i64) {
+        assert_eq!(self.call(&["LRANGE", SIGNAL, "0", "-1"]).list(), [Reply::Text("1".into())]);
+        let left = self.call(&["PTTL", SIGNAL]).int();
+        assert!(left > 0 && left <= life && left > life - 900, "{left} of {life}");
+    }
+
+    fn values(&self) -> Vec<(String, Reply)> {
+        self.snapshot().into_iter().map(|(key, value, _)| (key, value)).collect()
+    }
+}
+
+// --- acquire ---
+
+#[test]
+fn acquire_of_a_free_signal_lock_answers_nil_and_writes_whole_seconds() {
+    for (lease, ttl) in [("1", 1_000), ("999", 1_000), ("1000", 1_000), ("1001", 2_000), ("30000", 30_000)] {
+        let bench = Bench::new();
+        bench.taken_by(A, lease);
+        assert_eq!(bench.call(&["GET", LOCK]).text(), A);
+        let left = bench.call(&["PTTL", LOCK]).int();
+        assert!(left > ttl - 900 && left <= ttl, "{left} for {lease}");
+        assert_eq!(bench.snapshot().len(), 1, "nothing but the record");
+    }
+}
+
+#[test]
+fn acquire_with_a_lease_of_zero_writes_a_record_without_a_ttl() {
+    let bench = Bench::new();
+    bench.taken_by(A, "0");
+    assert_eq!(bench.call(&["GET", LOCK]).text(), A);
+    assert_eq!(bench.expires(LOCK), -1);
+    assert_eq!(bench.untouched(ACQUIRE, &[LOCK], &[A, "0"]), Reply::Nil);
+    assert_eq!(bench.untouched(ACQUIRE, &[LOCK], &[A, "5000"]), Reply::Nil, "what has no TTL keeps none");
+}
+
+#[test]
+fn acquire_of_a_signal_lock_sent_twice_changes_nothing() {
+    let bench = Bench::new();
+    bench.taken_by(A, "60000");
+    for shorter in ["60000", "30000", "0"] {
+        let before = bench.expires(LOCK);
+        assert_eq!(bench.take(A, shorter), Reply::Nil);
+        // a second later the same lease reaches further; nothing is ever shortened
+        assert!(bench.expires(LOCK) >= before && bench.expires(LOCK) < before + 1_000);
+    }
+    assert_eq!(bench.take(A, "90000"), Reply::Nil);
+    assert!(bench.call(&["PTTL", LOCK]).int() > 80_000);
+}
+
+#[test]
+fn acquire_of_a_held_signal_lock_answers_its_ttl() {
+    let bench = Bench::new();
+    bench.taken_by(P, "30000");
+    for lease in ["60000", "0"] {
+        let ttl = bench.untouched(ACQUIRE, &[LOCK], &[A, lease]).int();
+        assert!((25_000..=30_000).contains(&ttl), "{ttl}");
+    }
+    bench.set_up(&["PERSIST", LOCK]);
+    assert_eq!(bench.untouched(ACQUIRE, &[LOCK], &[A, "30000"]), Reply::Int(-1));
+}
+
+/// H1, H2, F39, P1: no lease that is none leaves anything, least of all a record that never ends.
+#[test]
+fn h1_h2_f39_p1_signal_scripts_refuse_leases_that_are_none() {
+    let bench = Bench::new();
+    for lease in no_leases().chain(["00", "012"]) {
+        bench.refused(ACQUIRE, &[LOCK], &[A, lease]);
+    }
+    bench.taken_by(A, "30000");
+    for lease in no_leases().chain(["0"]) {
+        let renewed = bench.untouched(RENEW, &[LOCK], &[lease, A]);
+        assert!(renewed.is_error(), "{lease:?}: {renewed:?}");
+    }
+    for lease in no_leases() {
+        bench.refused(ACQUIRE, &[LOCK], &[A, lease]);
+        bench.untouched(ACQUIRE, &[LOCK], &[P, lease]);
+    }
+    bench.assert_every_key_expires();
+}
+
+// --- release ---
+
+#[test]
+fn release_of_a_signal_lock_answers_1_deletes_it_and_tells_one_waiter() {
+    let bench = Bench::new();
+    for owner in [A, P] {
+        bench.taken_by(owner, "30000");
+        bench.set_up(&["RPUSH", SIGNAL, "old", "older"]);
+        assert_eq!(bench.run(RELEASE, &BOTH, &[owner, "0", LIFE]), Reply::Int(1));
+        assert_eq!(bench.snapshot().len(), 1);
+        bench.assert_told(1_000);
+        assert_eq!(bench.untouched(RELEASE, &BOTH, &[owner, "0", LIFE]), Reply::Nil, "sent again");
+        bench.set_up(&["DEL", SIGNAL]);
+    }
+}
+
+#[test]
+fn release_of_a_signal_lock_to_one_answers_0_and_changes_nothing() {
+    let bench = Bench::new();
+    bench.taken_by(A, "30000");
+    assert_eq!(bench.untouched(RELEASE, &BOTH, &[A, "1", LIFE]), Reply::Int(0));
+    assert_eq!(bench.untouched(RELEASE, &BOTH, &[P, "1", LIFE]), Reply::Nil);
+}
+
+/// P9, R43: by somebody else, or of nothing.
+#[test]
+fn p9_r43_release_of_a_signal_lock_by_somebody_else_answers_nil() {
+    let bench = Bench::new();
+    assert_eq!(bench.untouched(RELEASE, &BOTH, &[A, "0", LIFE]), Reply::Nil, "of nothing");
+    bench.taken_by(P, "30000");
+    for other in [A, "", &P[..20], &format!("{P}=")] {
+        assert_eq!(bench.untouched(RELEASE, &BOTH, &[other, "0", LIFE]), Reply::Nil, "{other:?}");
+    }
+}
+
+#[test]
+fn signal_scripts_refuse_counts_and_lives_that_are_none() {
+    let bench = Bench::new();
+    bench.taken_by(A, "30000");
+    for holds in ["2", "-1", "", "x", "1.5", "00", " 1", "10"] {
+        bench.refused(RELEASE, &BOTH, &[A, holds, LIFE]);
+    }
+    for life in NO_LEASES {
+        bench.refused(RELEASE, &BOTH, &[A, "0", life]);
+        bench.refused(FORCE, &BOTH, &[life]);
+        bench.refused(AGAIN, &BOTH, &[life]);
+    }
+}
+
+/// H12, F25: a server without memory can still be given locks back, and told who is next.
+#[test]
+fn h12_f25_without_memory_signal_locks_can_be_released_and_renewed() {
+    let bench = Bench::real();
+    for with_signal in [false, true] {
+        bench.set_up(&["CONFIG", "SET", "maxmemory", "0"]);
+        for lock in [LOCK, "lock:forced", "lock:renewed"] {
+            assert_eq!(bench.run(ACQUIRE, &[lock], &[A, "30000"]), Reply::Nil);
+        }
+        if with_signal {
+            bench.set_up(&["RPUSH", SIGNAL, "1"]);
+        }
+        bench.set_up(&["CONFIG", "SET", "maxmemory", "1"]);
+        bench.refused(ACQUIRE, &["lock:free"], &[A, "30000"]);
+        assert_eq!(bench.run(RENEW, &["lock:renewed"], &["90000", A]).list(), [Reply::Int(1)]);
+        assert_eq!(bench.run(RELEASE, &BOTH, &[A, "0", LIFE]), Reply::Int(1));
+        bench.assert_told(1_000);
+        assert_eq!(bench.run(FORCE, &["lock:forced", "lock-signal:forced"], &[LIFE]), Reply::Int(1));
+        assert_eq!(bench.run(AGAIN, &BOTH, &[LIFE]), Reply::Int(1));
+        bench.set_up(&["FLUSHALL"]);
+    }
+}
+
+// --- force_release, signal, inspect ---
+
+/// P8: whoever holds it; a waiter is told, also where nobody did, and no signal stays for ever.
+#[test]
+fn p8_signal_force_release_frees_anybodys_lock_and_tells_one_waiter() {
+    let bench = Bench::new();
+    for (owner, lease) in [(A, "30000"), (P, "0"), ("", "1000")] {
+        bench.taken_by(owner, lease);
+        assert_eq!(bench.run(FORCE, &BOTH, &["5000"]), Reply::Int(1));
+        for _ in 0..2 {
+            bench.assert_told(5_000);
+            assert_eq!(bench.snapshot().len(), 1);
+            // nobody held it; sent again it tells the same one waiter
+            assert_eq!(bench.run(FORCE, &BOTH, &["5000"]), Reply::Int(0));
+        }
+        bench.assert_every_key_expires();
+    }
+}
+
+#[test]
+fn signal_tells_one_waiter_only_where_the_lock_is_free() {
+    let bench = Bench::new();
+    for _ in 0..2 {
+        assert_eq!(bench.run(AGAIN, &BOTH, &[LIFE]), Reply::Int(1));
+        bench.assert_told(1_000);
+        assert_eq!(bench.snapshot().len(), 1);
+    }
+    bench.set_up(&["DEL", SIGNAL]);
+    for owner in [A, P, ""] {
+        bench.taken_by(owner, "30000");
+        assert_eq!(bench.untouched(AGAIN, &BOTH, &[LIFE]), Reply::Int(0));
+        bench.set_up(&["DEL", LOCK]);
+    }
+}
+
+#[test]
+fn signal_inspect_answers_who_holds_it_and_for_how_long() {
+    let bench = Bench::new();
+    assert_eq!(bench.untouched(INSPECT, &[LOCK], &[]), Reply::Nil);
+    for (owner, lease) in [(A, "30000"), (P, "0"), ("", "30000")] {
+        bench.set_up(&["DEL", LOCK]);
+        bench.taken_by(owner, lease);
+        let held = bench.untouched(INSPECT, &[LOCK], &[]);
+        let [ttl, holder, holds] = held.list() else { panic!("{held:?}") };
+        assert_eq!((holder.text(), holds.int()), (owner, 1));
+        let ttl = ttl.int();
+        assert!(if lease == "0" { ttl == -1 } else { ttl > 25_000 }, "{ttl}");
+    }
+}
+
+#[test]
+fn f29_signal_scripts_refuse_a_record_of_another_type_and_touch_nothing() {
+    let bench = Bench::new();
+    let commands: [&[&str]; 4] =
+        [&["HSET", LOCK, A, "1"], &["RPUSH", LOCK, A], &["SADD", LOCK, A], &["ZADD", LOCK, "1", A]];
+    for command in commands.into_iter().filter(|command| command[0] != "SADD" || bench.server.has_type("set")) {
+        bench.set_up(&["DEL", LOCK]);
+        bench.set_up(command);
+        for (script, keys, args) in [
+            (ACQUIRE, &BOTH[..1], &[A, "30000"] as &[&str]),
+            (RELEASE, &BOTH, &[A, "0", LIFE]),
+            (FORCE, &BOTH, &[LIFE]),
+            (AGAIN, &BOTH, &[LIFE]),
+            (INSPECT, &BOTH[..1], &[]),
+        ] {
+            let error = bench.refused(script, keys, args);
+            assert!(error.starts_with("WRONGTYPE"), "{script}: {error}");
+        }
+        assert_eq!(bench.untouched(RENEW, &[LOCK], &["30000", A]).list(), [Reply::Int(-1)]);
+    }
+}
+
+// --- renew ---
+
+#[test]
+fn signal_renew_answers_for_each_lock_and_one_bad_key_costs_the_others_nothing() {
+    let bench = Bench::new();
+    for (lock, owner, lease) in
+        [("held", A, "10000"), ("long", A, "90000"), ("taken", P, "10000"), ("endless", A, "0"), ("theirs", P, "0")]
+    {
+        assert_eq!(bench.run(ACQUIRE, &[lock], &[owner, lease]), Reply::Nil);
+    }
+    bench.set_up(&["HSET", "hash", A, "1"]);
+    let keys = ["hash", "held", "gone", "taken", "long", "endless", "theirs"];
+    let mut args = vec!["29001"];
+    args.extend([A; 7]);
+    let (before, long) = (bench.values(), bench.expires("long"));
+    for _ in 0..2 {
+        let answers: Vec<i64> = bench.run(RENEW, &keys, &args).list().iter().map(Reply::int).collect();
+        assert_eq!(answers, [-1, 1, 0, -1, 1, -4, -1]);
+        assert_eq!(bench.values(), before);
+        assert_eq!(bench.expires("long"), long);
+        let ttl = bench.call(&["PTTL", "held"]).int();
+        assert!((29_100..=30_000).contains(&ttl), "{ttl}");
+        assert!(bench.call(&["PTTL", "taken"]).int() <= 10_000);
+        assert_eq!((bench.expires("endless"), bench.expires("theirs")), (-1, -1));
+    }
+}
+
+/// What the server refuses of several is UNKNOWN; of one alone, its error.
+#[test]
+fn signal_renew_answers_unknown_for_what_the_server_refuses() {
+    let bench = Bench::real();
+    for lock in ["mine", "not-mine"] {
+        assert_eq!(bench.run(ACQUIRE, &[lock], &[A, "10000"]), Reply::Nil);
+    }
+    bench.set_up(&["ACL", "SETUSER", "limited", "on", ">pw", "~*", "&*", "+@all", "-expire"]);
+    let mut limited = bench.server.wire();
+    limited.call(&["AUTH", "limited", "pw"]).unwrap();
+    let mut renew = |keys: &[&str], args: &[&str]| {
+        let command = super::eval(&super::source(RENEW), keys, args);
+        limited.call(&command.iter().map(String::as_str).collect::<Vec<_>>()).unwrap()
+    };
+    let before = bench.snapshot();
+    assert_eq!(renew(&["mine", "gone"], &["30000", A, A]).list(), [Reply::Int(-2), Reply::Int(0)]);
+    assert!(renew(&["mine"], &["30000", A]).is_error());
+    assert_eq!(bench.snapshot(), before);
+}
+
+#[test]
+fn signal_renew_refuses_a_wrong_number_of_owners() {
+    let bench = Bench::new();
+    bench.taken_by(A, "10000");
+    bench.refused(RENEW, &[LOCK], &["30000"]);
+    bench.refused(RENEW, &[LOCK], &["30000", A, A]);
+}

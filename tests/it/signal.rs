@@ -1,0 +1,763 @@
+//! Signal locks: python-redis-lock's records, and one waiter woken for each release.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use futures::FutureExt;
+use nestlock::{AcquireOptions, Error, Lock, LockClient, LossReason, OwnerId, RLock, SignalOptions, StoreErrorKind};
+use tokio::task::JoinHandle;
+
+use crate::{
+    bad_server::{denials, log_in, set_user},
+    cancel::poll_times,
+    contract::contract_suite,
+    support::{
+        Server, eventually,
+        proxy::{Action, Proxy},
+    },
+};
+
+contract_suite! {
+    mod contract, door = |client, name| std::sync::Arc::new(client.signal_lock(name).unwrap()),
+    reentrant = false, signals = true
+}
+
+const RECORD: &str = "lock:l";
+const SIGNAL: &str = "lock-signal:l";
+/// An owner as python-redis-lock makes them.
+const PYTHON: &str = "47VYnQ+suoczi1BX8Zd/3LhO";
+/// Further away than each test's patience: what wakes a waiter then is a signal.
+const NEVER: Duration = Duration::from_secs(3600);
+/// A signal came if it took less than this; well below what one BLPOP waits.
+const PROMPT: Duration = Duration::from_secs(4);
+const SOON: Duration = Duration::from_secs(30);
+
+fn ms(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+async fn patient(server: &Server) -> LockClient {
+    server.client_with(|builder| builder.poll_cap(NEVER)).await
+}
+
+fn lock(client: &LockClient) -> Lock {
+    client.signal_lock("l").unwrap()
+}
+
+/// Somebody who is not nestlock holds the lock.
+fn hold_by_hand(server: &Server) {
+    assert_eq!(server.call(&["SET", RECORD, PYTHON, "NX", "EX", "3600"]).text(), "OK");
+}
+
+/// What their release does, in one step.
+fn release_by_hand(server: &Server) {
+    let script = "redis.call('del', KEYS[2]) redis.call('lpush', KEYS[2], 1) redis.call('pexpire', KEYS[2], 1000)
+        return redis.call('del', KEYS[1])";
+    assert_eq!(server.call(&["EVAL", script, "2", RECORD, SIGNAL]).int(), 1);
+}
+
+/// Clients that wait for lists, as `CLIENT LIST` tells of them.
+fn blocked(server: &Server) -> Vec<String> {
+    let list = server.call(&["CLIENT", "LIST"]);
+    let lines = list.text().lines().filter(|line| line.contains("cmd=blpop") && line.contains("flags=b"));
+    lines.map(|line| line.split([' ', '=']).nth(1).unwrap().to_owned()).collect()
+}
+
+async fn waiting(server: &Server, clients: u64) {
+    eventually("BLPOPs that wait", || async { server.blocked() == clients }).await;
+}
+
+async fn prompt<T>(what: &str, future: impl Future<Output = T>) -> T {
+    tokio::time::timeout(PROMPT, future).await.unwrap_or_else(|_| panic!("not within {PROMPT:?}: {what}"))
+}
+
+fn spawn_waiter(lock: Lock) -> JoinHandle<nestlock::LockGuard> {
+    tokio::spawn(async move { lock.lock().await.unwrap() })
+}
+
+// --- what is on the server ---
+
+#[tokio::test]
+async fn keys_and_values_are_those_of_python_redis_lock() {
+    let server = Server::start();
+    let client = server.client_with(|c| c.name_prefix("app:")).await;
+    let guard = client.signal_lock("l").unwrap().lock().await.unwrap();
+    let dump = server.dump();
+    assert_eq!(dump.len(), 1);
+    assert_eq!(dump[0].0, "lock:app:l");
+    assert_eq!(server.call(&["GET", "lock:app:l"]).text(), guard.owner().as_str());
+    assert_eq!(guard.name(), "app:l");
+    guard.unlock().await.unwrap();
+    assert_eq!(server.call(&["LRANGE", "lock-signal:app:l", "0", "-1"]).list().len(), 1);
+    assert_eq!(server.call(&["LPOP", "lock-signal:app:l"]).text(), "1");
+    assert_eq!(server.dump(), []);
+    // the signal lives as long as was said
+    for (options, least, most) in [
+        (SignalOptions::new(), 1, 1000),
+        (SignalOptions::new().signal_expire(Duration::from_secs(60)), 50_000, 60_000),
+        (SignalOptions::new().signal_expire(Duration::MAX), 1_000_000_000, i64::MAX),
+    ] {
+        client.signal_lock_with("l", options).unwrap().lock().await.unwrap().unlock().await.unwrap();
+        let life = server.pttl("lock-signal:app:l");
+        assert!((least..=most).contains(&life), "{life} for {options:?}");
+    }
+}
+
+/// P1: no lease leaves a record without a TTL. On the server it is whole seconds, here it is what was asked for.
+#[tokio::test]
+async fn p1_leases_are_whole_seconds_on_the_server_and_never_shorter_than_asked_for() {
+    let server = Server::start();
+    let client = server.client().await;
+    for lease in [10, 999, 1000, 1001, 59_500, 3_600_000] {
+        let options = AcquireOptions::new().lease(ms(lease));
+        let Ok(Some(guard)) = lock(&client).acquire(options).await else { continue };
+        let ttl = server.pttl(RECORD);
+        let seconds = lease.div_ceil(1000) as i64 * 1000;
+        assert!(ttl <= seconds && ttl > seconds - 900, "{ttl} for {lease}");
+        assert!(guard.remaining() <= ms(lease));
+        drop(guard);
+        client.idle().await;
+        server.call(&["DEL", RECORD]);
+    }
+    let guard = lock(&client).lock().await.unwrap();
+    guard.extend(ms(61_500)).await.unwrap();
+    assert!((61_500..=62_000).contains(&server.pttl(RECORD)));
+    assert!(guard.remaining() <= ms(61_500) && guard.remaining() > ms(50_000));
+    guard.unlock().await.unwrap();
+    for bad in [Duration::ZERO, ms(9), Duration::MAX] {
+        let refused = lock(&client).acquire(AcquireOptions::new().lease(bad)).await;
+        assert!(matches!(refused, Err(Error::InvalidLease { .. })), "{bad:?}");
+    }
+    assert!(!server.exists(RECORD));
+}
+
+/// P4, P5, P9: who is in the record is the owner, whatever his name looks like; nobody else can do anything.
+#[tokio::test]
+async fn p4_p5_p9_whoever_is_in_the_record_can_be_released_and_extended_by_name() {
+    let server = Server::start();
+    let client = server.client().await;
+    for owner in [PYTHON, "given", "\u{fc}ber", "a:b", "0a1b2c3d-1111-4222-8333-444455556666:42", " "] {
+        let lock = client.signal_lock("l").unwrap();
+        server.call(&["SET", RECORD, owner, "EX", "100"]);
+        let holder = lock.holder().await.unwrap().expect("held");
+        assert_eq!(holder.as_str(), owner);
+        assert!(lock.is_locked().await.unwrap());
+        assert_eq!(lock.hold_count(&holder).await.unwrap(), 1);
+        assert!(lock.remaining_lease().await.unwrap().unwrap() > Duration::from_secs(90));
+        assert!(lock.try_lock().await.unwrap().is_none());
+        let before = server.dump();
+        let other: OwnerId = "5b8f1c9e-27d4-4a06-8f55-0c1d2e3f4a5b:1".parse().unwrap();
+        for stranger in [&other, &client.current_owner()] {
+            assert!(matches!(lock.release(stranger).await, Err(Error::NotHeld { .. })), "{owner:?}");
+            assert!(!lock.extend(stranger, Duration::from_secs(900)).await.unwrap());
+        }
+        assert_eq!(server.dump(), before);
+        assert!(lock.extend(&holder, Duration::from_secs(900)).await.unwrap());
+        assert!(server.pttl(RECORD) > 890_000);
+        lock.release(&holder).await.unwrap();
+        assert!(!server.exists(RECORD) && server.pttl(SIGNAL) > 0, "{owner:?}");
+        assert!(matches!(lock.release(&holder).await, Err(Error::NotHeld { .. })));
+    }
+}
+
+#[tokio::test]
+async fn the_owner_who_asks_again_is_refused_at_once_and_without_a_request() {
+    let server = Server::start();
+    let client = server.client().await;
+    let guard = lock(&client).lock().await.unwrap();
+    let requests = server.script_count();
+    for refused in
+        [lock(&client).lock().await.map(Some), lock(&client).try_lock().await, lock(&client).try_lock_for(NEVER).await]
+    {
+        assert!(matches!(refused, Err(Error::NotReentrant { .. })), "{refused:?}");
+    }
+    assert_eq!(server.script_count(), requests);
+    guard.unlock().await.unwrap();
+}
+
+#[tokio::test]
+async fn data_of_another_type_at_the_record_is_refused_and_left_alone() {
+    let server = Server::start();
+    let client = server.client().await;
+    let lock = lock(&client);
+    server.call(&["HSET", RECORD, "name", "Ada"]);
+    let before = server.dump();
+    let refused = |result: Result<(), Error>| assert!(matches!(result, Err(Error::WrongType { .. })), "{result:?}");
+    refused(lock.lock().await.map(drop));
+    refused(lock.force_unlock().await.map(drop));
+    refused(lock.holder().await.map(drop));
+    refused(lock.release(&PYTHON_OWNER.parse().unwrap()).await);
+    assert_eq!(client.reset_all_signal_locks().await.unwrap(), 0);
+    assert_eq!(server.dump(), before);
+}
+
+const PYTHON_OWNER: &str = "5b8f1c9e-27d4-4a06-8f55-0c1d2e3f4a5b:1";
+
+// --- without expiry ---
+
+#[tokio::test]
+async fn a_lock_without_expiry_has_no_ttl_is_not_renewed_and_lasts_until_it_is_released() {
+    let server = Server::start();
+    let client = server.client_with(|c| c.watchdog_timeout(ms(300))).await;
+    let endless = client.signal_lock_with("l", SignalOptions::new().without_expiry()).unwrap();
+    let guard = endless.lock().await.unwrap();
+    assert_eq!(server.pttl(RECORD), -1);
+    assert_eq!(endless.remaining_lease().await.unwrap(), None);
+    assert!(guard.remaining() > Duration::from_secs(9 * 365 * 24 * 3600), "{:?}", guard.remaining());
+    // the watchdog has looked, and had nothing to do: a hold of another kind is renewed meanwhile
+    let beside = client.reentrant_lock("beside").unwrap().lock().await.unwrap();
+    eventually("renewals", || async { server.command_count("pexpire") >= 6 }).await;
+    assert_eq!(server.command_count("expire"), 0);
+    assert_eq!(server.pttl(RECORD), -1);
+    assert!(!guard.is_lost());
+    beside.unlock().await.unwrap();
+    guard.unlock().await.unwrap();
+    assert!(!server.exists(RECORD) && server.exists(SIGNAL));
+    // a lease is a lease
+    let guard = endless.acquire(AcquireOptions::new().lease(Duration::from_secs(60))).await.unwrap().unwrap();
+    assert!(server.pttl(RECORD) > 50_000);
+    assert!(guard.remaining() < Duration::from_secs(60));
+    drop(guard);
+    client.idle().await;
+    // a dropped guard, a cancelled acquire: nothing stays
+    drop(endless.lock().await.unwrap());
+    client.idle().await;
+    assert!(!server.exists(RECORD));
+    for polls in 1..6 {
+        drop(poll_times(endless.lock(), polls).await);
+        client.idle().await;
+        assert!(!server.exists(RECORD), "{polls} polls");
+    }
+    assert_eq!(client.stats().holds, 0);
+}
+
+#[tokio::test]
+async fn a_lock_without_expiry_cannot_be_extended() {
+    let server = Server::start();
+    let (a, b) = (server.client().await, server.client().await);
+    let options = SignalOptions::new().without_expiry();
+    let (la, lb) = (a.signal_lock_with("l", options).unwrap(), lock(&b));
+    let guard = la.lock().await.unwrap();
+    let before = server.dump();
+    let owner = guard.owner();
+    let refused = |result: Result<(), Error>| match result {
+        Err(Error::NotExpirable { lock, owner: by }) => assert_eq!((&*lock, &*by), ("l", owner.as_str())),
+        other => panic!("{other:?}"),
+    };
+    refused(guard.extend(Duration::from_secs(60)).await);
+    refused(la.extend(&owner, Duration::from_secs(60)).await.map(drop));
+    refused(lb.extend(&owner, Duration::from_secs(60)).await.map(drop));
+    assert_eq!(server.dump(), before);
+    assert!(!guard.is_lost());
+    guard.unlock().await.unwrap();
+    // and one whose TTL somebody took away is held still, and goes on being held
+    let watched = server.client_with(|c| c.watchdog_timeout(ms(600))).await;
+    let guard = lock(&watched).lock().await.unwrap();
+    assert_eq!(server.call(&["PERSIST", RECORD]).int(), 1);
+    let (gets, start) = (server.command_count("get"), Instant::now());
+    eventually("renewals", || async { server.command_count("get") >= gets + 6 && start.elapsed() > ms(1300) }).await;
+    assert!(!guard.is_lost());
+    assert_eq!(server.pttl(RECORD), -1);
+    guard.unlock().await.unwrap();
+}
+
+#[tokio::test]
+async fn the_loss_of_a_lock_without_expiry_is_noticed_at_its_release() {
+    let server = Server::start();
+    let client = server.client_with(|c| c.watchdog_timeout(ms(300))).await;
+    let endless = client.signal_lock_with("l", SignalOptions::new().without_expiry()).unwrap();
+    let guard = endless.lock().await.unwrap();
+    server.call(&["DEL", RECORD]);
+    let beside = client.reentrant_lock("beside").unwrap().lock().await.unwrap();
+    eventually("renewals", || async { server.command_count("pexpire") >= 4 }).await;
+    assert!(!guard.is_lost());
+    let lost = guard.unlock().await;
+    assert!(matches!(lost, Err(Error::Lost { reason: LossReason::RecordMissing, .. })), "{lost:?}");
+    beside.unlock().await.unwrap();
+}
+
+// --- who is woken ---
+
+/// Three waiters in three clients: each release costs one try, not three.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_release_wakes_exactly_one_waiter_of_three_clients() {
+    let server = Server::start();
+    let holder = patient(&server).await;
+    let guard = lock(&holder).lock().await.unwrap();
+    let mut clients = Vec::new();
+    let mut waiters = Vec::new();
+    let served = Arc::new(AtomicUsize::new(0));
+    for n in 1..=3 {
+        let client = patient(&server).await;
+        let (lock, served) = (lock(&client), Arc::clone(&served));
+        waiters.push(tokio::spawn(async move {
+            let guard = lock.lock().await.unwrap();
+            assert_eq!(served.fetch_add(1, Ordering::SeqCst) % 2, 0, "alone");
+            served.fetch_add(1, Ordering::SeqCst);
+            guard.unlock().await.unwrap();
+        }));
+        clients.push(client);
+        waiting(&server, n).await;
+    }
+    let (calls, sets, pops) = (server.script_count(), server.command_count("set"), server.command_count("lpush"));
+    prompt("three hand-overs", async {
+        guard.unlock().await.unwrap();
+        for waiter in waiters {
+            waiter.await.unwrap();
+        }
+    })
+    .await;
+    let scripts = server.script_count() - calls;
+    println!("3 hand-overs: {scripts} scripts");
+    // the first release; then an acquire and a release of each
+    assert_eq!(server.command_count("set") - sets, 3);
+    assert_eq!(server.command_count("lpush") - pops, 4, "one signal for each release");
+    // EVAL where the server does not know the text yet: release was new
+    let again = server.command_count("eval");
+    assert!((7..=7 + again).contains(&scripts), "{scripts} scripts");
+    assert_eq!(server.command_count("get"), 3 + 1 + 3 + 4, "a try or a release looks once");
+}
+
+/// A waiter of this client is told, not two, and the others of his client wait on.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn waiters_of_one_client_share_a_blpop_and_are_woken_one_by_one() {
+    let server = Server::start();
+    let (holder, client) = (patient(&server).await, patient(&server).await);
+    let guard = lock(&holder).lock().await.unwrap();
+    let waiters: Vec<_> = (0..20)
+        .map(|_| {
+            let lock = lock(&client);
+            tokio::spawn(async move { lock.lock().await.unwrap().unlock().await.unwrap() })
+        })
+        .collect();
+    eventually("tries", || async { server.command_count("get") >= 21 }).await;
+    waiting(&server, 1).await;
+    let tries = server.command_count("get");
+    prompt("twenty hand-overs", async {
+        guard.unlock().await.unwrap();
+        for waiter in waiters {
+            waiter.await.unwrap();
+        }
+    })
+    .await;
+    let tries = server.command_count("get") - tries;
+    // 21 releases and 20 acquires look once each; a waiter that was about to sleep may look in vain
+    assert!((41..=45).contains(&tries), "{tries} looks at the record");
+    println!("20 waiters of one client: {} tries", tries - 21);
+}
+
+#[tokio::test]
+async fn a_lock_that_is_waited_for_later_is_listened_to_at_once() {
+    let server = Server::start();
+    let (holder, client) = (patient(&server).await, patient(&server).await);
+    let mut guards = Vec::new();
+    for n in 0..5 {
+        guards.push(holder.signal_lock(format!("l{n}")).unwrap().lock().await.unwrap());
+    }
+    let mut waiters = Vec::new();
+    for n in 0..5 {
+        waiters.push(spawn_waiter(client.signal_lock(format!("l{n}")).unwrap()));
+        eventually("a waiter", || async { client.stats().channels == n + 1 }).await;
+        waiting(&server, 1).await;
+    }
+    // the last one first
+    while let (Some(guard), Some(waiter)) = (guards.pop(), waiters.pop()) {
+        guard.unlock().await.unwrap();
+        prompt("a signal", waiter).await.unwrap().unlock().await.unwrap();
+    }
+    assert_eq!(blocked(&server).len(), 0);
+}
+
+/// The waiter has left, his client's BLPOP has not: what it pops is for the next client.
+#[tokio::test]
+async fn a_signal_that_nobody_waits_for_any_more_is_handed_on() {
+    let server = Server::start();
+    let (first, second) = (patient(&server).await, patient(&server).await);
+    for told in [false, true] {
+        hold_by_hand(&server);
+        let gone = lock(&first);
+        let mut gone = Box::pin(gone.lock());
+        // polled until it sleeps
+        eventually("the first waits", || {
+            assert!(gone.as_mut().now_or_never().is_none());
+            async { server.blocked() == 1 }
+        })
+        .await;
+        let next = spawn_waiter(lock(&second));
+        waiting(&server, 2).await;
+        if told {
+            // it is told, and is dropped before it looks
+            release_by_hand(&server);
+            eventually("it is popped", || async { !server.exists(SIGNAL) }).await;
+            drop(gone);
+        } else {
+            drop(gone);
+            release_by_hand(&server);
+        }
+        let guard = prompt("the second is told", next).await.unwrap();
+        guard.unlock().await.unwrap();
+        eventually("nobody waits", || async { server.blocked() == 0 }).await;
+        eventually("no gate", || async { first.stats().channels + second.stats().channels == 0 }).await;
+        server.call(&["DEL", SIGNAL]);
+    }
+}
+
+/// The same where the client has forgotten the lock already, and could not end its BLPOP.
+#[tokio::test]
+async fn a_signal_that_a_stale_blpop_pops_is_handed_on() {
+    let server = Server::start();
+    let proxy = Proxy::start(&server);
+    proxy.rule(|request| if request.is("LPUSH") { Action::Refuse("ERR not now") } else { Action::Pass });
+    let first = LockClient::builder().poll_cap(NEVER).connect(proxy.url()).await.unwrap();
+    let second = patient(&server).await;
+    hold_by_hand(&server);
+    let gone = spawn_waiter(lock(&first));
+    waiting(&server, 1).await;
+    gone.abort();
+    eventually("the first has forgotten the lock", || async { first.stats().channels == 0 }).await;
+    let next = spawn_waiter(lock(&second));
+    waiting(&server, 2).await;
+    release_by_hand(&server);
+    prompt("the second is told", next).await.unwrap().unlock().await.unwrap();
+}
+
+/// P8: a reset wakes a waiter, also where nobody holds the lock, and what is left goes by itself.
+#[tokio::test]
+async fn p8_a_reset_wakes_a_waiter_and_leaves_nothing() {
+    let server = Server::start();
+    let (a, b) = (patient(&server).await, patient(&server).await);
+    for held in [true, false] {
+        hold_by_hand(&server);
+        let waiter = spawn_waiter(lock(&b));
+        waiting(&server, 1).await;
+        if !held {
+            // a holder that vanished without a word
+            server.call(&["DEL", RECORD]);
+        }
+        assert_eq!(lock(&a).force_unlock().await.unwrap(), held);
+        prompt("a reset", waiter).await.unwrap().unlock().await.unwrap();
+    }
+    eventually("no key", || async { server.dump().is_empty() }).await;
+    eventually("no gate", || async { b.stats().channels == 0 }).await;
+    assert_eq!(b.stats().holds, 0);
+}
+
+/// P2: a waiter that comes after the signal has expired is not lost.
+#[tokio::test]
+async fn p2_a_waiter_slower_than_the_signals_life_acquires_within_the_poll_cap() {
+    let server = Server::start();
+    let client = server.client_with(|c| c.poll_cap(ms(200))).await;
+    hold_by_hand(&server);
+    let waiter = spawn_waiter(lock(&client));
+    waiting(&server, 1).await;
+    // the release whose signal is not there any more
+    server.call(&["DEL", RECORD]);
+    prompt("a look", waiter).await.unwrap().unlock().await.unwrap();
+}
+
+/// P7: how long to wait has nothing to do with how long to hold.
+#[tokio::test]
+async fn p7_a_wait_is_not_over_with_the_lease_that_is_asked_for() {
+    let server = Server::start();
+    let client = patient(&server).await;
+    server.call(&["SET", RECORD, PYTHON, "PX", "1800"]);
+    let start = Instant::now();
+    let options = AcquireOptions::new().wait(SOON).lease(ms(500));
+    let guard = lock(&client).acquire(options).await.unwrap().expect("the other's lease is over");
+    assert!(start.elapsed() >= ms(1790), "{:?}", start.elapsed());
+    drop(guard);
+}
+
+/// P13: however often a waiter is woken, his wait ends when it should.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn p13_a_storm_of_signals_does_not_prolong_a_wait() {
+    let server = Server::start();
+    let client = patient(&server).await;
+    hold_by_hand(&server);
+    let (stop, mut wire) = (Arc::new(AtomicBool::new(false)), server.wire());
+    let stopped = Arc::clone(&stop);
+    let storm = std::thread::spawn(move || {
+        while !stopped.load(Ordering::Acquire) {
+            wire.call(&["LPUSH", SIGNAL, "1"]).unwrap();
+            std::thread::sleep(Duration::from_micros(200));
+        }
+        wire.call(&["DEL", SIGNAL]).unwrap();
+    });
+    let (start, tries) = (Instant::now(), server.script_count());
+    let waits: Vec<_> = (0..10)
+        .map(|_| {
+            let lock = lock(&client);
+            tokio::spawn(async move {
+                let outcome = lock.try_lock_for(Duration::from_secs(1)).await;
+                (start.elapsed(), outcome.unwrap().is_none())
+            })
+        })
+        .collect();
+    for wait in waits {
+        let (took, busy) = wait.await.unwrap();
+        assert!(busy && took >= Duration::from_secs(1) && took < Duration::from_secs(4), "{busy} {took:?}");
+    }
+    assert!(server.script_count() > tries + 30, "there was a storm");
+    stop.store(true, Ordering::Release);
+    storm.join().unwrap();
+}
+
+/// P6, P10: with the guard, the client and its connections go, whoever still waits.
+#[tokio::test]
+async fn p6_p10_a_shutdown_ends_renewals_waits_and_the_connection_that_blocks() {
+    let server = Server::start();
+    let client = server.client_with(|c| c.watchdog_timeout(ms(300)).poll_cap(NEVER)).await;
+    let connections = || server.call(&["CLIENT", "LIST"]).text().lines().count();
+    let at_first = connections();
+    hold_by_hand(&server);
+    let held = client.signal_lock("held").unwrap().lock().await.unwrap();
+    let (one, other) = (lock(&client), lock(&client));
+    let waiter = tokio::spawn(async move { one.lock().await });
+    waiting(&server, 1).await;
+    assert_eq!(connections(), at_first + 1, "one more, and only for those who wait");
+    let second = tokio::spawn(async move { other.lock().await });
+    let start = Instant::now();
+    client.shutdown().await.unwrap();
+    assert!(start.elapsed() < PROMPT, "{:?}", start.elapsed());
+    for waiter in [waiter, second] {
+        assert!(matches!(prompt("turned away", waiter).await.unwrap(), Err(Error::Closed)));
+    }
+    assert!(held.is_lost() && !server.exists("lock:held"));
+    eventually("no BLPOP", || async { server.blocked() == 0 }).await;
+    eventually("no connection", || async { connections() == at_first - 2 }).await;
+    let renewals = server.command_count("expire");
+    let start = Instant::now();
+    eventually("two periods", || async { start.elapsed() > ms(700) }).await;
+    assert_eq!(server.command_count("expire"), renewals);
+}
+
+// --- faults ---
+
+/// The connection dies under twenty waiters, and with it, maybe, a signal: all look once when it is back.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn waiters_survive_the_death_of_the_connection_that_waits_for_them() {
+    let server = Server::start();
+    let clients = [patient(&server).await, patient(&server).await];
+    hold_by_hand(&server);
+    let waiters: Vec<_> = (0..20)
+        .map(|n| {
+            let lock = lock(&clients[n % 2]);
+            tokio::spawn(async move { lock.lock().await.unwrap().unlock().await.unwrap() })
+        })
+        .collect();
+    eventually("tries", || async { server.command_count("get") >= 20 }).await;
+    waiting(&server, 2).await;
+    for round in 0..3 {
+        for id in blocked(&server) {
+            server.call(&["CLIENT", "KILL", "ID", &id]);
+        }
+        if round < 2 {
+            eventually("new connections", || async { server.blocked() == 2 }).await;
+        }
+    }
+    // no signal for this one: they find out by themselves
+    server.call(&["DEL", RECORD]);
+    for id in blocked(&server) {
+        server.call(&["CLIENT", "KILL", "ID", &id]);
+    }
+    let start = Instant::now();
+    for waiter in waiters {
+        tokio::time::timeout(SOON, waiter).await.expect("served").unwrap();
+    }
+    println!("20 waiters after a cut: {:?}", start.elapsed());
+    assert!(!server.exists(RECORD));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn hand_overs_go_on_while_the_connections_that_wait_are_killed() {
+    let server = Server::start();
+    let inside = Arc::new(AtomicUsize::new(0));
+    let mut tasks = Vec::new();
+    for _ in 0..3 {
+        let client = server.client_with(|c| c.poll_cap(ms(500))).await;
+        for _ in 0..3 {
+            let (lock, inside) = (lock(&client), Arc::clone(&inside));
+            tasks.push(tokio::spawn(async move {
+                for _ in 0..20 {
+                    let guard = lock.lock().await.unwrap();
+                    assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two are inside");
+                    tokio::task::yield_now().await;
+                    inside.fetch_sub(1, Ordering::SeqCst);
+                    guard.unlock().await.unwrap();
+                }
+            }));
+        }
+    }
+    let killer = async {
+        loop {
+            for id in blocked(&server) {
+                server.call(&["CLIENT", "KILL", "ID", &id]);
+            }
+            tokio::time::sleep(ms(40)).await;
+        }
+    };
+    let all = async {
+        for task in tasks {
+            task.await.unwrap();
+        }
+    };
+    tokio::select! {
+        () = killer => {}
+        done = tokio::time::timeout(Duration::from_secs(120), all) => done.expect("all are served"),
+    }
+}
+
+/// A list that is none costs its own waiters a poll, and the others nothing.
+#[tokio::test]
+async fn a_signal_key_of_another_type_does_not_trouble_other_locks() {
+    let server = Server::start();
+    let (holder, client) = (patient(&server).await, patient(&server).await);
+    let quick = server.client_with(|c| c.poll_cap(ms(200))).await;
+    hold_by_hand(&server);
+    server.call(&["SET", SIGNAL, "data"]);
+    let good = client.signal_lock("good").unwrap();
+    let guard = holder.signal_lock("good").unwrap().lock().await.unwrap();
+    let bad = spawn_waiter(lock(&client));
+    eventually("a try", || async { client.stats().channels == 1 }).await;
+    let waiter = spawn_waiter(good);
+    waiting(&server, 1).await;
+    let polls = spawn_waiter(lock(&quick));
+    eventually("both try", || async { quick.stats().channels == 1 }).await;
+    guard.unlock().await.unwrap();
+    prompt("the good one is told", waiter).await.unwrap().unlock().await.unwrap();
+    server.call(&["DEL", RECORD]);
+    let guard = prompt("a look", polls).await.unwrap();
+    assert_eq!(server.call(&["GET", SIGNAL]).text(), "data");
+    bad.abort();
+    drop(guard);
+}
+
+// --- all at once ---
+
+/// P14: page by page, never all keys at once, and only what is ours.
+#[tokio::test]
+async fn p14_resetting_all_frees_the_locks_under_the_prefix_and_wakes_waiters() {
+    let server = Server::start();
+    let client = server.client_with(|c| c.name_prefix("a*p[p]:").poll_cap(NEVER)).await;
+    assert_eq!(client.reset_all_signal_locks().await.unwrap(), 0);
+    let mut guards = Vec::new();
+    for n in 0..1200 {
+        server.call(&["SET", &format!("lock:a*p[p]:{n}"), PYTHON, "EX", "3600"]);
+    }
+    for n in 0..20 {
+        guards.push(client.signal_lock(format!("mine:{n}")).unwrap().lock().await.unwrap());
+    }
+    let others = ["lock:app:1", "lock:axp[p]:1", "a*p[p]:1", "lock-signal-of-mine", "lock:"];
+    for key in others {
+        server.call(&["SET", key, "data"]);
+    }
+    server.call(&["HSET", "lock:a*p[p]:hash", "name", "Ada"]);
+    server.call(&["RPUSH", "lock:a*p[p]:list", "1"]);
+    let waiter = spawn_waiter(client.signal_lock("7").unwrap());
+    waiting(&server, 1).await;
+    assert_eq!(client.reset_all_signal_locks().await.unwrap(), 1220);
+    assert_eq!(server.command_count("keys"), 0);
+    assert!(server.command_count("scan") >= 3, "{} pages", server.command_count("scan"));
+    prompt("a waiter", waiter).await.unwrap().unlock().await.unwrap();
+    for guard in guards {
+        assert!(guard.is_lost());
+        assert!(matches!(guard.unlock().await, Err(Error::Lost { reason: LossReason::RecordMissing, .. })));
+    }
+    eventually("nothing but what others have", || async { server.dump().len() == others.len() + 2 }).await;
+    // without a prefix, all of them
+    let client = server.client().await;
+    assert_eq!(client.reset_all_signal_locks().await.unwrap(), 3);
+    client.shutdown().await.unwrap();
+    assert!(matches!(client.reset_all_signal_locks().await, Err(Error::Closed)));
+}
+
+// --- permissions ---
+
+/// What README lists for signal locks, beside what each client needs.
+const COMMANDS: [&str; 9] = ["get", "set", "del", "lpush", "pexpire", "expire", "pttl", "blpop", "scan"];
+/// What each client needs, whatever the kind: tested in `bad_server.rs`.
+const SHARED: [&str; 5] = ["evalsha", "eval", "ping", "client|id", "info"];
+const KEYS: [&str; 3] = ["~lock:app:*", "~lock-signal:app:*", "resetchannels"];
+
+/// R112: everything works for a user who may do just what the README lists; and nothing of it is superfluous.
+#[tokio::test]
+async fn r112_signal_locks_work_with_the_permissions_that_are_listed_and_need_each_of_them() {
+    let server = Server::start_real();
+    for missing in [None].into_iter().chain(COMMANDS.iter().map(Some)) {
+        let rest: Vec<&str> = COMMANDS.iter().filter(|word| Some(*word) != missing).chain(&SHARED).copied().collect();
+        set_user(&server, "locks", &rest, &KEYS);
+        server.call(&["FLUSHALL"]);
+        server.call(&["SCRIPT", "FLUSH"]);
+        server.call(&["ACL", "LOG", "RESET"]);
+        let url = format!("redis://locks:pw@{}", server.addr());
+        let build = || LockClient::builder().watchdog_timeout(ms(600)).name_prefix("app:").poll_cap(ms(300));
+        let everything = async {
+            let (a, b) = (build().connect(&url).await?, build().connect(&url).await?);
+            let (la, lb) = (a.signal_lock("l")?, b.signal_lock("l")?);
+            let guard = la.lock().await?;
+            let waiter = tokio::spawn(async move { lb.try_lock_for(Duration::from_secs(20)).await });
+            let (start, gets) = (Instant::now(), server.command_count("get"));
+            eventually("looks", || async {
+                let waits = server.blocked() > 0 || missing == Some(&"blpop") && !denials(&server).is_empty();
+                waits && server.command_count("get") > gets || start.elapsed() > Duration::from_secs(3)
+            })
+            .await;
+            // one list more, while the other is waited for
+            let other = a.signal_lock("m")?.lock().await?;
+            assert!(b.signal_lock("m")?.try_lock_for(ms(400)).await?.is_none());
+            guard.extend(Duration::from_secs(100)).await?;
+            guard.unlock().await?;
+            waiter.await.unwrap()?.expect("free").unlock().await?;
+            // a signal that meets nobody
+            server.call(&["RPUSH", "lock-signal:app:m", "1"]);
+            drop(other);
+            let again = la.lock().await?;
+            la.force_unlock().await?;
+            drop(again);
+            a.reset_all_signal_locks().await?;
+            a.idle().await;
+            b.idle().await;
+            Ok::<_, Error>((a, b))
+        };
+        let outcome = tokio::time::timeout(SOON, everything).await.expect("an end");
+        let denied = denials(&server);
+        match missing {
+            None => {
+                let (a, b) = outcome.unwrap();
+                assert_eq!(denied, std::collections::BTreeSet::new());
+                a.shutdown().await.unwrap();
+                b.shutdown().await.unwrap();
+            }
+            Some(missing) => assert!(outcome.is_err() || !denied.is_empty(), "{missing} is superfluous"),
+        }
+    }
+}
+
+/// A user who may not wait for lists polls; one who may not signal can not release.
+#[tokio::test]
+async fn f28_a_denied_blpop_degrades_to_polling_and_a_denied_signal_is_a_typed_error() {
+    let server = Server::start_real();
+    let without =
+        |missing: &str| -> Vec<&str> { COMMANDS.into_iter().filter(|word| *word != missing).chain(SHARED).collect() };
+    set_user(&server, "deaf", &without("blpop"), &KEYS);
+    set_user(&server, "mute", &without("lpush"), &KEYS);
+    let deaf = log_in(&server, "deaf", LockClient::builder().poll_cap(ms(100)).name_prefix("app:")).await;
+    let mute = log_in(&server, "mute", LockClient::builder().name_prefix("app:")).await;
+    let held = mute.signal_lock("l").unwrap().lock().await.unwrap();
+    let waiter = spawn_waiter(deaf.signal_lock("l").unwrap());
+    let looks = server.script_count();
+    eventually("it polls", || async { server.script_count() > looks + 5 }).await;
+    let blpops = denials(&server).len();
+    assert!(blpops > 0, "it was told so");
+    let refused = held.unlock().await;
+    let Err(Error::Store { source, .. }) = &refused else { panic!("{refused:?}") };
+    assert_eq!(source.kind(), StoreErrorKind::NoPermission);
+    assert_eq!(server.call(&["EXISTS", "lock:app:l"]).int(), 1);
+    server.call(&["DEL", "lock:app:l"]);
+    prompt("a look", waiter).await.unwrap().unlock().await.unwrap();
+}
