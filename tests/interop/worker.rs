@@ -73,7 +73,7 @@ fn built(path: &str, from: &str) -> PathBuf {
 impl Library {
     /// Whether `acquire` may name the owner.
     pub fn takes_owners(self) -> bool {
-        !matches!(self, Self::NodeRedlock | Self::Nestlock(Record::Signal))
+        self != Self::NodeRedlock
     }
 
     fn command(self) -> Command {
