@@ -5,6 +5,7 @@ pub(crate) mod holds;
 mod hub;
 mod janitor;
 mod kind;
+pub(crate) mod together;
 mod watchdog;
 
 use std::{
@@ -32,7 +33,7 @@ use self::{
 };
 pub(crate) use self::{
     janitor::Janitor,
-    kind::{Kind, Request, Sibling, Wake},
+    kind::{Kind, Request, Sibling, Together, Wake},
 };
 use crate::{
     error::{Error, LossReason, Result, StoreError, StoreErrorKind},
@@ -211,7 +212,11 @@ impl Core {
         let hold = &under_way.hold;
         // before the first await: from here on it is neither renewed nor relied on
         let generation = hold.leave(ticket)?;
-        let budget = Instant::now() + self.config.command_timeout();
+        self.released(hold, generation, Instant::now() + self.config.command_timeout()).await
+    }
+
+    /// Waits until the server knows that a generation of this hold was given up.
+    async fn released(&self, hold: &Hold, generation: u64, budget: Instant) -> Result<()> {
         let mut pause = Duration::from_millis(5);
         loop {
             let error = match self.turn(hold, budget).await {
