@@ -1,13 +1,7 @@
 //! Each kind without contention, beside the reentrant lock in the same run; and a multi-lock beside single ones.
 //!
 //! Run: `cargo bench --bench kinds`
-#![allow(
-    missing_docs,
-    clippy::print_stdout,
-    clippy::cast_precision_loss,
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss
-)]
+#![allow(missing_docs, clippy::print_stdout, clippy::cast_precision_loss, clippy::cast_sign_loss)]
 
 mod support;
 

@@ -13,6 +13,7 @@ use futures_util::future::{join_all, select_all};
 use crate::{
     engine::{
         Anchor,
+        acquire::Entered,
         holds::{Hold, Ticket},
     },
     error::{Error, LossReason, Result},
@@ -55,7 +56,7 @@ struct Single {
 }
 
 impl LockGuard {
-    pub(crate) fn new(anchor: Arc<Anchor>, (hold, ticket): (Arc<Hold>, Ticket)) -> Self {
+    pub(crate) fn new(anchor: Arc<Anchor>, (hold, ticket): Entered) -> Self {
         Self { inner: Inner::One(Single { anchor, hold, ticket: Some(ticket) }) }
     }
 
@@ -128,7 +129,10 @@ impl LockGuard {
                 Some(ticket) => single.anchor.release(Arc::clone(&single.hold), Some(ticket)).await,
                 None => Err(single.hold.not_held_error()),
             },
-            Inner::Many { guards, .. } => {
+            Inner::Many { mut guards, .. } => {
+                if let Some((anchor, held)) = of_one_client(&mut guards) {
+                    return Box::pin(anchor.release_together(held)).await;
+                }
                 let released = join_all(guards.into_iter().map(|guard| Box::pin(guard.unlock())));
                 released.await.into_iter().collect()
             }
@@ -272,6 +276,23 @@ impl LockGuard {
             output = future => Ok(output),
         }
     }
+}
+
+/// Takes over the holds of these guards, if they all are of one client.
+fn of_one_client(guards: &mut [LockGuard]) -> Option<(Arc<Anchor>, Vec<Entered>)> {
+    let mut singles = Vec::with_capacity(guards.len());
+    for guard in guards {
+        match &mut guard.inner {
+            Inner::One(single) => singles.push(single),
+            Inner::Many { .. } | Inner::Most(_) => return None,
+        }
+    }
+    let anchor = Arc::clone(&singles.first()?.anchor);
+    if !singles.iter().all(|single| Arc::ptr_eq(&single.anchor, &anchor)) {
+        return None;
+    }
+    let held = singles.into_iter().filter_map(|single| Some((Arc::clone(&single.hold), single.ticket.take()?)));
+    Some((anchor, held.collect()))
 }
 
 impl Single {

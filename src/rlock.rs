@@ -1,6 +1,6 @@
 //! The contract of every lock kind.
 
-use std::{fmt, time::Duration};
+use std::{any::Any, fmt, time::Duration};
 
 use async_trait::async_trait;
 
@@ -14,7 +14,7 @@ use crate::{error::Result, guard::LockGuard, options::AcquireOptions, owner::Own
 /// token that the guarded resource checks can. Watch [`LockGuard::lost`], and keep what you do under a lock short of
 /// its lease.
 #[async_trait]
-pub trait RLock: fmt::Debug + Send + Sync {
+pub trait RLock: Any + fmt::Debug + Send + Sync {
     /// The lock's name, with the client's prefix.
     fn name(&self) -> &str;
 

@@ -2,7 +2,7 @@
 
 use std::{
     future::Future,
-    num::NonZeroU32,
+    num::{NonZeroU32, NonZeroU64},
     pin::Pin,
     sync::Arc,
     time::{Duration, Instant},
@@ -12,7 +12,7 @@ use tokio::sync::OwnedSemaphorePermit;
 
 use super::{
     Core, Kind, Request, UnderWay, Wake,
-    holds::{Agreement, Hold, Ticket, Watch},
+    holds::{Agreement, Hold, Plan, Ticket, Watch},
     hub::{Place, Waiter, Woken},
 };
 use crate::{
@@ -30,6 +30,9 @@ const FAR: u32 = 16;
 /// The pause before a request that the server refused for now is repeated; half of it is random.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(500));
 
+pub(super) const NO_ANSWER: &str = "no answer before the wait was over";
+pub(super) const TOO_LATE: &str = "the answer came when the lease was over already";
+
 /// A hold that was acquired, and the ticket to it.
 pub(crate) type Entered = (Arc<Hold>, Ticket);
 
@@ -38,17 +41,17 @@ const LOOK: Duration = Duration::from_millis(200);
 
 /// One acquire, with everything resolved.
 pub(crate) struct Acquire<'a> {
-    core: &'a Core,
-    kind: &'a Arc<dyn Kind>,
-    owner: OwnerId,
-    lease: Duration,
+    pub(super) core: &'a Core,
+    pub(super) kind: &'a Arc<dyn Kind>,
+    pub(super) owner: OwnerId,
+    pub(super) lease: Duration,
     /// Whether the watchdog renews, and how often at most.
     watched: bool,
     renewals: Option<NonZeroU32>,
     waits: bool,
     started: Instant,
     /// When the wait is over; `None`: never.
-    limit: Option<Instant>,
+    pub(super) limit: Option<Instant>,
 }
 
 enum Attempt<'a> {
@@ -207,21 +210,22 @@ impl<'a> Acquire<'a> {
         &self,
         limit: Option<Instant>,
     ) -> Pin<Box<dyn Future<Output = Result<Attempt<'a>>> + Send + '_>> {
-        match limit {
-            Some(limit) if self.waits && limit + GRACE < Instant::now() + self.core.config.command_timeout() => {
-                Box::pin(async move {
-                    tokio::select! {
-                        biased;
-                        attempt = self.attempt() => attempt,
-                        () = self.core.sleep_until(limit + GRACE) => {
-                            self.failed(super::silent("no answer before the wait was over"))
-                        }
-                    }
-                })
-            }
-            // the command timeout ends it earlier: no timer on the hot path
-            _ => Box::pin(self.attempt()),
+        match self.give_up(limit) {
+            Some(give_up) => Box::pin(async move {
+                tokio::select! {
+                    biased;
+                    attempt = self.attempt() => attempt,
+                    () = self.core.sleep_until(give_up) => self.failed(super::silent(NO_ANSWER)),
+                }
+            }),
+            None => Box::pin(self.attempt()),
         }
+    }
+
+    /// When an attempt is given up. `None`: the command timeout ends it earlier, without a timer on the hot path.
+    pub(super) fn give_up(&self, limit: Option<Instant>) -> Option<Instant> {
+        let give_up = limit? + GRACE;
+        (self.waits && give_up < Instant::now() + self.core.config.command_timeout()).then_some(give_up)
     }
 
     /// One attempt, in the owner's turn.
@@ -258,22 +262,10 @@ impl<'a> Acquire<'a> {
         let request =
             Request { owner: &plan.owner, lease_ms: millis(self.lease), holds: plan.holds, waits: self.waits };
         match core.store.acquire(kind.acquire(request)).await {
-            Ok(Acquired::Yes { token }) => {
-                let watch = self.watched.then_some(Watch { ttl: self.lease, renewals: self.renewals });
-                let entered = hold.enter(&plan, sent, self.lease, watch, token);
-                if self.watched && self.lease < core.config.watchdog_timeout {
-                    core.sooner.notify_one();
-                }
-                // looked at after the hold is entered: a shutdown that this look misses will end it
-                if let Err(closed) = core.check_open() {
-                    hold.lose(LossReason::ShutDown);
-                    return Err(closed);
-                }
-                match entered {
-                    Some(ticket) => Ok(Attempt::Entered((Arc::clone(hold), ticket))),
-                    None => self.failed(super::silent("the answer came when the lease was over already")),
-                }
-            }
+            Ok(Acquired::Yes { token }) => match self.enter(hold, &plan, sent, token)? {
+                Some(ticket) => Ok(Attempt::Entered((Arc::clone(hold), ticket))),
+                None => self.failed(super::silent(TOO_LATE)),
+            },
             Ok(Acquired::Busy { ttl, ahead }) => {
                 let queued = self.waits && kind.queues();
                 let place = queued.then(|| Place::new(core, hold));
@@ -297,6 +289,27 @@ impl<'a> Acquire<'a> {
                 self.failed(error)
             }
         }
+    }
+
+    /// Takes in that the server has acquired. `None`: so late that the lease is over already.
+    pub(super) fn enter(
+        &self,
+        hold: &Hold,
+        plan: &Plan,
+        sent: Instant,
+        token: Option<NonZeroU64>,
+    ) -> Result<Option<Ticket>> {
+        let watch = self.watched.then_some(Watch { ttl: self.lease, renewals: self.renewals });
+        let ticket = hold.enter(plan, sent, self.lease, watch, token);
+        if self.watched && self.lease < self.core.config.watchdog_timeout {
+            self.core.sooner.notify_one();
+        }
+        // looked at after the hold is entered: a shutdown that this look misses will end it
+        if let Err(closed) = self.core.check_open() {
+            hold.lose(LossReason::ShutDown);
+            return Err(closed);
+        }
+        Ok(ticket)
     }
 
     fn failed(&self, error: StoreError) -> Result<Attempt<'a>> {

@@ -154,6 +154,21 @@ pub(crate) struct Plan {
     before: ServerSide,
 }
 
+/// What a release was asked to do.
+pub(crate) struct Asked {
+    pub(crate) owner: OwnerId,
+    wanted: u32,
+    /// What the server recorded until then.
+    before: ServerSide,
+}
+
+impl Asked {
+    /// Whether all that it has to do is to end a hold: nothing is kept, and nothing is in doubt.
+    pub(crate) fn ends_a_hold(&self) -> bool {
+        self.wanted == 0 && matches!(self.before, ServerSide::Holds(_))
+    }
+}
+
 /// The hold that a guard stands for.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Ticket {
@@ -693,29 +708,43 @@ impl Hold {
     /// Makes the server record our count, if it does not. Sent twice it changes nothing; dropped midway, the doubt
     /// stays and the next in line repeats it.
     pub(crate) async fn agree(&self, core: &Core) -> Agreement {
-        let link = core.store.link(&self.key.lock);
-        let (owner, wanted, before) = {
-            let mut state = self.state();
-            let before = state.server;
-            if state.agrees() {
-                return Agreement::Reached { held: true };
-            }
-            if !matches!(before, ServerSide::InDoubt { .. }) {
-                state.server = ServerSide::InDoubt { epoch: link.epoch() };
-            }
-            (state.owner.clone(), state.count, before)
-        };
-        let released = match core.store.release(self.kind.release(&owner, wanted)).await {
-            Ok(released) => released,
-            Err(error) if error.may_have_executed() => return Agreement::Silent(error),
+        let Some(asked) = self.asking(core) else { return Agreement::Reached { held: true } };
+        match core.store.release(self.kind.release(&asked.owner, asked.wanted)).await {
+            Ok(released) => Agreement::Reached { held: self.answered(core, &asked, released) },
+            Err(error) if error.may_have_executed() => Agreement::Silent(error),
             Err(error) => {
-                self.state().server = before;
-                return Agreement::Refused(error);
+                self.not_asked(&asked);
+                Agreement::Refused(error)
             }
-        };
+        }
+    }
+
+    /// A release is about to be sent: from here on the server's side is in doubt. `None`: it agrees already.
+    pub(crate) fn asking(&self, core: &Core) -> Option<Asked> {
+        let mut state = self.state();
+        if state.agrees() {
+            return None;
+        }
+        let asked = Asked { owner: state.owner.clone(), wanted: state.count, before: state.server };
+        if !matches!(asked.before, ServerSide::InDoubt { .. }) {
+            state.server = ServerSide::InDoubt { epoch: core.store.link(&self.key.lock).epoch() };
+        }
+        Some(asked)
+    }
+
+    /// The server did not execute the release.
+    pub(crate) fn not_asked(&self, asked: &Asked) {
+        self.state().server = asked.before;
+    }
+
+    /// The server answered the release. Whether it had recorded this owner, or may have.
+    pub(crate) fn answered(&self, core: &Core, asked: &Asked, released: Released) -> bool {
+        let Asked { wanted, before, .. } = *asked;
         match before {
             // an answer over another connection does not prove that earlier requests are over
-            ServerSide::InDoubt { epoch } if wanted == 0 && link.epoch() != epoch => self.abandon_name(core, epoch),
+            ServerSide::InDoubt { epoch } if wanted == 0 && core.store.link(&self.key.lock).epoch() != epoch => {
+                self.abandon_name(core, epoch);
+            }
             _ if released == Released::NotHeld => {
                 let mut state = self.state();
                 state.server = ServerSide::Holds(0);
@@ -730,7 +759,7 @@ impl Hold {
             self.lose(LossReason::RecordMissing);
         }
         let was_in_doubt = matches!(before, ServerSide::InDoubt { .. });
-        Agreement::Reached { held: released != Released::NotHeld || wanted == 0 && was_in_doubt }
+        released != Released::NotHeld || wanted == 0 && was_in_doubt
     }
 
     /// Leaves the owner's name to late executions of what is in doubt, and goes on under another one. Does nothing

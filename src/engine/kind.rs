@@ -38,6 +38,16 @@ pub(crate) struct Sibling {
     pub(crate) excludes: bool,
 }
 
+/// The scripts that take several locks of one family for one owner, and give them back, by one request each. Their keys
+/// are the locks.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Together {
+    /// Arguments: the owner and the lease.
+    pub(crate) acquire: &'static Script,
+    /// Arguments: the owner, and for each lock where its waiters listen.
+    pub(crate) release: &'static Script,
+}
+
 /// A lock kind: which scripts to run on which keys. The engine does the rest.
 pub(crate) trait Kind: Send + Sync + fmt::Debug + 'static {
     /// The lock's name.
@@ -107,6 +117,11 @@ pub(crate) trait Kind: Send + Sync + fmt::Debug + 'static {
 
     /// The script that renews many locks: keys are their records, arguments the lease and one owner for each.
     fn renew(&self) -> &'static Script;
+
+    /// How to take it together with others of its family, if that can be done.
+    fn together(&self) -> Option<Together> {
+        None
+    }
 
     /// Frees the lock, whoever holds it.
     fn force_release(&self) -> Call;

@@ -6,6 +6,7 @@ mod hub;
 mod janitor;
 mod kind;
 mod signals;
+pub(crate) mod together;
 mod watchdog;
 
 use std::{
@@ -34,7 +35,7 @@ use self::{
 };
 pub(crate) use self::{
     janitor::Janitor,
-    kind::{Kind, Request, Sibling, Wake},
+    kind::{Kind, Request, Sibling, Together, Wake},
 };
 use crate::{
     error::{Error, LossReason, Result, StoreError, StoreErrorKind},
@@ -237,7 +238,11 @@ impl Core {
         let hold = &under_way.hold;
         // before the first await: from here on it is neither renewed nor relied on
         let generation = hold.leave(ticket)?;
-        let budget = Instant::now() + self.config.command_timeout();
+        self.released(hold, generation, Instant::now() + self.config.command_timeout()).await
+    }
+
+    /// Waits until the server knows that a generation of this hold was given up.
+    async fn released(&self, hold: &Hold, generation: u64, budget: Instant) -> Result<()> {
         let mut pause = Duration::from_millis(5);
         loop {
             let error = match self.turn(hold, budget).await {

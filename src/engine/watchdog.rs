@@ -23,7 +23,7 @@ use crate::{
 };
 
 /// Locks in one script call: the server is blocked for a millisecond or so.
-const BATCH: usize = 500;
+pub(super) const BATCH: usize = 500;
 /// However soon a renewal is due again: no spinning.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(2);
 

@@ -1,6 +1,7 @@
 //! Several locks as one: all or nothing. Redisson's `RedissonMultiLock`. No Redis here.
 
 use std::{
+    any::Any,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -9,7 +10,7 @@ use async_trait::async_trait;
 use futures_util::future::join_all;
 
 use crate::{
-    engine::{Anchor, random_fraction},
+    engine::{Anchor, Kind, acquire::Acquire, random_fraction, together::Outcome},
     error::{Error, Result},
     guard::LockGuard,
     options::{AcquireOptions, Wait},
@@ -17,18 +18,23 @@ use crate::{
     rlock::RLock,
 };
 
+use super::Lock;
+
 /// The pause after a round in which some members were busy grows by this, up to [`MAX_PAUSE`]; all of it is random.
 const PAUSE_STEP: Duration = Duration::from_millis(2);
 const MAX_PAUSE: Duration = Duration::from_millis(50);
 
 /// Several locks that are held together or not at all, made by [`LockClient::multi_lock`](crate::LockClient::multi_lock).
 ///
-/// The members may be of any kind, on any servers. Nobody waits for one member while he holds another, so that processes
+/// The members may be of any kind, on any servers. Where all are this client's own reentrant, non-reentrant or spin locks,
+/// one request takes them together, and one gives them back. Nobody waits for one member while he holds another, so that processes
 /// which name the same locks in different orders do not block each other.
 #[derive(Debug, Clone)]
 pub struct MultiLock {
     anchor: Arc<Anchor>,
     members: Arc<[Arc<dyn RLock>]>,
+    /// The members' kinds, if they are this client's own locks: one request may take them together.
+    kinds: Option<Arc<[Arc<dyn Kind>]>>,
     name: Arc<str>,
 }
 
@@ -40,13 +46,34 @@ impl MultiLock {
             return Err(Error::InvalidName { name: String::new(), reason });
         }
         let names: Vec<_> = members.iter().map(|member| member.name()).collect();
-        Ok(Self { anchor: Arc::clone(anchor), name: names.join("+").into(), members })
+        let kind = |member: &Arc<dyn RLock>| {
+            let member: &dyn Any = &**member;
+            let lock = member.downcast_ref::<Lock>().filter(|lock| Arc::ptr_eq(&lock.anchor, anchor))?;
+            Some(Arc::clone(&lock.kind))
+        };
+        let kinds = members.iter().map(kind).collect();
+        Ok(Self { anchor: Arc::clone(anchor), name: names.join("+").into(), kinds, members })
     }
 
     /// The members, in the order in which they were given.
     #[must_use]
     pub fn members(&self) -> &[Arc<dyn RLock>] {
         &self.members
+    }
+
+    /// Acquires all members by one request, without waiting, if that can be done.
+    async fn together(&self, options: &AcquireOptions) -> Result<Round> {
+        let Some(kinds) = &self.kinds else { return Ok(Round::Again(0)) };
+        let all = Acquire::new(&self.anchor, &kinds[0], options)?;
+        Ok(match all.together(kinds).await? {
+            Outcome::Entered(entered) => {
+                let guard = |entered| LockGuard::new(Arc::clone(&self.anchor), entered);
+                Round::Entered(entered.into_iter().map(guard).collect())
+            }
+            Outcome::Busy(_) if options.wait == Wait::No => Round::Busy,
+            Outcome::Busy(at) => Round::Again(at),
+            Outcome::NotThisWay => Round::Again(0),
+        })
     }
 
     /// Acquires one member, and waits for it; then all others, without waiting.
@@ -103,7 +130,12 @@ impl RLock for MultiLock {
 
     async fn acquire(&self, options: AcquireOptions) -> Result<Option<LockGuard>> {
         let limit = options.wait.until(Instant::now());
-        let (mut first, mut pause) = (0, PAUSE_STEP);
+        let mut first = match self.together(&options).await? {
+            Round::Entered(guards) => return Ok(Some(LockGuard::of_many(Arc::clone(&self.name), guards))),
+            Round::Busy => return Ok(None),
+            Round::Again(first) => first,
+        };
+        let mut pause = PAUSE_STEP;
         loop {
             let wait = match limit {
                 None => Wait::Forever,

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use crate::{
-    engine::{Kind, Request, Sibling, Wake},
+    engine::{Kind, Request, Sibling, Together, Wake},
     owner::OwnerId,
     store::{Call, Script},
 };
@@ -56,6 +56,10 @@ impl<K: Kind> Kind for NonReentrant<K> {
 
     fn renew(&self) -> &'static Script {
         self.0.renew()
+    }
+
+    fn together(&self) -> Option<Together> {
+        self.0.together()
     }
 
     fn force_release(&self) -> Call {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::{
-    engine::{Kind, Request, Wake},
+    engine::{Kind, Request, Together, Wake},
     keys::LockName,
     owner::OwnerId,
     store::{Call, Script, script},
@@ -11,6 +11,8 @@ use crate::{
 
 script!(ACQUIRE = "reentrant/acquire", keys = 1, args = 3);
 script!(RELEASE = "reentrant/release", keys = 1, args = 3);
+script!(ACQUIRE_TOGETHER = "reentrant/acquire_together", keys = 0 + per_lock, args = 2);
+script!(RELEASE_TOGETHER = "reentrant/release_together", keys = 0 + per_lock, args = 1 + per_lock);
 script!(RENEW = "reentrant/renew", keys = 0 + per_lock, args = 1 + per_lock);
 script!(FORCE_RELEASE = "reentrant/force_release", keys = 1, args = 1);
 script!(INSPECT = "reentrant/inspect", keys = 1, args = 0);
@@ -60,6 +62,10 @@ impl Kind for Reentrant {
 
     fn renew(&self) -> &'static Script {
         &RENEW
+    }
+
+    fn together(&self) -> Option<Together> {
+        Some(Together { acquire: &ACQUIRE_TOGETHER, release: &RELEASE_TOGETHER })
     }
 
     fn force_release(&self) -> Call {

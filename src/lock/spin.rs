@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::reentrant::Reentrant;
 use crate::{
-    engine::{Kind, Request, Wake},
+    engine::{Kind, Request, Together, Wake},
     keys::LockName,
     options::Backoff,
     owner::OwnerId,
@@ -47,6 +47,10 @@ impl Kind for Spin {
 
     fn renew(&self) -> &'static Script {
         self.record.renew()
+    }
+
+    fn together(&self) -> Option<Together> {
+        self.record.together()
     }
 
     fn force_release(&self) -> Call {

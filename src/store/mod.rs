@@ -117,6 +117,12 @@ impl Store {
         &self.address
     }
 
+    /// Whether one script may name all these keys: they are on one link. A cluster also asks that they are in one slot.
+    pub(crate) fn takes_together<'a>(&self, mut keys: impl Iterator<Item = &'a Arc<str>>) -> bool {
+        let first = keys.next().map(|key| self.link(key));
+        first.is_some_and(|first| keys.all(|key| Arc::ptr_eq(self.link(key), first)))
+    }
+
     /// The link that carries subscriptions.
     pub(crate) fn subscriptions(&self) -> &Arc<Link> {
         &self.subscriptions
@@ -147,6 +153,18 @@ impl Store {
     /// Runs a release script.
     pub(crate) async fn release(&self, call: Call) -> Result<Released, StoreError> {
         reply::released(&self.eval(call).await?)
+    }
+
+    /// Runs an acquire script over many locks; see [`reply::acquired_together`].
+    pub(crate) async fn acquire_together(&self, call: Call) -> Result<Option<(usize, Acquired)>, StoreError> {
+        let locks = call.keys.len();
+        reply::acquired_together(&self.eval(call).await?, locks)
+    }
+
+    /// Runs a release script over many locks.
+    pub(crate) async fn release_together(&self, call: Call) -> Result<Vec<Released>, StoreError> {
+        let locks = call.keys.len();
+        reply::released_together(&self.eval(call).await?, locks)
     }
 
     /// Runs a renew script over many locks.

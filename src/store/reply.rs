@@ -28,7 +28,7 @@ pub(crate) enum Acquired {
 }
 
 /// What a release script answered.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Released {
     Free,
     StillHeld,
@@ -105,6 +105,20 @@ pub(crate) fn acquired(value: &Value) -> Result<Acquired, StoreError> {
     })
 }
 
+/// `None`: all of them; else one that could not be had, by its number from 0, and why not.
+pub(crate) fn acquired_together(value: &Value, locks: usize) -> Result<Option<(usize, Acquired)>, StoreError> {
+    let Value::Array(parts) = value else {
+        return if value.is_null() { Ok(None) } else { Err(nonsense(value)) };
+    };
+    let [Value::Integer(number @ 1..), why @ Value::Integer(_)] = parts.as_slice() else { return Err(nonsense(value)) };
+    match (usize::try_from(*number), acquired(why)?) {
+        (Ok(number), why @ (Acquired::Busy { .. } | Acquired::WrongKind)) if number <= locks => {
+            Ok(Some((number - 1, why)))
+        }
+        _ => Err(nonsense(value)),
+    }
+}
+
 pub(crate) fn released(value: &Value) -> Result<Released, StoreError> {
     Ok(match value {
         Value::Integer(1) => Released::Free,
@@ -114,12 +128,20 @@ pub(crate) fn released(value: &Value) -> Result<Released, StoreError> {
     })
 }
 
-pub(crate) fn renewed(value: &Value, locks: usize) -> Result<Vec<Renewed>, StoreError> {
-    let Value::Array(answers) = value else { return Err(nonsense(value)) };
-    if answers.len() != locks {
-        return Err(nonsense(value));
+/// A list with one answer for each lock.
+fn for_each(value: &Value, locks: usize) -> Result<&[Value], StoreError> {
+    match value {
+        Value::Array(answers) if answers.len() == locks => Ok(answers),
+        _ => Err(nonsense(value)),
     }
-    answers
+}
+
+pub(crate) fn released_together(value: &Value, locks: usize) -> Result<Vec<Released>, StoreError> {
+    for_each(value, locks)?.iter().map(released).collect()
+}
+
+pub(crate) fn renewed(value: &Value, locks: usize) -> Result<Vec<Renewed>, StoreError> {
+    for_each(value, locks)?
         .iter()
         .map(|answer| {
             Ok(match answer {
@@ -199,7 +221,20 @@ mod tests {
             assert!(forced(&bad).is_err(), "{bad:?}");
             assert!(inspected(&bad).is_err(), "{bad:?}");
             assert!(renewed(&bad, 1).is_err(), "{bad:?}");
+            assert!(acquired_together(&bad, 1).is_err(), "{bad:?}");
+            assert!(released_together(&bad, 1).is_err(), "{bad:?}");
         }
+        let list = |numbers: &[i64]| Value::Array(numbers.iter().copied().map(Value::Integer).collect());
+        assert_eq!(acquired_together(&Value::Null, 2).unwrap(), None);
+        let busy = Acquired::Busy { ttl: Some(Duration::from_millis(7)), ahead: None };
+        assert_eq!(acquired_together(&list(&[2, 7]), 2).unwrap(), Some((1, busy)));
+        assert_eq!(acquired_together(&list(&[1, -3]), 2).unwrap(), Some((0, Acquired::WrongKind)));
+        for bad in [list(&[0, 7]), list(&[3, 7]), list(&[1, -2]), list(&[1, -4]), list(&[1]), Value::Integer(1)] {
+            assert!(acquired_together(&bad, 2).is_err(), "{bad:?}");
+        }
+        let answers = Value::Array(vec![Value::Integer(1), Value::Null]);
+        assert_eq!(released_together(&answers, 2).unwrap(), [Released::Free, Released::NotHeld]);
+        assert!(released_together(&answers, 3).is_err());
         assert!(renewed(&Value::Array(vec![Value::Integer(1)]), 2).is_err());
         assert_eq!(guarded(Value::Null).unwrap(), Guarded::Done(None));
         assert_eq!(guarded(Value::Integer(7)).unwrap(), Guarded::Stale { seen: 7 });

@@ -60,7 +60,7 @@ impl Source {
 // --- floors ---
 
 /// The floor of a module; the longest name that fits counts.
-const FLOORS: [(&str, u8); 13] = [
+const FLOORS: [(&str, u8); 14] = [
     ("", 5),
     ("client", 5),
     ("lock", 4),
@@ -68,6 +68,7 @@ const FLOORS: [(&str, u8); 13] = [
     ("guard", 3),
     ("quorum", 3),
     ("engine/acquire", 3),
+    ("engine/together", 3),
     ("engine", 2),
     ("store", 1),
     ("owner", 0),
@@ -287,22 +288,19 @@ fn fred_is_pinned() {
 
 // --- Lua ---
 
-/// What `script!` in `src/lock` declares: name -> (keys, args, one more for each lock).
-fn declared() -> BTreeMap<String, (usize, usize, bool)> {
+/// What `script!` in `src/lock` declares: name -> keys and arguments, and whether there is one more for each lock.
+fn declared() -> BTreeMap<String, [(usize, bool); 2]> {
     let mut declared = BTreeMap::new();
     for file in sources("src/lock", "rs") {
         for line in file.code() {
             let Some(inside) = line.strip_prefix("script!(").and_then(|line| line.strip_suffix(");")) else { continue };
             let name = inside.split('"').nth(1).unwrap().to_owned();
-            let number = |key: &str| -> usize {
-                let rest = inside.split(&format!("{key} = ")).nth(1).unwrap();
-                rest.split([',', ' ', ')']).next().unwrap().parse().unwrap()
-            };
+            let arity = ["keys", "args"].map(|what| {
+                let said = inside.split(&format!("{what} = ")).nth(1).unwrap().split(',').next().unwrap();
+                (said.split(' ').next().unwrap().parse().unwrap(), said.ends_with(" + per_lock"))
+            });
             let kind = file.module().trim_start_matches("lock/");
             assert!(name.starts_with(&format!("{kind}/")), "{}: declares {name} of another kind", file.path);
-            let per_lock = inside.matches("per_lock").count();
-            assert!(per_lock == 0 || per_lock == 2, "{inside}");
-            let arity = (number("keys"), number("args"), per_lock == 2);
             assert!(declared.insert(name.clone(), arity).is_none(), "{name} is declared twice");
         }
     }
@@ -338,23 +336,21 @@ fn indices<'a>(code: &'a str, what: &str) -> BTreeSet<&'a str> {
         .collect()
 }
 
-fn assert_header_fits(file: &Source, (keys, args, per_lock): (usize, usize, bool)) {
+fn assert_header_fits(file: &Source, arity: [(usize, bool); 2]) {
     let (header, code, path) = (header(file), lua_code(file), &file.path);
     let name = path.trim_start_matches("lua/").trim_end_matches(".lua");
     assert!(header[0].starts_with(&format!("-- {name}: ")), "{path}: first line is {:?}", header[0]);
     assert!(header.iter().any(|line| line.starts_with("-- Returns  ")), "{path}: no `Returns`");
     assert!(header.len() > 3 && header[1] == "--", "{path}: a blank line after the first");
-    let wanted = |fixed: usize, step: &str| -> Vec<String> {
-        let each = match (per_lock, fixed) {
+    for (what, (count, per_lock)) in ["KEYS", "ARGV"].into_iter().zip(arity) {
+        let each = match (per_lock, count) {
             (false, _) => None,
-            (true, 0) => Some(step.to_owned()),
-            (true, fixed) => Some(format!("{step}+{fixed}")),
+            (true, 0) => Some("n".to_owned()),
+            (true, fixed) => Some(format!("n+{fixed}")),
         };
-        (1..=fixed).map(|n| n.to_string()).chain(each).collect()
-    };
-    for (what, count) in [("KEYS", keys), ("ARGV", args)] {
+        let wanted: Vec<String> = (1..=count).map(|n| n.to_string()).chain(each).collect();
         let (listed, used) = (documented(&header, what), code.join("\n"));
-        assert_eq!(listed, wanted(count, "n"), "{path}: {what} of the header and of script!(..)");
+        assert_eq!(listed, wanted, "{path}: {what} of the header and of script!(..)");
         for index in indices(&used, what) {
             let index = index.replace(' ', "");
             assert!(listed.contains(&index.as_str()), "{path}: {what}[{index}] is not in the header");

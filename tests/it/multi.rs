@@ -8,13 +8,16 @@ use std::{
     time::{Duration, Instant},
 };
 
-use nestlock::{AcquireOptions, Error, LockClient, RLock};
-use rand::{SeedableRng, rngs::StdRng, seq::SliceRandom};
+use nestlock::{AcquireOptions, Error, LockClient, MultiLock, RLock};
+use rand::{Rng, SeedableRng, rngs::StdRng, seq::SliceRandom};
 
 use crate::{
     cancel::poll_times,
     contract::{contract_suite, nothing_is_left},
-    support::{Server, eventually},
+    support::{
+        Server, eventually,
+        proxy::{Action, Proxy, Verb},
+    },
 };
 
 contract_suite! {
@@ -27,10 +30,31 @@ contract_suite! {
     one_record = false,
 }
 
+// members that can not be taken by one request
+contract_suite! {
+    mod contract_of_mixed_members,
+    door = |client, name| {
+        let members: [std::sync::Arc<dyn nestlock::RLock>; 3] = [
+            std::sync::Arc::new(client.reentrant_lock(name).unwrap()),
+            std::sync::Arc::new(client.fair_lock(format!("{name}:2")).unwrap()),
+            std::sync::Arc::new(client.read_write_lock(format!("{name}:3")).unwrap().write()),
+        ];
+        std::sync::Arc::new(client.multi_lock(members).unwrap())
+    },
+    one_record = false,
+}
+
 const SOON: Duration = Duration::from_secs(20);
 
 fn plain(client: &LockClient, names: &[&str]) -> Vec<Arc<dyn RLock>> {
     names.iter().map(|name| Arc::new(client.reentrant_lock(name).unwrap()) as _).collect()
+}
+
+/// Members that go by themselves: the middle one is fair.
+fn mixed(client: &LockClient, names: &[&str; 3]) -> Vec<Arc<dyn RLock>> {
+    let mut members = plain(client, names);
+    members[1] = Arc::new(client.fair_lock(names[1]).unwrap());
+    members
 }
 
 fn ms(millis: u64) -> Duration {
@@ -49,20 +73,23 @@ async fn a_multi_lock_of_nothing_is_refused() {
 async fn one_busy_member_keeps_all_free() {
     let server = Server::start();
     let (a, b) = (server.client().await, server.client().await);
-    let busy = b.reentrant_lock("l2").unwrap().lock().await.unwrap();
-    let all = a.multi_lock(plain(&a, &["l1", "l2", "l3"])).unwrap();
-    assert!(all.try_lock().await.unwrap().is_none());
-    assert!(all.try_lock_for(ms(150)).await.unwrap().is_none());
-    // the members that were had are given back before the answer
-    assert!(!server.exists("l1") && !server.exists("l3"));
-    assert!(all.is_locked().await.unwrap());
-    assert_eq!(all.holder().await.unwrap(), None);
-    busy.unlock().await.unwrap();
-    let guard = all.try_lock().await.unwrap().expect("all are free");
-    assert_eq!((guard.name(), guard.members().len()), ("l1+l2+l3", 3));
-    assert_eq!(all.holder().await.unwrap(), Some(guard.owner()));
-    assert_eq!(all.hold_count(&guard.owner()).await.unwrap(), 1);
-    guard.unlock().await.unwrap();
+    let names = ["l1", "l2", "l3"];
+    for members in [plain(&a, &names), mixed(&a, &names)] {
+        let busy = b.reentrant_lock("l3").unwrap().lock().await.unwrap();
+        let all = a.multi_lock(members).unwrap();
+        assert!(all.try_lock().await.unwrap().is_none());
+        assert!(all.try_lock_for(ms(150)).await.unwrap().is_none());
+        // the members that were had are given back before the answer
+        assert!(!server.exists("l1") && !server.exists("l2"));
+        assert!(all.is_locked().await.unwrap());
+        assert_eq!(all.holder().await.unwrap(), None);
+        busy.unlock().await.unwrap();
+        let guard = all.try_lock().await.unwrap().expect("all are free");
+        assert_eq!((guard.name(), guard.members().len()), ("l1+l2+l3", 3));
+        assert_eq!(all.holder().await.unwrap(), Some(guard.owner()));
+        assert_eq!(all.hold_count(&guard.owner()).await.unwrap(), 1);
+        guard.unlock().await.unwrap();
+    }
     nothing_is_left(&server, &[&a, &b]).await;
 }
 
@@ -74,13 +101,15 @@ async fn r74_r77_every_member_gets_the_lease_that_was_asked_for() {
     let names = ["l1", "l2", "l3"];
     let rival = b.reentrant_lock("l3").unwrap();
     let all = a.multi_lock(plain(&a, &names)).unwrap();
-    for _ in 0..5 {
-        let busy = rival.lock().await.unwrap();
+    for contended in [false, true, true, true] {
+        let busy = if contended { Some(rival.lock().await.unwrap()) } else { None };
         let options = AcquireOptions::new().wait(SOON).lease(Duration::from_secs(10));
         let acquire = all.acquire(options);
         let (guard, ()) = tokio::join!(acquire, async {
-            eventually("it waits", || async { !server.channels().is_empty() }).await;
-            busy.unlock().await.unwrap();
+            if let Some(busy) = busy {
+                eventually("it waits", || async { !server.channels().is_empty() }).await;
+                busy.unlock().await.unwrap();
+            }
         });
         let guard = guard.unwrap().expect("free in time");
         for name in names {
@@ -92,22 +121,25 @@ async fn r74_r77_every_member_gets_the_lease_that_was_asked_for() {
     nothing_is_left(&server, &[&a, &b]).await;
 }
 
-/// R75: a wait of zero tries each member once.
+/// R75: a wait of zero tries once: all members together, or each by itself.
 #[tokio::test]
 async fn r75_a_wait_of_zero_tries_once() {
     let server = Server::start();
     let (a, b) = (server.client().await, server.client().await);
+    let names = ["l1", "l2", "l3"];
     let _busy = b.reentrant_lock("l3").unwrap().lock().await.unwrap();
-    let all = a.multi_lock(plain(&a, &["l1", "l2", "l3"])).unwrap();
-    assert!(all.try_lock().await.unwrap().is_none()); // scripts are known from here on
-    let before = server.script_count();
-    assert!(all.try_lock_for(Duration::ZERO).await.unwrap().is_none());
-    // three tries, two releases
-    assert_eq!(server.script_count() - before, 5);
+    // three tries and two releases, where one request does not do
+    for (members, scripts) in [(plain(&a, &names), 1), (mixed(&a, &names), 5)] {
+        let all = a.multi_lock(members).unwrap();
+        assert!(all.try_lock().await.unwrap().is_none()); // scripts are known from here on
+        let before = server.script_count();
+        assert!(all.try_lock_for(Duration::ZERO).await.unwrap().is_none());
+        assert_eq!(server.script_count() - before, scripts);
+    }
     assert!(server.channels().is_empty(), "nobody listens");
 }
 
-/// R76, R81, S9: tasks that name the same locks in random orders all get on.
+/// R76, R81, S9: tasks that name the same locks in random orders, or one of them only, all get on.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn r76_r81_random_orders_do_not_block_each_other() {
     let server = Server::start();
@@ -124,9 +156,12 @@ async fn r76_r81_random_orders_do_not_block_each_other() {
                 for _ in 0..20 {
                     let mut order = [0, 1, 2, 3];
                     order.shuffle(&mut rng);
-                    let mine = &order[..3];
-                    let members = plain(&client, &mine.iter().map(|at| names[*at]).collect::<Vec<_>>());
-                    let all = client.multi_lock(members).unwrap();
+                    let mine = &order[..rng.random_range(1..=3)];
+                    let mut members = plain(&client, &mine.iter().map(|at| names[*at]).collect::<Vec<_>>());
+                    let all = match members.len() {
+                        1 => members.remove(0),
+                        _ => Arc::new(client.multi_lock(members).unwrap()),
+                    };
                     let guard = tokio::time::timeout(Duration::from_secs(30), all.lock());
                     let guard = guard.await.expect("progress").unwrap();
                     for at in mine {
@@ -190,9 +225,9 @@ async fn r79_a_member_without_an_answer_leaves_nothing_held() {
 async fn r80_an_acquire_dropped_at_any_poll_holds_no_member() {
     let server = Server::start();
     let (a, b) = (server.client().await, server.client().await);
-    let all = a.multi_lock(plain(&a, &["l1", "l2", "l3"])).unwrap();
-    let rival = b.reentrant_lock("l2").unwrap();
-    for contended in [false, true] {
+    let (names, rival) = (["l1", "l2", "l3"], b.reentrant_lock("l3").unwrap());
+    for (members, contended) in [(plain(&a, &names), false), (plain(&a, &names), true), (mixed(&a, &names), true)] {
+        let all = a.multi_lock(members).unwrap();
         let mut ends = 0;
         for k in 1..200 {
             let busy = if contended { Some(rival.lock().await.unwrap()) } else { None };
@@ -250,20 +285,246 @@ async fn the_loss_of_one_member_is_the_loss_of_all() {
     let (one, two) = (Server::start(), Server::start());
     let watchdog = |c: nestlock::LockClientBuilder| c.watchdog_timeout(ms(600));
     let (a, b) = (one.client_with(watchdog).await, two.client_with(watchdog).await);
-    let all = a.multi_lock([plain(&a, &["l1"]), plain(&b, &["l2"])].concat()).unwrap();
-    let guard = all.lock().await.unwrap();
-    assert!(!guard.is_lost() && guard.remaining() > Duration::ZERO);
-    two.call(&["DEL", "l2"]);
-    let loss = tokio::time::timeout(SOON, guard.lost()).await.expect("it is told");
-    assert!(matches!(loss, Error::Lost { ref lock, .. } if lock == "l2"), "{loss}");
-    assert!(guard.is_lost());
-    assert_eq!(guard.remaining(), Duration::ZERO);
-    let unlocked = guard.unlock().await;
-    assert!(matches!(unlocked, Err(Error::Lost { .. })), "{unlocked:?}");
-    // the other member is free all the same
-    assert!(!one.exists("l1"));
+    for (l2, lives_on) in [(plain(&b, &["l2"]), &two), (plain(&a, &["l2"]), &one)] {
+        let all = a.multi_lock([plain(&a, &["l1"]), l2].concat()).unwrap();
+        let guard = all.lock().await.unwrap();
+        assert!(!guard.is_lost() && guard.remaining() > Duration::ZERO);
+        lives_on.call(&["DEL", "l2"]);
+        let loss = tokio::time::timeout(SOON, guard.lost()).await.expect("it is told");
+        assert!(matches!(loss, Error::Lost { ref lock, .. } if lock == "l2"), "{loss}");
+        assert!(guard.is_lost());
+        assert_eq!(guard.remaining(), Duration::ZERO);
+        let unlocked = guard.unlock().await;
+        assert!(matches!(unlocked, Err(Error::Lost { .. })), "{unlocked:?}");
+        // the other member is free all the same
+        assert!(!one.exists("l1"));
+    }
     nothing_is_left(&one, &[&a]).await;
     nothing_is_left(&two, &[&b]).await;
+}
+
+/// What nobody has noticed before, the unlock does. It frees the others.
+#[tokio::test]
+async fn an_unlock_says_which_member_was_lost_and_frees_the_others() {
+    let server = Server::start();
+    let a = server.client().await;
+    let all = a.multi_lock(plain(&a, &["l1", "l2", "l3"])).unwrap();
+    for lost in [&["DEL", "l2"] as &[&str], &["SET", "l2", "data"]] {
+        let guard = all.lock().await.unwrap();
+        server.call(lost);
+        match guard.unlock().await {
+            Err(Error::Lost { lock, .. }) if lost.len() == 2 => assert_eq!(lock, "l2"),
+            Err(Error::WrongType { lock }) if lost.len() == 3 => assert_eq!(lock, "l2"),
+            other => panic!("{lost:?}: {other:?}"),
+        }
+        assert!(!server.exists("l1") && !server.exists("l3"));
+        server.call(&["DEL", "l2"]);
+    }
+    nothing_is_left(&server, &[&a]).await;
+}
+
+#[tokio::test]
+async fn data_at_one_members_name_is_refused_and_named() {
+    let server = Server::start();
+    let a = server.client().await;
+    let all = a.multi_lock(plain(&a, &["l1", "l2", "l3"])).unwrap();
+    for (data, kind) in [(&["SET", "l3", "data"] as &[&str], "string"), (&["HSET", "l3", "name", "Ada"], "hash")] {
+        server.call(data);
+        let before = server.dump();
+        match all.lock().await.map(drop) {
+            Err(Error::WrongType { lock }) if kind == "string" => assert_eq!(lock, "l3"),
+            Err(Error::WrongLockKind { lock }) if kind == "hash" => assert_eq!(lock, "l3"),
+            other => panic!("{kind}: {other:?}"),
+        }
+        assert_eq!(server.dump(), before);
+        server.call(&["DEL", "l3"]);
+    }
+    nothing_is_left(&server, &[&a]).await;
+}
+
+#[tokio::test]
+async fn the_watchdog_renews_every_member() {
+    let server = Server::start();
+    let watchdog = ms(600);
+    let a = server.client_with(|c| c.watchdog_timeout(watchdog)).await;
+    let names = ["l1", "l2", "l3"];
+    let guard = a.multi_lock(plain(&a, &names)).unwrap().lock().await.unwrap();
+    let start = Instant::now();
+    eventually("three timeouts are over", || async {
+        assert!(!guard.is_lost() && names.iter().all(|name| server.exists(name)), "after {:?}", start.elapsed());
+        start.elapsed() > 3 * watchdog
+    })
+    .await;
+    guard.unlock().await.unwrap();
+    nothing_is_left(&server, &[&a]).await;
+}
+
+#[tokio::test]
+async fn the_release_of_all_wakes_the_waiters_of_each() {
+    let server = Server::start();
+    // nobody looks for himself
+    let (a, b) = (server.client().await, server.client_with(|c| c.poll_cap(Duration::from_secs(3600))).await);
+    let names = ["l1", "l2", "l3"];
+    let all = a.multi_lock(plain(&a, &names)).unwrap();
+    let guard = all.acquire(AcquireOptions::new().lease(Duration::from_secs(3600))).await.unwrap().unwrap();
+    let waiters = names.map(|name| {
+        let lock = b.reentrant_lock(name).unwrap();
+        tokio::spawn(async move { lock.lock().await.unwrap().unlock().await.unwrap() })
+    });
+    eventually("all wait", || async { b.stats().channels == 3 }).await;
+    guard.unlock().await.unwrap();
+    for waiter in waiters {
+        tokio::time::timeout(SOON, waiter).await.expect("woken").unwrap();
+    }
+    nothing_is_left(&server, &[&a, &b]).await;
+}
+
+/// Branches of one task are one owner: they meet in each other's turns, and enter again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn opposite_orders_of_one_owner_and_names_given_twice_are_re_entries() {
+    let server = Server::start();
+    let a = server.client().await;
+    let multi = |names: &[&str]| a.multi_lock(plain(&a, names)).unwrap();
+    let (there, back, twice) = (multi(&["l1", "l2", "l3"]), multi(&["l3", "l2", "l1"]), multi(&["l1", "l1", "l2"]));
+    for _ in 0..50 {
+        let (one, two, three) = tokio::join!(there.lock(), back.lock(), twice.lock());
+        let guards = [one.unwrap(), two.unwrap(), three.unwrap()];
+        for (name, holds) in [("l1", 4), ("l2", 3), ("l3", 2)] {
+            assert_eq!(server.record(name), [(guards[0].owner().to_string(), holds)]);
+        }
+        let [one, two, three] = guards;
+        let (one, two, three) = tokio::join!(one.unlock(), two.unlock(), three.unlock());
+        one.and(two).and(three).unwrap();
+        assert_eq!(server.dump(), []);
+    }
+    nothing_is_left(&server, &[&a]).await;
+}
+
+/// One request for many blocks the server, so there is a limit.
+#[tokio::test]
+async fn more_than_five_hundred_members_go_by_themselves() {
+    let server = Server::start();
+    let a = server.client().await;
+    plain(&a, &["warm"])[0].lock().await.unwrap().unlock().await.unwrap();
+    a.multi_lock(plain(&a, &["warm"])).unwrap().lock().await.unwrap().unlock().await.unwrap();
+    for (members, scripts) in [(500, 2), (501, 2 * 501)] {
+        let names: Vec<String> = (0..members).map(|number| format!("l{number}")).collect();
+        let all = a.multi_lock(plain(&a, &names.iter().map(String::as_str).collect::<Vec<_>>())).unwrap();
+        let before = server.script_count();
+        all.lock().await.unwrap().unlock().await.unwrap();
+        assert_eq!(server.script_count() - before, scripts, "{members} members");
+    }
+    nothing_is_left(&server, &[&a]).await;
+}
+
+/// R80, F33: dropped at any point, an unlock goes on.
+#[tokio::test]
+async fn r80_f33_an_unlock_dropped_at_any_poll_frees_all() {
+    let server = Server::start();
+    let a = server.client().await;
+    let all = a.multi_lock(plain(&a, &["l1", "l2", "l3"])).unwrap();
+    for k in 1..50 {
+        let guard = all.lock().await.unwrap();
+        let done = poll_times(guard.unlock(), k).await;
+        a.idle().await;
+        assert_eq!(server.dump(), [], "{k} polls");
+        if let Some(unlocked) = done {
+            unlocked.unwrap();
+            nothing_is_left(&server, &[&a]).await;
+            return;
+        }
+    }
+    panic!("it never came to its end");
+}
+
+// --- one request for all, over a bad link ---
+
+/// The command timeout.
+const T: Duration = Duration::from_millis(500);
+
+/// A client behind a proxy, and a multi-lock of it; the scripts are known.
+async fn behind_a_proxy(server: &Server) -> (Proxy, LockClient, MultiLock) {
+    let proxy = Proxy::start(server);
+    let client = LockClient::builder().command_timeout(T).connect(proxy.url()).await.unwrap();
+    plain(&client, &["l1"])[0].lock().await.unwrap().unlock().await.unwrap();
+    let all = client.multi_lock(plain(&client, &["l1", "l2", "l3"])).unwrap();
+    all.lock().await.unwrap().unlock().await.unwrap();
+    (proxy, client, all)
+}
+
+/// R79, F13: whatever becomes of the request or its answer.
+#[tokio::test]
+async fn r79_f13_an_acquire_of_all_without_an_answer_leaves_no_member_held() {
+    for action in [Action::Late(2 * T), Action::Slow(2 * T), Action::Lose, Action::CutBefore, Action::Ghost(T / 2)] {
+        let server = Server::start();
+        let (proxy, client, all) = behind_a_proxy(&server).await;
+        proxy.once(Verb::Acquire, action);
+        let start = Instant::now();
+        let refused = all.try_lock().await.map(drop);
+        assert!(matches!(refused, Err(Error::Unconfirmed { .. })), "{action:?}: {refused:?}");
+        assert!(start.elapsed() < 2 * T, "{action:?}: {:?}", start.elapsed());
+        eventually("the request is over", || async { action != Action::Ghost(T / 2) || proxy.ghosts() == 1 }).await;
+        nothing_is_left(&server, &[&client]).await;
+
+        // whoever still has time gets all of them, each once
+        proxy.once(Verb::Acquire, action);
+        let guard = all.try_lock_for(SOON).await.unwrap().expect("the locks");
+        for member in guard.members() {
+            assert_eq!(server.record(member.name()), [(member.owner().to_string(), 1)], "{action:?}");
+        }
+        guard.unlock().await.unwrap();
+        nothing_is_left(&server, &[&client]).await;
+    }
+}
+
+#[tokio::test]
+async fn f13_a_release_of_all_without_an_answer_frees_all() {
+    for action in [Action::Late(2 * T), Action::Lose, Action::CutBefore, Action::Refuse("LOADING not yet")] {
+        let server = Server::start();
+        let (proxy, client, all) = behind_a_proxy(&server).await;
+        let guard = all.lock().await.unwrap();
+        proxy.once(Verb::Release, action);
+        let start = Instant::now();
+        let unlocked = guard.unlock().await;
+        match action {
+            Action::Late(_) => assert!(matches!(unlocked, Err(Error::Unconfirmed { .. })), "{unlocked:?}"),
+            _ => unlocked.unwrap(),
+        }
+        assert!(start.elapsed() < 2 * T, "{action:?}: {:?}", start.elapsed());
+        nothing_is_left(&server, &[&client]).await;
+    }
+}
+
+/// F14: each request for all may be executed twice.
+#[tokio::test]
+async fn f14_requests_for_all_that_arrive_twice_change_nothing() {
+    let server = Server::start();
+    let (proxy, client, all) = behind_a_proxy(&server).await;
+    proxy.rule(|request| if request.verb().is_some() { Action::Twice } else { Action::Pass });
+    for _ in 0..5 {
+        let guard = all.lock().await.unwrap();
+        for member in guard.members() {
+            assert_eq!(server.record(member.name()), [(member.owner().to_string(), 1)]);
+        }
+        guard.unlock().await.unwrap();
+    }
+    nothing_is_left(&server, &[&client]).await;
+}
+
+#[tokio::test]
+async fn a_wait_for_all_is_bounded_where_nobody_answers() {
+    let server = Server::start();
+    let a = server.client().await;
+    let all = a.multi_lock(plain(&a, &["l1", "l2"])).unwrap();
+    server.stop();
+    let start = Instant::now();
+    let refused = all.try_lock_for(ms(300)).await.map(drop);
+    let waited = start.elapsed();
+    server.cont();
+    assert!(matches!(refused, Err(Error::Unconfirmed { .. })), "{refused:?}");
+    // the command timeout is 3 s
+    assert!(waited >= ms(300) && waited < ms(2000), "{waited:?}");
+    nothing_is_left(&server, &[&a]).await;
 }
 
 #[tokio::test]

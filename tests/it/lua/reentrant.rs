@@ -21,6 +21,11 @@ const RELEASE: &str = "reentrant/release";
 const RENEW: &str = "reentrant/renew";
 const FORCE: &str = "reentrant/force_release";
 const INSPECT: &str = "reentrant/inspect";
+const ALL: &str = "reentrant/acquire_together";
+const RELEASE_ALL: &str = "reentrant/release_together";
+/// Several locks, and where their waiters listen: of one nobody does.
+const LOCKS: [&str; 3] = ["a", "b", "c"];
+const CHANNELS: [&str; 4] = [A, "heard:a", "", "heard:c"];
 
 impl Bench {
     fn acquire(&self, owner: &str, lease: &str, holds: &str) -> Reply {
@@ -403,6 +408,153 @@ fn renew_takes_500_locks_at_once() {
     let args: Vec<&str> = std::iter::once("30000").chain(std::iter::repeat_n(A, 500)).collect();
     assert_eq!(bench.run(RENEW, &keys, &args).list(), vec![Reply::Int(1); 500]);
     assert!(locks.iter().all(|lock| bench.server.pttl(lock) > 20_000));
+}
+
+// --- acquire_together and release_together ---
+
+#[test]
+fn acquire_together_answers_nil_and_writes_every_record() {
+    let bench = Bench::new();
+    assert_eq!(bench.run(ALL, &LOCKS, &[A, "30000"]), Reply::Nil);
+    for lock in LOCKS {
+        assert_eq!(bench.server.record(lock), [(A.to_owned(), 1)]);
+        assert!((25_000..=30_000).contains(&bench.server.pttl(lock)), "{lock}");
+    }
+    assert_eq!(bench.snapshot().len(), 3, "nothing but the records");
+}
+
+#[test]
+fn acquire_together_sent_twice_changes_nothing_but_a_shorter_ttl() {
+    let bench = Bench::new();
+    for lease in ["60000", "60000", "30000"] {
+        assert_eq!(bench.run(ALL, &LOCKS, &[A, lease]), Reply::Nil);
+        assert!(LOCKS.iter().all(|lock| bench.server.pttl(lock) > 50_000), "the longer TTL stays");
+    }
+    // a part of them is held, one of those too often
+    bench.set_up(&["DEL", "b"]);
+    bench.set_up(&["HSET", "c", A, "2"]);
+    let kept = bench.expires("a");
+    assert_eq!(bench.run(ALL, &LOCKS, &[A, "1000"]), Reply::Nil);
+    assert!(LOCKS.iter().all(|lock| bench.server.record(lock) == [(A.to_owned(), 1)]));
+    assert_eq!(bench.expires("a"), kept);
+    assert!(bench.server.pttl("b") <= 1000);
+}
+
+/// H3: nor does a record without a TTL count as free.
+#[test]
+fn h3_acquire_together_answers_which_one_is_busy_and_takes_none() {
+    for (at, lock) in LOCKS.into_iter().enumerate() {
+        let bench = Bench::new();
+        assert_eq!(bench.run(ACQUIRE, &[lock], &[B, "30000", "1"]), Reply::Nil);
+        let number = at as i64 + 1;
+        let answer = bench.untouched(ALL, &LOCKS, &[A, "60000"]);
+        assert_eq!(answer.list()[0], Reply::Int(number));
+        assert!((25_000..=30_000).contains(&answer.list()[1].int()), "{answer:?}");
+        bench.set_up(&["PERSIST", lock]);
+        assert_eq!(bench.untouched(ALL, &LOCKS, &[A, "60000"]).list(), [Reply::Int(number), Reply::Int(-1)]);
+    }
+}
+
+#[test]
+fn f29_f30_acquire_together_refuses_what_is_no_record_and_takes_none() {
+    let bench = Bench::new();
+    let locks = ["a", LOCK, "c"];
+    for what in 0..5 {
+        let name = bench.put_hash(what);
+        let answer = bench.untouched(ALL, &locks, &[A, "30000"]);
+        assert_eq!(answer.list(), [Reply::Int(2), Reply::Int(-3)], "{name}");
+    }
+    bench.put(&["SET", LOCK, "data"]);
+    assert!(bench.refused(ALL, &locks, &[A, "30000"]).starts_with("WRONGTYPE"));
+}
+
+/// H1, H2, F39: where the server refuses the TTL, nothing is left of what was written before.
+#[test]
+fn h1_h2_f39_acquire_together_takes_every_write_back() {
+    let bench = Bench::new();
+    for lease in NO_LEASES {
+        bench.refused(ALL, &LOCKS, &[A, lease]);
+    }
+    // what was held before stays
+    assert_eq!(bench.run(ACQUIRE, &["a"], &[A, "30000", "1"]), Reply::Nil);
+    bench.refused(ALL, &LOCKS, &[A, "9223372036854775807"]);
+
+    let bench = Bench::real();
+    for denied in ["-pexpire", "-hset"] {
+        bench.set_up(&["ACL", "SETUSER", "limited", "reset", "on", ">pw", "~*", "&*", "+@all", denied]);
+        let mut limited = bench.server.wire();
+        limited.call(&["AUTH", "limited", "pw"]).unwrap();
+        let command = eval(&source(ALL), &LOCKS, &[A, "30000"]);
+        let reply = limited.call(&command.iter().map(String::as_str).collect::<Vec<_>>()).unwrap();
+        assert!(reply.is_error(), "{denied}: {reply:?}");
+        assert_eq!(bench.snapshot(), [], "{denied}: {reply:?}");
+    }
+}
+
+#[test]
+fn release_together_answers_for_each_and_says_so_once() {
+    let bench = Bench::new();
+    let mut ears = [bench.listen("heard:a"), bench.listen("heard:c")];
+    assert_eq!(bench.run(ALL, &LOCKS, &[A, "30000"]), Reply::Nil);
+    assert_eq!(bench.run(RELEASE_ALL, &LOCKS, &CHANNELS).list(), vec![Reply::Int(1); 3]);
+    assert_eq!(bench.snapshot(), []);
+    assert!(ears.iter_mut().all(|ears| ears.heard(&bench) == ["0"]));
+    // sent twice
+    assert_eq!(bench.untouched(RELEASE_ALL, &LOCKS, &CHANNELS).list(), vec![Reply::Nil; 3]);
+    // held by others, or together with data; however often
+    assert_eq!(bench.run(ACQUIRE, &["a"], &[B, "30000", "1"]), Reply::Nil);
+    bench.set_up(&["HSET", "b", A, "3", "name", "Ada"]);
+    bench.set_up(&["HSET", "c", A, "1", "mode", "read"]);
+    assert_eq!(bench.run(RELEASE_ALL, &LOCKS, &CHANNELS).list(), [Reply::Nil, Reply::Int(1), Reply::Nil]);
+    assert_eq!(bench.server.record("a"), [(B.to_owned(), 1)]);
+    assert_eq!(bench.call(&["HGETALL", "b"]).list(), [Reply::Text("name".into()), Reply::Text("Ada".into())]);
+    assert_eq!(bench.call(&["HLEN", "c"]), Reply::Int(2));
+    assert!(ears.iter_mut().all(|ears| ears.heard(&bench).is_empty()));
+}
+
+#[test]
+fn release_together_writes_nothing_where_it_is_refused() {
+    let bench = Bench::real();
+    assert_eq!(bench.run(ALL, &LOCKS, &[A, "30000"]), Reply::Nil);
+    bench.refused(RELEASE_ALL, &LOCKS, &CHANNELS[..3]);
+    let mut ears = bench.listen("heard:a");
+    bench.set_up(&["SET", "data", "data"]);
+    let error = bench.refused(RELEASE_ALL, &["a", "b", "data"], &CHANNELS);
+    assert!(error.starts_with("WRONGTYPE"), "{error}");
+    assert_eq!(ears.heard(&bench), [] as [&str; 0]);
+
+    bench.set_up(&["ACL", "SETUSER", "limited", "on", ">pw", "~*", "&heard:a", "+@all"]);
+    let mut limited = bench.server.wire();
+    limited.call(&["AUTH", "limited", "pw"]).unwrap();
+    let before = bench.snapshot();
+    let command = eval(&source(RELEASE_ALL), &LOCKS, &CHANNELS);
+    assert!(limited.call(&command.iter().map(String::as_str).collect::<Vec<_>>()).unwrap().is_error());
+    assert_eq!(bench.snapshot(), before);
+}
+
+/// R25, H12, F25: as one lock.
+#[test]
+fn h12_f25_without_memory_nothing_is_taken_together_and_everything_given_back() {
+    let bench = Bench::real();
+    assert_eq!(bench.run(ALL, &LOCKS[..2], &[A, "30000"]), Reply::Nil);
+    bench.set_up(&["CONFIG", "SET", "maxmemory", "1"]);
+    for locks in [&LOCKS[..], &LOCKS[2..]] {
+        assert!(bench.refused(ALL, locks, &[A, "60000"]).starts_with("OOM"));
+    }
+    assert_eq!(bench.run(RELEASE_ALL, &LOCKS[..2], &CHANNELS[..3]).list(), vec![Reply::Int(1); 2]);
+    assert_eq!(bench.snapshot(), []);
+}
+
+#[test]
+fn five_hundred_locks_are_taken_and_given_back_together() {
+    let bench = Bench::new();
+    let locks: Vec<String> = (0..500).map(|n| format!("l{n}")).collect();
+    let keys: Vec<&str> = locks.iter().map(String::as_str).collect();
+    assert_eq!(bench.run(ALL, &keys, &[A, "30000"]), Reply::Nil);
+    assert!(keys.iter().all(|lock| bench.server.pttl(lock) > 20_000));
+    let args: Vec<&str> = std::iter::once(A).chain(std::iter::repeat_n(CHANNEL, 500)).collect();
+    assert_eq!(bench.run(RELEASE_ALL, &keys, &args).list(), vec![Reply::Int(1); 500]);
+    assert_eq!(bench.snapshot(), []);
 }
 
 // --- force_release and inspect ---

@@ -85,6 +85,8 @@ impl Request {
             [_] => Verb::ForceRelease,
             [_, lease, holds, ..] if number(lease) && number(holds) => Verb::Acquire,
             [lease, ..] if number(lease) => Verb::Renew,
+            // of many locks together
+            [_, lease] if number(lease) => Verb::Acquire,
             _ => Verb::Release,
         })
     }

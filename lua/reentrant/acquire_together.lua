@@ -1,0 +1,37 @@
+-- reentrant/acquire_together: make this owner hold each lock once; all of them or none. Safe to send twice.
+--
+-- KEYS[n]  lock     hash     owner -> hold count; its TTL is the lease
+-- ARGV[1]  owner    string   "<client>:<task>"
+-- ARGV[2]  lease    integer  milliseconds, at least 1
+-- Returns  nil      acquired: each record says 1, its TTL is at least `lease`
+--          list     nothing was written: the number of a lock that could not be had, and why not, as `acquire` says it:
+--          >= 0     busy: milliseconds until the other owner's lease ends
+--          -1       busy, and the record has no TTL
+--          -3       WRONG_KIND: the hash at this name is not a record of this kind
+local owner, lease, ttls = ARGV[1], ARGV[2], {}
+
+if not string.find(lease, '^[1-9]%d*$') then
+    return redis.error_reply('ERR nestlock: lease must be an integer of at least 1')
+end
+
+for n, lock in ipairs(KEYS) do
+    ttls[n] = redis.call('pttl', lock)
+    if ttls[n] ~= -2 then
+        -- a record of this kind has exactly one field, named "<36 characters>:<task>"
+        local holder = redis.call('hlen', lock) == 1 and redis.call('hkeys', lock)[1]
+        if not holder or not string.find(holder, '^%x+%-%x+%-%x+%-%x+%-%x+:') then return {n, -3} end
+        if holder ~= owner then return {n, ttls[n]} end
+    end
+end
+
+for n, lock in ipairs(KEYS) do
+    local done = redis.pcall('hset', lock, owner, '1')
+    if type(done) == 'number' and ttls[n] < tonumber(lease) then done = redis.pcall('pexpire', lock, lease) end
+    if type(done) == 'table' then
+        -- refused: take back what was free, lest it never end
+        for at, taken in ipairs(KEYS) do
+            if ttls[at] == -2 then redis.call('del', taken) end
+        end
+        return done
+    end
+end

@@ -1,0 +1,195 @@
+//! Several locks of one owner by one request: acquired all or none, and given back.
+//!
+//! It is a shortcut, never needed: nobody waits here, neither for a lock nor for a turn. Whatever is not plain (a re-entry,
+//! a doubt, a turn that is taken, a refusal) is left to the way on which each lock goes by itself.
+
+use std::{iter, sync::Arc, time::Instant};
+
+use futures_util::future::join_all;
+
+use super::{
+    Core, Kind, Together, UnderWay, Wake,
+    acquire::{Acquire, Entered, NO_ANSWER, TOO_LATE},
+    holds::{Asked, Hold},
+    silent, store_error,
+    watchdog::BATCH,
+};
+use crate::{
+    error::{Error, Result, StoreError},
+    options::millis,
+    store::{Acquired, Arg, Call},
+};
+
+/// What came of [`Acquire::together`].
+pub(crate) enum Outcome {
+    Entered(Vec<Entered>),
+    /// Somebody else holds this one.
+    Busy(usize),
+    /// Nothing is held. Each lock by itself may do better, or say what is wrong.
+    NotThisWay,
+}
+
+/// The scripts, if these locks can be taken by one request.
+fn scripts<'a>(core: &Core, kinds: impl ExactSizeIterator<Item = &'a Arc<dyn Kind>> + Clone) -> Option<Together> {
+    let first = kinds.clone().next()?;
+    let alike = kinds.clone().all(|kind| kind.family() == first.family() && kind.together().is_some());
+    let together = alike && kinds.len() <= BATCH && core.store.takes_together(kinds.map(|kind| kind.name()));
+    first.together().filter(|_| together)
+}
+
+impl Acquire<'_> {
+    /// Acquires all of these locks, of which this acquire's is the first, if nobody holds any.
+    pub(crate) async fn together(&self, kinds: &[Arc<dyn Kind>]) -> Result<Outcome> {
+        let attempt = self.attempt_together(kinds);
+        match self.give_up(self.limit) {
+            None => attempt.await,
+            Some(give_up) => tokio::select! {
+                biased;
+                outcome = attempt => outcome,
+                () = self.core.sleep_until(give_up) => self.no_answer(silent(NO_ANSWER)),
+            },
+        }
+    }
+
+    async fn attempt_together(&self, kinds: &[Arc<dyn Kind>]) -> Result<Outcome> {
+        let Self { core, .. } = *self;
+        let Some(scripts) = scripts(core, kinds.iter()) else { return Ok(Outcome::NotThisWay) };
+        let under_way: Vec<_> =
+            kinds.iter().map(|kind| UnderWay { core, hold: core.holds.get_or_insert(kind, &self.owner) }).collect();
+        let (mut turns, mut plans) = (Vec::new(), Vec::new());
+        for (UnderWay { hold, .. }, kind) in under_way.iter().zip(kinds) {
+            // also where one lock is named twice
+            let Ok(turn) = hold.turn.try_lock() else { return Ok(Outcome::NotThisWay) };
+            turns.push(turn);
+            if hold.count() > 0 {
+                return Ok(Outcome::NotThisWay);
+            }
+            let Some(plan) = hold.plan(kind, &core.holds, core.config.max_holds)? else {
+                return Ok(Outcome::NotThisWay);
+            };
+            plans.push((hold, plan));
+        }
+        // an era may have begun meanwhile
+        let owner = plans[0].1.owner.clone();
+        if plans.iter().any(|(_, plan)| plan.owner != owner) {
+            return Ok(Outcome::NotThisWay);
+        }
+        let epoch = core.store.link(self.kind.name()).epoch();
+        for (hold, _) in &plans {
+            hold.sending(epoch);
+        }
+        let not_sent = || {
+            for (hold, plan) in &plans {
+                hold.not_sent(plan);
+            }
+        };
+        // looked at after the holds are in doubt: a shutdown that this look misses will wait for these turns
+        core.check_open().inspect_err(|_| not_sent())?;
+
+        let names = kinds.iter().map(|kind| Arc::clone(kind.name())).collect();
+        let call = Call::new(scripts.acquire, names, vec![Arg::from(&owner), millis(self.lease).into()]);
+        let sent = Instant::now();
+        match core.store.acquire_together(call).await {
+            Ok(None) => {
+                let (mut entered, mut late) = (Vec::new(), false);
+                for (hold, plan) in &plans {
+                    match self.enter(hold, plan, sent, None)? {
+                        Some(ticket) => entered.push((Arc::clone(hold), ticket)),
+                        None => late = true,
+                    }
+                }
+                if late {
+                    for (hold, ticket) in &entered {
+                        core.release_later(hold, *ticket);
+                    }
+                    return self.no_answer(silent(TOO_LATE));
+                }
+                Ok(Outcome::Entered(entered))
+            }
+            Ok(Some((at, why))) => {
+                for (hold, plan) in &plans {
+                    hold.busy(plan, false);
+                }
+                match why {
+                    Acquired::WrongKind => Err(Error::WrongLockKind { lock: kinds[at].name().to_string() }),
+                    _ => Ok(Outcome::Busy(at)),
+                }
+            }
+            Err(error) if error.may_have_executed() => self.no_answer(error),
+            Err(_) => {
+                not_sent();
+                Ok(Outcome::NotThisWay)
+            }
+        }
+    }
+
+    /// Whoever still has time tries again, lock by lock.
+    fn no_answer(&self, error: StoreError) -> Result<Outcome> {
+        match self.limit {
+            Some(limit) if limit <= Instant::now() => Err(store_error(self.kind.name(), error)),
+            _ => Ok(Outcome::NotThisWay),
+        }
+    }
+}
+
+impl Core {
+    /// Gives up several holds, and waits until the server knows. Dropped midway, the janitor goes on. Reports the first
+    /// failure.
+    pub(crate) async fn release_together(&self, held: Vec<Entered>) -> Result<()> {
+        // before the first await, all of them
+        let given_up: Vec<Result<_>> = held
+            .into_iter()
+            .map(|(hold, ticket)| {
+                let under_way = UnderWay { core: self, hold };
+                let generation = under_way.hold.leave(Some(ticket))?;
+                Ok((under_way, generation))
+            })
+            .collect();
+        let budget = Instant::now() + self.config.command_timeout();
+        let holds: Vec<&Hold> = given_up.iter().flatten().map(|(under_way, _)| &*under_way.hold).collect();
+        if let Err(error) = self.agree_together(&holds).await
+            && Instant::now() >= budget
+        {
+            return Err(store_error(holds[0].lock_name(), error));
+        }
+        let released = given_up.into_iter().map(|given_up| async move {
+            let (under_way, generation) = given_up?;
+            self.released(&under_way.hold, generation, budget).await
+        });
+        join_all(released).await.into_iter().collect()
+    }
+
+    /// Makes the server agree with holds that were given up, if that ends all of them.
+    async fn agree_together(&self, holds: &[&Hold]) -> Result<(), StoreError> {
+        let Some(scripts) = scripts(self, holds.iter().map(|hold| hold.kind())) else { return Ok(()) };
+        let turns: Result<Vec<_>, _> = holds.iter().map(|hold| hold.turn.try_lock()).collect();
+        let Ok(_turns) = turns else { return Ok(()) };
+        let asked: Vec<_> = holds.iter().filter_map(|hold| Some((hold, hold.asking(self)?))).collect();
+        let not_asked = || {
+            for (hold, asked) in &asked {
+                hold.not_asked(asked);
+            }
+        };
+        let Some((_, Asked { owner, .. })) = asked.first() else { return Ok(()) };
+        if asked.len() < holds.len() || !asked.iter().all(|(_, asked)| asked.ends_a_hold() && asked.owner == *owner) {
+            not_asked();
+            return Ok(());
+        }
+        let names = holds.iter().map(|hold| Arc::clone(hold.lock_name())).collect();
+        let channels = holds.iter().map(|hold| match hold.kind().wake(owner) {
+            Wake::Channel(channel) => Arg::from(&channel),
+            Wake::Signal(_) | Wake::Poll(_) => Arg::from(&Arc::from("")),
+        });
+        let args = iter::once(Arg::from(owner)).chain(channels).collect();
+        match self.store.release_together(Call::new(scripts.release, names, args)).await {
+            Ok(answers) => {
+                for ((hold, asked), released) in asked.iter().zip(answers) {
+                    hold.answered(self, asked, released);
+                }
+            }
+            Err(error) if error.may_have_executed() => return Err(error),
+            Err(_) => not_asked(),
+        }
+        Ok(())
+    }
+}
