@@ -2,6 +2,7 @@
 
 pub mod child;
 pub mod clock;
+pub mod history;
 pub mod proxy;
 pub mod server;
 pub mod wire;
