@@ -15,7 +15,7 @@ help:
 	@echo 'make interop the libraries of other languages beside nestlock; installs them first'
 	@echo 'make demo    every example'
 	@echo 'make bench   setup, then the benchmarks'
-	@echo 'make ci      test, check and demo: what CI runs'
+	@echo 'make ci      test, interop, check and demo: what CI runs'
 
 setup:
 	@server=$${NESTLOCK_SERVER_BIN:-$$(command -v redis-server || command -v valkey-server)}; \
