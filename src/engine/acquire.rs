@@ -150,7 +150,11 @@ impl<'a> Acquire<'a> {
                 continue;
             }
             failing = None;
-            let Some(waiter) = waiter.as_ref().filter(|waiter| !waiter.was_told_since(tried)) else { continue };
+            let Some(waiter) = &waiter else { continue };
+            if waiter.was_told_since(tried) {
+                told = waiter.take_permit();
+                continue;
+            }
             match waiter.wait(self.limit).await {
                 Woken::Told(permit) => told = Some(permit),
                 Woken::Poll => {}

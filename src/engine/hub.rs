@@ -314,6 +314,11 @@ impl<'a> Waiter<'a> {
         self.gate.told_all().is_some_and(|told| told > tried)
     }
 
+    /// The permit of somebody who was told before he slept: left behind, it would make another one try in vain.
+    pub(crate) fn take_permit(&self) -> Option<OwnedSemaphorePermit> {
+        Arc::clone(&self.gate.permits).try_acquire_owned().ok()
+    }
+
     /// Sleeps until told, until it is this waiter's turn to look, or until `limit`.
     pub(crate) async fn wait(&self, limit: Option<Instant>) -> Woken {
         if !self.gate.listened.swap(true, Ordering::SeqCst) {
