@@ -12,6 +12,7 @@ use crate::support::{
     Server,
     child::{self, Worker, monotonic_ns},
     eventually,
+    history::History,
 };
 
 fn ms(millis: u64) -> Duration {
@@ -154,66 +155,6 @@ async fn r16_a_panic_in_a_task_of_another_process_frees_its_lock() {
     guard.unlock().await.unwrap();
 }
 
-/// One hold, as far as it is certain: `start..end` in nanoseconds.
-#[derive(Debug, Clone)]
-struct Held {
-    id: String,
-    lock: String,
-    start: u64,
-    end: u64,
-}
-
-/// Reads the history; a hold that was cut short by a kill is certain until the kill or the end of its lease.
-fn history(text: &str, killed: &HashMap<String, u64>, now: u64) -> Vec<Held> {
-    let (mut open, mut holds) = (HashMap::new(), Vec::new());
-    for line in text.lines() {
-        let words: Vec<&str> = line.split(' ').collect();
-        let number = |n: usize| words[n].parse::<u64>().expect("a number");
-        let id = words[1].to_owned();
-        if words[0] == "+" {
-            open.insert(id, (words[2].to_owned(), number(3), number(4)));
-        } else {
-            let (lock, start, _) = open.remove(&id).expect("a beginning before the end");
-            holds.push(Held { id, lock, start, end: number(2) });
-        }
-    }
-    for (id, (lock, start, lease_ends)) in open {
-        let pid = id.split(':').next().unwrap();
-        let end = lease_ends.min(*killed.get(pid).unwrap_or(&now)).max(start);
-        holds.push(Held { id, lock, start, end });
-    }
-    holds
-}
-
-fn overlaps(mut holds: Vec<Held>) -> Vec<(Held, Held)> {
-    holds.sort_by(|a, b| (&a.lock, a.start).cmp(&(&b.lock, b.start)));
-    let mut found = Vec::new();
-    let mut longest: Option<Held> = None;
-    for hold in holds {
-        match &longest {
-            Some(before) if before.lock == hold.lock => {
-                if hold.start < before.end {
-                    found.push((before.clone(), hold.clone()));
-                }
-                if hold.end > before.end {
-                    longest = Some(hold);
-                }
-            }
-            _ => longest = Some(hold),
-        }
-    }
-    found
-}
-
-#[test]
-fn the_history_checker_finds_overlaps() {
-    let killed = HashMap::from([("9".to_owned(), 150)]);
-    let text = "+ 9:a x 100 1000\n+ 8:b x 140 900\n- 8:b 160\n+ 8:c x 160 900\n- 8:c 170\n+ 8:d y 90 900\n- 8:d 200\n";
-    let found = overlaps(history(text, &killed, 5000));
-    assert_eq!(found.len(), 1, "{found:?}");
-    assert_eq!((found[0].0.id.as_str(), found[0].1.id.as_str()), ("9:a", "8:b"));
-}
-
 #[test]
 fn no_two_processes_ever_hold_a_lock_while_others_are_killed() {
     let server = Server::start();
@@ -222,8 +163,8 @@ fn no_two_processes_ever_hold_a_lock_while_others_are_killed() {
     let lease = ms(600);
     let spawn = || {
         let mut worker = start(&server, lease);
-        worker.ask(&format!("hammer {} 8 3", file.display()));
-        worker.answer_to("hammering");
+        worker.ask(&format!("work reentrant {} {} 8 3 0 true", rand::rng().random::<u32>(), file.display()));
+        worker.answer_to("working");
         worker
     };
     let mut workers: Vec<Worker> = (0..4).map(|_| spawn()).collect();
@@ -246,12 +187,8 @@ fn no_two_processes_ever_hold_a_lock_while_others_are_killed() {
     }
     let now = monotonic_ns();
     drop(workers);
-    let text = std::fs::read_to_string(&file).unwrap();
-    // the last line may be cut off
-    let holds = history(&text[..text.rfind('\n').map_or(0, |end| end + 1)], &killed, now);
-    let processes = killed.len() + 4;
-    println!("{} holds by {processes} processes, {} of them killed", holds.len(), killed.len());
-    assert!(holds.len() > 200, "{}", holds.len());
-    let found = overlaps(holds);
-    assert!(found.is_empty(), "{} overlaps: {:?}", found.len(), found.first());
+    let history = History::read(&std::fs::read_to_string(&file).unwrap(), &killed, now);
+    println!("{} holds by {} processes, {} of them killed", history.holds.len(), killed.len() + 4, killed.len());
+    assert!(history.holds.len() > 200, "{}", history.holds.len());
+    history.assert_no_clashes();
 }

@@ -1,7 +1,6 @@
 //! What is special about this kind: the order, and what becomes of it when somebody dies, hangs or gives up.
 
 use std::{
-    collections::VecDeque,
     pin::pin,
     sync::{
         Arc,
@@ -20,6 +19,7 @@ use crate::{
         Server,
         child::{ByHand, Worker},
         eventually,
+        history::{History, Order},
         proxy::Proxy,
         wire::{Reply, Wire},
         within,
@@ -99,112 +99,22 @@ async fn all_gone(server: &Server, clients: &[&LockClient]) {
 
 // --- the order ---
 
-/// Reads off the server's own log who asked in which order, and that the lock was given in the same.
-struct History(std::thread::JoinHandle<(usize, Vec<String>)>);
-
-impl History {
-    fn start(server: &Server) -> Self {
-        let mut wire = server.wire();
-        assert!(!wire.call(&["MONITOR"]).unwrap().is_error());
-        Self(std::thread::spawn(move || read_history(&mut wire)))
-    }
-
-    /// How often the lock was given; panics where it was out of order.
-    fn check(self, server: &Server) -> usize {
-        server.call(&["ECHO", "the end of the history"]);
-        let (grants, violations) = self.0.join().unwrap();
-        assert!(violations.is_empty(), "{violations:#?}");
-        grants
-    }
-}
-
-fn read_history(wire: &mut Wire) -> (usize, Vec<String>) {
-    let (mut asked, mut holder, mut grants, mut violations) = (VecDeque::<String>::new(), None, 0, Vec::new());
-    loop {
-        let line = wire.read().unwrap();
-        let words: Vec<&str> = line.text().split('"').skip(1).step_by(2).collect();
-        match words[..] {
-            ["ECHO" | "echo", "the end of the history"] => return (grants, violations),
-            ["EVALSHA" | "evalsha" | "EVAL" | "eval", .., LOCK, QUEUE, TIMEOUTS, owner, _, "1", _, "1"]
-                if holder.as_deref() != Some(owner) && !asked.iter().any(|asked| asked == owner) =>
-            {
-                asked.push_back(owner.to_owned());
-            }
-            // gives up, or never waited
-            ["EVALSHA" | "evalsha" | "EVAL" | "eval", .., LOCK, QUEUE, TIMEOUTS, owner, "0", CHANNEL] => {
-                asked.retain(|asked| asked != owner);
-            }
-            ["hset", LOCK, owner, "1"] if line.text().contains("lua]") => {
-                grants += 1;
-                if asked.front().is_none_or(|first| first != owner) {
-                    violations.push(format!("{owner} was given the lock before {:?}", asked.front()));
-                }
-                asked.retain(|asked| asked != owner);
-                holder = Some(owner.to_owned());
-            }
-            ["del", LOCK] => holder = None,
-            _ => {}
-        }
-    }
-}
-
-/// R64, R63: across processes, with waiters that give up at any time.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+/// R64, R63: across processes, with waiters that give up at any time, and leases that end.
+#[tokio::test]
 async fn r63_r64_the_lock_is_given_in_the_order_of_requests_whoever_gives_up() {
-    let server = Server::start();
-    let mut workers = [Worker::start(&server, PROMPT, NEVER), Worker::start(&server, PROMPT, NEVER)];
-    let clients = [server.client().await, server.client().await];
+    let server = Server::start_real();
     // a script that the server does not know yet is asked for twice
-    clients[0].fair_lock("warm").unwrap().lock().await.unwrap().unlock().await.unwrap();
-    let history = History::start(&server);
-    for worker in &mut workers {
-        worker.ask(&format!("wait {LOCK} 60"));
-    }
-    let (holds, given_up) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
-    let tasks: Vec<_> = (0..24)
-        .map(|n| {
-            let lock = clients[n % 2].fair_lock(LOCK).unwrap();
-            let (holds, given_up) = (Arc::clone(&holds), Arc::clone(&given_up));
-            tokio::spawn(async move {
-                for round in 0..25 {
-                    let patience = Duration::from_micros(rand::rng().random_range(0..20_000));
-                    let guard = match (n + round) % 3 {
-                        0 => lock.try_lock_for(patience).await.unwrap_or_default(),
-                        1 => tokio::time::timeout(patience, lock.lock()).await.map(Result::unwrap).ok(),
-                        _ => Some(lock.lock().await.unwrap()),
-                    };
-                    let Some(guard) = guard else {
-                        given_up.fetch_add(1, Ordering::SeqCst);
-                        continue;
-                    };
-                    holds.fetch_add(1, Ordering::SeqCst);
-                    if round % 2 == 0 { drop(guard) } else { guard.unlock().await.unwrap() }
-                }
-            })
-        })
-        .collect();
-    let (mut before, mut since) = (0, Instant::now());
-    for task in tasks {
+    server.client().await.fair_lock("warm").unwrap().lock().await.unwrap().unlock().await.unwrap();
+    for leases in [false, true] {
+        let order = Order::watch(&server, "l0");
+        let history = History::play(&server, "fair", 1, 25, leases);
+        let grants = order.check(&server);
+        println!("{grants} times in the order of requests");
+        assert!(grants >= history.holds.len());
+        history.assert_no_clashes();
         // R63: at no time does everybody stand still
-        within(3 * PROMPT, "progress", || {
-            let now = holds.load(Ordering::SeqCst) + given_up.load(Ordering::SeqCst);
-            if now > before {
-                (before, since) = (now, Instant::now());
-            }
-            assert!(since.elapsed() < SLACK, "nobody had the lock, and nobody gave up, for {SLACK:?}");
-            let finished = task.is_finished();
-            async move { finished }
-        })
-        .await;
-        task.await.unwrap();
+        assert!(history.gap() < SLACK, "nobody got the lock for {:?}", history.gap());
     }
-    eventually("the workers are done", || async { !server.exists(QUEUE) && !server.exists(LOCK) }).await;
-    drop(workers);
-    all_gone(&server, &clients.each_ref()).await;
-    let grants = history.check(&server);
-    let given_up = given_up.load(Ordering::SeqCst);
-    println!("{grants} holds in the order of requests, {given_up} gave up");
-    assert!(grants >= 120 + holds.load(Ordering::SeqCst) && given_up > 20);
 }
 
 #[tokio::test]

@@ -11,7 +11,13 @@ use rand::Rng;
 
 use crate::{
     contract::contract_suite,
-    support::{Server, child::Worker, eventually, wire::Reply},
+    support::{
+        Server,
+        child::Worker,
+        eventually,
+        history::{self as play, GUARDED},
+        wire::Reply,
+    },
 };
 
 contract_suite! { mod contract, door = |client, name| std::sync::Arc::new(client.fenced_lock(name).unwrap()) }
@@ -433,6 +439,20 @@ fn tokens_rise_one_by_one_in_the_order_of_the_store_over_four_processes_with_eig
     assert_eq!((history.given.len(), accepted.len(), history.stale.len()), (800, 800, 0), "{:?}", history.other);
     assert!(accepted.windows(2).all(|pair| pair[1] == pair[0] + 1), "one by one: {accepted:?}");
     assert_eq!(history.inversions(), [] as [&str; 0]);
+}
+
+/// With leases that end, and acquires that are given up.
+#[test]
+fn tokens_rise_with_the_holds_of_thirty_two_tasks_in_four_processes() {
+    let server = Server::start_real();
+    let accepted = Accepted::watch(&server, GUARDED);
+    for leases in [false, true] {
+        let holds = play::History::play(&server, "fenced", 1, 15, leases);
+        holds.assert_no_clashes();
+        assert_eq!(holds.tokens_that_do_not_rise(), []);
+    }
+    let accepted = accepted.all(&server);
+    assert!(accepted.len() > 200 && accepted.windows(2).all(|pair| pair[0] < pair[1]), "{accepted:?}");
 }
 
 #[test]

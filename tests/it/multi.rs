@@ -16,6 +16,7 @@ use crate::{
     contract::{contract_suite, nothing_is_left},
     support::{
         Server, eventually,
+        history::History,
         proxy::{Action, Proxy, Verb},
     },
 };
@@ -553,4 +554,13 @@ async fn the_whole_wait_is_bounded() {
     assert!(start.elapsed() >= ms(890) && start.elapsed() < SOON, "{:?}", start.elapsed());
     busy.1.unlock().await.unwrap();
     nothing_is_left(&server, &[&a, &b]).await;
+}
+
+/// Four processes with eight tasks each; see `support::history`.
+#[test]
+fn no_two_of_thirty_two_tasks_in_four_processes_ever_hold_a_member_at_once() {
+    let server = Server::start_real();
+    for leases in [false, true] {
+        History::play(&server, "multi", 4, 30, leases).assert_no_clashes();
+    }
 }

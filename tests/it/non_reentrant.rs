@@ -4,7 +4,10 @@ use std::time::{Duration, Instant};
 
 use nestlock::{AcquireOptions, Error, Lock, LockClient, LockGuard, RLock, Result};
 
-use crate::{contract::contract_suite, support::Server};
+use crate::{
+    contract::contract_suite,
+    support::{Server, history::History},
+};
 
 contract_suite! { mod contract, door = |client, name| std::sync::Arc::new(client.non_reentrant_lock(name).unwrap()), reentrant = false }
 
@@ -101,4 +104,13 @@ async fn a_lost_hold_does_not_count_as_held() {
     let next = lock.lock().await.unwrap();
     assert_eq!(lock.hold_count(&next.owner()).await.unwrap(), 1);
     next.unlock().await.unwrap();
+}
+
+/// Four processes with eight tasks each; see `support::history`.
+#[test]
+fn no_two_of_thirty_two_tasks_in_four_processes_ever_hold_a_non_reentrant_lock_at_once() {
+    let server = Server::start_real();
+    for leases in [false, true] {
+        History::play(&server, "non-reentrant", 3, 30, leases).assert_no_clashes();
+    }
 }

@@ -24,6 +24,7 @@ use crate::{
         Server,
         child::Worker,
         eventually,
+        history::History,
         proxy::{Action, Proxy, Verb},
         wire::{Reply, Wire},
         within,
@@ -1188,5 +1189,18 @@ async fn r73_the_keys_of_a_lock_are_in_one_slot() {
         soon(writer).await.unwrap().unlock().await.unwrap();
         assert!(!lock.read().force_unlock().await.unwrap() && !lock.write().force_unlock().await.unwrap());
         nothing_is_left(&server, &[&a, &b]).await;
+    }
+}
+
+/// Four processes with eight tasks each; see `support::history`.
+#[test]
+fn thirty_two_tasks_in_four_processes_read_together_and_write_alone() {
+    let server = Server::start_real();
+    for leases in [false, true] {
+        let history = History::play(&server, "read-write", 2, 30, leases);
+        history.assert_no_clashes();
+        let (readers, together) = (history.holds.iter().filter(|hold| hold.shared).count(), history.companies().len());
+        println!("{readers} reads, {together} of them beside another one");
+        assert!(together > readers / 10, "{together} of {readers}");
     }
 }

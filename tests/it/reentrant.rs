@@ -14,7 +14,7 @@ use rand::{Rng, SeedableRng, rngs::StdRng, seq::SliceRandom};
 
 use crate::{
     contract::nothing_is_left,
-    support::{Server, eventually},
+    support::{Server, eventually, history::History},
 };
 
 const SOON: Duration = Duration::from_secs(15);
@@ -400,4 +400,13 @@ async fn r02_r05_r12_a_held_lock_is_renewed_whatever_comes_and_goes_beside_it() 
         guard.unlock().await.unwrap();
     }
     nothing_is_left(&server, &[&client]).await;
+}
+
+/// Four processes with eight tasks each; see `support::history`.
+#[test]
+fn no_two_of_thirty_two_tasks_in_four_processes_ever_hold_a_lock_at_once() {
+    let server = Server::start_real();
+    for leases in [false, true] {
+        History::play(&server, "reentrant", 3, 30, leases).assert_no_clashes();
+    }
 }

@@ -12,7 +12,7 @@ use nestlock::{AcquireOptions, Backoff, Error, RLock};
 
 use crate::{
     contract::contract_suite,
-    support::{Server, eventually, wire::Wire},
+    support::{Server, eventually, history::History, wire::Wire},
 };
 
 contract_suite! { mod contract, door = |client, name| std::sync::Arc::new(client.spin_lock(name).unwrap()), listens = false }
@@ -192,4 +192,13 @@ async fn spin_and_reentrant_locks_of_one_name_exclude_each_other() {
         task.await.unwrap();
     }
     assert!(server.dump().is_empty());
+}
+
+/// Four processes with eight tasks each; see `support::history`.
+#[test]
+fn no_two_of_thirty_two_tasks_in_four_processes_ever_hold_a_spin_lock_at_once() {
+    let server = Server::start_real();
+    for leases in [false, true] {
+        History::play(&server, "spin", 3, 30, leases).assert_no_clashes();
+    }
 }

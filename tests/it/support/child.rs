@@ -17,9 +17,9 @@ use std::{
 };
 
 use nestlock::{AcquireOptions, LockClient, LockGuard, RLock};
-use rand::Rng;
+use rand::{Rng, SeedableRng, rngs::StdRng, seq::SliceRandom};
 
-use super::{Server, wire::Wire};
+use super::{Server, history::GUARDED, wire::Wire};
 
 /// Set in worker processes.
 const PEER: &str = "NESTLOCK_TEST_WORKER";
@@ -177,7 +177,8 @@ fn say(what: impl std::fmt::Display) {
 /// put KEY VALUE TOKEN                     put KEY <ok, Stale or the error>: a guarded write
 /// set KEY VALUE                           set KEY <the server's answer>: a plain write
 /// tokens FILE NAME KEY TASKS ROUNDS       counting; later: done. Guarded writes, see [`count`]; ROUNDS 0: for ever
-/// hammer FILE TASKS LOCKS                 hammering: for ever, writing what it held into the file
+/// work KIND SEED FILE TASKS LOCKS ROUNDS LEASES
+///                                         working; later: done. Writes what it held, see [`work`]; ROUNDS 0: for ever
 /// panic NAME                              panics in a task that holds NAME: panicked
 /// exit                                    ends without unlocking
 /// ```
@@ -254,14 +255,7 @@ pub fn serve() {
                     Err(error) => say(format_args!("unlocked {} {error}", words[1])),
                 }
             }
-            "hammer" => {
-                let file = std::fs::OpenOptions::new().append(true).create(true).open(words[1]).expect("a file");
-                let file = Arc::new(file);
-                for _ in 0..number(2) {
-                    runtime.spawn(hammer(get(), Arc::clone(&file), number(3)));
-                }
-                say("hammering");
-            }
+            "work" => serve_work(&words, &runtime, get()),
             "fence" | "put" | "set" | "tokens" => {
                 let lock =
                     |name: &str, guard| held.lock().unwrap().entry(name.to_owned()).or_default().push(Arc::new(guard));
@@ -282,6 +276,24 @@ pub fn serve() {
     }
     // the test that started this process has let go of it: no verdict of libtest's, no clean-up
     std::process::exit(0);
+}
+
+/// The request for a part of a history.
+fn serve_work(words: &[&str], runtime: &tokio::runtime::Runtime, client: LockClient) {
+    let number = |n: usize| words[n].parse::<u64>().expect("a number");
+    let file = std::fs::OpenOptions::new().append(true).create(true).open(words[3]).expect("a file");
+    let plan = Plan { kind: words[1].into(), locks: number(5) as usize, rounds: number(6), leases: words[7] == "true" };
+    let (file, plan) = (Arc::new(file), Arc::new(plan));
+    let task = |task| runtime.spawn(work(client.clone(), Arc::clone(&plan), number(2) + task, Arc::clone(&file)));
+    let tasks: Vec<_> = (0..number(4)).map(task).collect();
+    say("working");
+    runtime.spawn(async move {
+        for task in tasks {
+            task.await.expect("a task that does not panic");
+        }
+        client.idle().await;
+        say("done");
+    });
 }
 
 /// The requests about fenced locks and guarded keys.
@@ -331,27 +343,84 @@ fn serve_fenced<T>(
     }
 }
 
-/// Locks, holds and unlocks for ever. Two lines for each hold, so that a kill in the middle leaves the first:
-/// `+ ID LOCK START LEASE_END` and `- ID END`, where END is when the hold was last known to be valid.
-async fn hammer(client: LockClient, file: Arc<std::fs::File>, locks: u64) {
-    let pid = std::process::id();
-    let write = |line: String| (&*file).write_all(line.as_bytes()).expect("history is written");
-    loop {
-        let name = rand::rng().random_range(0..locks);
-        let hold_for = Duration::from_micros(rand::rng().random_range(0..1500));
-        let guard = match client.reentrant_lock(format!("hammer:{name}")).unwrap().lock().await {
-            Ok(guard) => guard,
-            Err(error) => panic!("{error}"),
+/// What the tasks of a history do.
+struct Plan {
+    kind: String,
+    locks: usize,
+    rounds: u64,
+    /// Whether some holds have leases, and some outlive them.
+    leases: bool,
+}
+
+/// A lock of this kind, the names that it locks, and whether others may hold it as well.
+fn pick(client: &LockClient, kind: &str, locks: usize, rng: &mut StdRng) -> (Arc<dyn RLock>, Vec<String>, bool) {
+    let mut names: Vec<String> = (0..locks).map(|number| format!("l{number}")).collect();
+    names.shuffle(rng);
+    names.truncate(if kind == "multi" { rng.random_range(1..=locks) } else { 1 });
+    let (name, reads) = (&*names[0], kind == "read-write" && rng.random_ratio(3, 4));
+    let lock: Arc<dyn RLock> = match kind {
+        "reentrant" => Arc::new(client.reentrant_lock(name).unwrap()),
+        "non-reentrant" => Arc::new(client.non_reentrant_lock(name).unwrap()),
+        "spin" => Arc::new(client.spin_lock(name).unwrap()),
+        "fair" => Arc::new(client.fair_lock(name).unwrap()),
+        "fenced" => Arc::new(client.fenced_lock(name).unwrap()),
+        "read-write" if reads => Arc::new(client.read_write_lock(name).unwrap().read()),
+        "read-write" => Arc::new(client.read_write_lock(name).unwrap().write()),
+        "multi" => {
+            let member = |name| Arc::new(client.reentrant_lock(name).unwrap()) as _;
+            Arc::new(client.multi_lock(names.iter().map(member)).unwrap())
+        }
+        other => panic!("unknown kind {other}"),
+    };
+    (lock, names, reads)
+}
+
+/// Locks, holds and lets go, as the seed says; some acquires are dropped, or end in time.
+/// Two lines for each hold, so that a kill in the middle leaves the first: `+ ID LOCK alone|shared START LEASE_END TOKEN`
+/// and `- ID END`, where END is when the hold was last known to be valid. `missed` for an acquire without a hold.
+async fn work(client: LockClient, plan: Arc<Plan>, seed: u64, file: Arc<std::fs::File>) {
+    let (mut rng, mut round, Plan { kind, locks, rounds, leases }) = (StdRng::seed_from_u64(seed), 0, &*plan);
+    let write = |lines: &str| (&*file).write_all(lines.as_bytes()).expect("history is written");
+    while *rounds == 0 || round < *rounds {
+        round += 1;
+        let (lock, names, shared) = pick(&client, kind, *locks, &mut rng);
+        let patience = Duration::from_micros(rng.random_range(1..5000));
+        let lease = (*leases && rng.random_ratio(1, 4)).then(|| Duration::from_millis(rng.random_range(20..60)));
+        let hold_for = match lease {
+            Some(lease) if rng.random_ratio(1, 4) => 2 * lease,
+            _ => Duration::from_micros(rng.random_range(0..1500)),
+        };
+        let (way, drops) = (rng.random_range(0..4), rng.random());
+        let mut options = AcquireOptions::new().wait_forever();
+        if let Some(lease) = lease {
+            options = options.lease(lease);
+        }
+        let acquired = match way {
+            0 => tokio::time::timeout(patience, lock.acquire(options)).await.unwrap_or(Ok(None)),
+            1 => lock.acquire(options.wait(patience)).await,
+            _ => lock.acquire(options).await,
         };
         let start = monotonic_ns();
-        let remaining = guard.remaining();
-        if remaining.is_zero() {
-            continue; // came too late to be of use
+        let (guard, remaining) = match acquired {
+            Ok(Some(guard)) if !guard.is_lost() => {
+                let remaining = guard.remaining();
+                (guard, remaining)
+            }
+            Ok(_) | Err(nestlock::Error::Unconfirmed { .. } | nestlock::Error::Lost { .. }) => {
+                write("missed\n");
+                continue;
+            }
+            Err(error) => panic!("{error}"),
+        };
+        let id = |name: &str| format!("{}:{seed}:{round}:{name}", std::process::id());
+        let (class, lease_end) = (if shared { "shared" } else { "alone" }, start + remaining.as_nanos() as u64);
+        let token = guard.fencing_token().map_or("-".to_owned(), |token| token.to_string());
+        let line = |name: &String| format!("+ {} {name} {class} {start} {lease_end} {token}\n", id(name));
+        write(&names.iter().map(line).collect::<Vec<_>>().concat());
+        if let Some(token) = guard.fencing_token() {
+            let _ = client.fenced_set(GUARDED, token.to_string(), token).await; // refused, if it is late
         }
-        let id = format!("{pid}:{start}:{name}");
-        write(format!("+ {id} {name} {start} {}\n", start + remaining.as_nanos() as u64));
-        let over = Instant::now() + hold_for;
-        let mut end = start;
+        let (over, mut end) = (Instant::now() + hold_for, start);
         loop {
             let now = monotonic_ns();
             if guard.is_lost() {
@@ -363,8 +432,8 @@ async fn hammer(client: LockClient, file: Arc<std::fs::File>, locks: u64) {
             }
             tokio::time::sleep(Duration::from_micros(200)).await;
         }
-        write(format!("- {id} {end}\n"));
-        let _ = guard.unlock().await;
+        write(&names.iter().map(|name| format!("- {} {end}\n", id(name))).collect::<Vec<_>>().concat());
+        if drops { drop(guard) } else { _ = guard.unlock().await }
     }
 }
 

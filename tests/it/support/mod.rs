@@ -1,6 +1,7 @@
 //! What tests are made of: servers, a proxy that misbehaves on order, child processes.
 
 pub mod child;
+pub mod history;
 pub mod proxy;
 pub mod server;
 pub mod wire;
