@@ -111,9 +111,10 @@ impl AcquireOptions {
     }
 
     /// Acquires under this text, which then stands in the record just as it is. For records of other systems only
-    /// (string locks): another process that knows the text can extend and release the lock.
+    /// (string and signal locks): another process that knows the text can extend and release the lock.
     ///
-    /// Use a text once, and let nobody guess it: who uses it holds the lock. Where a request with it was never answered,
+    /// Use a text once, and let nobody guess it: two processes that acquire with one text **both hold the lock**, since a
+    /// request that is sent again must not be refused. Where a request with it was never answered,
     /// further ones are refused ([`Error::Unconfirmed`]) until that is settled, since nothing tells the two apart.
     pub fn value(mut self, value: impl Into<String>) -> Self {
         self.rare_mut().value = Some(value.into());

@@ -143,7 +143,7 @@ async fn leased(lock: &Arc<dyn RLock>, lease: Duration) -> LockGuard {
         match lock.acquire(AcquireOptions::new().lease(lease)).await {
             Ok(guard) => return guard.expect("a free lock"),
             // on a busy machine the answer may come later than so short a lease allows
-            Err(Error::Unconfirmed { .. }) if lease < Duration::from_secs(1) => {}
+            Err(Error::Unconfirmed { .. } | Error::NoQuorum { .. }) if lease < Duration::from_secs(1) => {}
             Err(error) => panic!("{error}"),
         }
     }

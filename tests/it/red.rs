@@ -24,7 +24,8 @@ contract_suite! {
     door = |client, name| {
         let members = [name.to_owned(), format!("{name}:2"), format!("{name}:3")];
         let members = members.map(|name| std::sync::Arc::new(client.reentrant_lock(name).unwrap()) as _);
-        let options = nestlock::RedLockOptions::new().expiry(std::time::Duration::from_secs(30));
+        // leases of these tests are short: a round limit of a twentieth would be a few milliseconds
+        let options = nestlock::RedLockOptions::new().expiry(std::time::Duration::from_secs(30)).timeout_factor(0.9);
         std::sync::Arc::new(nestlock::RedLock::over_members(client, members, options).unwrap())
     },
     one_record = false,
