@@ -6,7 +6,7 @@ FEATURES := --all-features
 EXAMPLES := $(notdir $(basename $(wildcard examples/*.rs)))
 SUDO     := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 
-.PHONY: help setup components check package test interop bench demo ci
+.PHONY: help setup components check package test interop bench peers demo ci
 
 help:
 	@echo 'make setup   install redis-server if there is no server program'
@@ -15,6 +15,7 @@ help:
 	@echo 'make interop the libraries of other languages beside nestlock; installs them first'
 	@echo 'make demo    every example'
 	@echo 'make bench   setup, then the benchmarks'
+	@echo 'make peers   nestlock beside redsync and rslock; installs as `make interop` does'
 	@echo 'make ci      test, interop, check and demo: what CI runs'
 
 setup:
@@ -66,7 +67,12 @@ demo:
 	@$(CARGO) run --quiet -p nestlock-examples-sql
 
 bench: setup
-	$(CARGO) bench --workspace $(FEATURES)
+	$(CARGO) bench --workspace --exclude nestlock-peers $(FEATURES)
+
+# apart: needs what `make interop` installs
+peers: setup
+	./tests/interop/setup.sh
+	$(CARGO) bench -p nestlock-peers
 
 ci:
 	./.ci/run

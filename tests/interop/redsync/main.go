@@ -9,8 +9,10 @@ import (
 	"math/rand"
 	"net/url"
 	"os"
+	"sort"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/go-redsync/redsync/v4"
@@ -25,8 +27,10 @@ var background = context.Background()
 // worker is what `connect` opened, and what `acquire` holds.
 type worker struct {
 	locks *redsync.Redsync
-	first *redis.Client
-	held  map[string]*redsync.Mutex
+	// limited keeps to the time limits that redsync sets, which go-redis by itself does not
+	limited *redsync.Redsync
+	first   *redis.Client
+	held    map[string]*redsync.Mutex
 }
 
 // now is CLOCK_MONOTONIC in ns, which all processes of a machine share.
@@ -47,7 +51,7 @@ func pause(limit time.Duration, random *rand.Rand) {
 }
 
 func (w *worker) connect(urls []string) error {
-	servers := make([]pools.Pool, 0, len(urls))
+	servers, limited := make([]pools.Pool, 0, len(urls)), make([]pools.Pool, 0, len(urls))
 	w.held = map[string]*redsync.Mutex{}
 	for at, text := range urls {
 		address, err := url.Parse(text)
@@ -63,8 +67,11 @@ func (w *worker) connect(urls []string) error {
 			w.first = client
 		}
 		servers = append(servers, goredis.NewPool(client))
+		// connects when it is used
+		bounded := redis.NewClient(&redis.Options{Addr: address.Host, MaxRetries: -1, ContextTimeoutEnabled: true})
+		limited = append(limited, goredis.NewPool(bounded))
 	}
-	w.locks = redsync.New(servers...)
+	w.locks, w.limited = redsync.New(servers...), redsync.New(limited...)
 	return nil
 }
 
@@ -154,6 +161,53 @@ func (w *worker) run(name string, counter string, holds int, ttl time.Duration, 
 	return nil
 }
 
+// bench times acquire + release; each goroutine has a lock of its own. A limit is one for releases: for acquiring redsync
+// has its own.
+func (w *worker) bench(name string, pairs int, workers int, ttl time.Duration, limit time.Duration) {
+	locks := w.locks
+	if limit > 0 {
+		locks = w.limited
+	}
+	pair := func(mutex *redsync.Mutex) bool {
+		if mutex.TryLockContext(background) != nil {
+			return false
+		}
+		releasing := background
+		if limit > 0 {
+			bounded, cancel := context.WithTimeout(background, limit)
+			defer cancel()
+			releasing = bounded
+		}
+		held, _ := mutex.UnlockContext(releasing)
+		return held
+	}
+	times, failed := make([]time.Duration, workers*pairs), make([]int, workers)
+	var all sync.WaitGroup
+	start := time.Now()
+	for at := 0; at < workers; at++ {
+		all.Add(1)
+		go func(at int) {
+			defer all.Done()
+			mutex := locks.NewMutex(fmt.Sprintf("%s-%d", name, at), redsync.WithExpiry(ttl))
+			for one := 0; one < pairs; one++ {
+				begun := time.Now()
+				if !pair(mutex) {
+					failed[at]++
+				}
+				times[at*pairs+one] = time.Since(begun)
+			}
+		}(at)
+	}
+	all.Wait()
+	elapsed, failures := time.Since(start), 0
+	for _, some := range failed {
+		failures += some
+	}
+	sort.Slice(times, func(a, b int) bool { return times[a] < times[b] })
+	rate := float64(len(times)-failures) / elapsed.Seconds()
+	say("benched %d %.2f %d", times[len(times)/2].Nanoseconds(), rate, failures)
+}
+
 func (w *worker) serve(words []string) error {
 	milliseconds := func(word string) time.Duration {
 		number, err := strconv.ParseInt(word, 10, 64)
@@ -224,6 +278,16 @@ func (w *worker) serve(words []string) error {
 			return err
 		}
 		return w.run(words[1], words[2], holds, milliseconds(words[4]), rand.New(rand.NewSource(seed)))
+	case "bench":
+		pairs, err := strconv.Atoi(words[2])
+		if err != nil {
+			return err
+		}
+		workers, err := strconv.Atoi(words[3])
+		if err != nil {
+			return err
+		}
+		w.bench(words[1], pairs, workers, milliseconds(words[4]), milliseconds(words[5]))
 	default:
 		return fmt.Errorf("unknown request %s", words[0])
 	}
