@@ -8,6 +8,7 @@ use std::{
     collections::HashMap,
     io::{BufRead, BufReader, Write},
     net::SocketAddr,
+    path::Path,
     process::{Child as Process, ChildStdin, Command, Stdio},
     sync::{
         Arc, Mutex,
@@ -122,9 +123,19 @@ impl Worker {
         }
     }
 
-    /// SIGSTOP.
+    /// SIGSTOP, and waits until every thread has stopped: `kill` returns earlier, and one may still run for a while.
     pub fn stop(&self) {
         signal(self.pid(), libc::SIGSTOP);
+        let (tasks, start) = (format!("/proc/{}/task", self.pid()), Instant::now());
+        let runs = |task: &Path| {
+            // a thread that has ended meanwhile does not run
+            let stat = std::fs::read_to_string(task.join("stat")).unwrap_or_default();
+            stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['T', 't']))
+        };
+        while std::fs::read_dir(&tasks).expect("its threads").flatten().any(|task| runs(&task.path())) {
+            assert!(start.elapsed() < PATIENCE, "it does not stop");
+            std::thread::yield_now();
+        }
     }
 
     /// SIGCONT.
