@@ -329,16 +329,16 @@ async fn s6_a_restarted_member_rejoins_and_a_lost_quorum_stays_lost() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn members_renew_and_the_loss_of_a_majority_is_told() {
     let fleet = Fleet::new(3);
-    // a round limit of 400 ms
-    let (lock, clients) = fleet.lock(RedLockOptions::new().expiry(ms(1200)).timeout_factor(0.34)).await;
+    // a round limit of 850 ms
+    let (lock, clients) = fleet.lock(RedLockOptions::new().expiry(ms(2500)).timeout_factor(0.34)).await;
     let guard = lock.lock().await.unwrap();
     let start = Instant::now();
     fleet.servers[2].call(&["DEL", "l"]);
-    while start.elapsed() < ms(3000) {
+    while start.elapsed() < ms(6000) {
         assert!(!guard.is_lost() && fleet.servers[0].pttl("l") > 0, "after {:?}", start.elapsed());
         tokio::time::sleep(ms(20)).await;
     }
-    assert!(guard.remaining() <= ms(1200));
+    assert!(guard.remaining() <= ms(2500));
     fleet.servers[0].call(&["SET", "l", "theirs"]);
     let lost = tokio::time::timeout(Duration::from_secs(10), guard.lost()).await.expect("it is noticed");
     assert!(matches!(lost, Error::Lost { .. }), "{lost}");
@@ -347,9 +347,9 @@ async fn members_renew_and_the_loss_of_a_majority_is_told() {
     assert_eq!(fleet.values(), [Some("theirs".into()), None, None]);
     fleet.servers[0].call(&["DEL", "l"]);
     // a limit to the renewals
-    let capped = RedLock::over_servers(&clients, "l", RedLockOptions::new().expiry(ms(900)).max_renewals(1)).unwrap();
+    let capped = RedLock::over_servers(&clients, "l", RedLockOptions::new().expiry(ms(1500)).max_renewals(1)).unwrap();
     let guard = loop {
-        // a round limit of 45 ms
+        // a round limit of 75 ms
         match capped.try_lock().await {
             Ok(Some(guard)) => break guard,
             other => drop(other),
@@ -357,7 +357,7 @@ async fn members_renew_and_the_loss_of_a_majority_is_told() {
     };
     let start = Instant::now();
     tokio::time::timeout(Duration::from_secs(10), guard.lost()).await.expect("it ends");
-    assert!(start.elapsed() > ms(950), "{:?}", start.elapsed());
+    assert!(start.elapsed() > ms(1600), "{:?}", start.elapsed());
 }
 
 /// S2: what remains never grows but by a renewal, and an explicit lease ends by itself.

@@ -150,14 +150,14 @@ async fn a_hold_is_renewed_by_a_ttl_of_its_own() {
     let server = Server::start();
     let client = server.client().await; // watchdog: 30 s
     for lock in [client.string_lock("s").unwrap(), client.reentrant_lock("r").unwrap()] {
-        let options = || AcquireOptions::new().renewed_every_third_of(ms(600));
+        let options = || AcquireOptions::new().renewed_every_third_of(ms(1500));
         let guard = lock.acquire(options()).await.unwrap().unwrap();
         let other = lock.name().to_owned() + "2";
         let longer = client.reentrant_lock(&other).unwrap().lock().await.unwrap();
         let start = std::time::Instant::now();
-        while start.elapsed() < ms(1800) {
+        while start.elapsed() < ms(4000) {
             let ttl = server.pttl(lock.name());
-            assert!((1..=600).contains(&ttl), "after {:?}: {ttl} ms", start.elapsed());
+            assert!((1..=1500).contains(&ttl), "after {:?}: {ttl} ms", start.elapsed());
             tokio::time::sleep(ms(10)).await;
         }
         assert!(!guard.is_lost() && server.pttl(&other) > 20_000 && longer.remaining() > ms(20_000));
@@ -167,8 +167,8 @@ async fn a_hold_is_renewed_by_a_ttl_of_its_own() {
         let start = std::time::Instant::now();
         let lost = tokio::time::timeout(Duration::from_secs(10), guard.lost()).await.expect("it ends");
         assert!(matches!(lost, Error::Lost { reason: LossReason::LeaseExpired, .. }), "{lost}");
-        // renewed after 200 and 400 ms
-        assert!(start.elapsed() > ms(900), "{:?}", start.elapsed());
+        // renewed after 500 and 1000 ms
+        assert!(start.elapsed() > ms(2300), "{:?}", start.elapsed());
         longer.unlock().await.unwrap();
     }
     let refused = client.string_lock("s").unwrap().acquire(AcquireOptions::new().renewed_every_third_of(ms(9))).await;
