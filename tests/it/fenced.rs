@@ -243,7 +243,7 @@ async fn a_guarded_write_without_an_answer_is_unconfirmed_and_can_be_repeated() 
 /// What `lua/README.md` and README.md say that an ACL user needs.
 #[tokio::test]
 async fn fenced_locks_and_guarded_keys_need_the_permissions_that_are_written_down_and_no_other() {
-    let server = Server::start();
+    let server = Server::start_real();
     let more = ["get", "set", "incr", "time", "mset", "strlen"];
     let user = |name: &str, missing: Option<&str>| {
         let keys = ["~app:*", "~redisson_lock_token:{app:*", "~nestlock_fence:{app:*"];

@@ -41,6 +41,11 @@ impl Fair {
         Self(Bench::new())
     }
 
+    /// For what the embedded server does not have.
+    fn real() -> Self {
+        Self(Bench::real())
+    }
+
     fn acquire(&self, owner: &str, lease: &str, holds: &str, waits: &str) -> Reply {
         self.run(ACQUIRE, &KEYS, &[owner, lease, holds, &PATIENCE.to_string(), waits])
     }
@@ -411,7 +416,7 @@ fn h1_h2_f39_fair_acquire_refuses_leases_and_patiences_that_are_none() {
 /// F39: the server may refuse the TTL after the record was written: then the write is taken back, the place kept.
 #[test]
 fn f39_fair_acquire_takes_its_write_back_when_the_ttl_is_refused() {
-    let fair = Fair::new();
+    let fair = Fair::real();
     for queued in [false, true] {
         if queued {
             fair.held_by(B, "30000");
@@ -582,7 +587,7 @@ fn release_tells_the_first_who_is_not_gone() {
 /// F28: where PUBLISH is denied, nothing has been written before.
 #[test]
 fn f28_a_fair_release_that_may_not_publish_changes_nothing() {
-    let fair = Fair::new();
+    let fair = Fair::real();
     fair.held_by(A, "30000");
     for owner in [B, C, R] {
         fair.wait(owner);
@@ -629,7 +634,7 @@ fn p8_fair_force_release_tells_the_head_and_keeps_the_queue() {
 /// H12, F25: without memory nobody joins or acquires; waiters leave, holders release, heads that are gone are dropped.
 #[test]
 fn h12_f25_without_memory_fair_locks_can_be_released_and_left() {
-    let fair = Fair::new();
+    let fair = Fair::real();
     fair.held_by(A, "30000");
     assert_eq!(fair.acquire(A, "30000", "2", "1"), Reply::Nil);
     fair.wait(B);

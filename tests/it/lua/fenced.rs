@@ -152,7 +152,7 @@ fn h9_a_token_that_was_deleted_or_lost_begins_above_everything_given_before() {
 
 #[test]
 fn a_token_key_that_holds_no_token_is_refused_before_the_lock_is_written() {
-    let bench = Bench::new();
+    let bench = Bench::real();
     let refuse_all = |what: &str, starts: &str| {
         let error = bench.refused(ACQUIRE, &[LOCK, TOKEN], &[A, "30000", "1"]);
         assert!(error.starts_with(starts), "{what}: {error}");
@@ -178,7 +178,7 @@ fn a_token_key_that_holds_no_token_is_refused_before_the_lock_is_written() {
 
 #[test]
 fn what_a_fenced_acquire_refuses_it_does_not_count() {
-    let bench = Bench::new();
+    let bench = Bench::real();
     bench.set_up(&["SET", TOKEN, "5"]);
     for (lease, holds) in [("0", "1"), ("-1", "1"), ("", "1"), ("1.5", "1"), ("30000", "0"), ("30000", "x")] {
         bench.refused(ACQUIRE, &[LOCK, TOKEN], &[A, lease, holds]);
@@ -225,7 +225,7 @@ fn h3_a_fenced_lock_without_ttl_is_busy_and_never_acquired() {
 
 #[test]
 fn without_memory_no_token_is_counted_and_nothing_is_held() {
-    let bench = Bench::new();
+    let bench = Bench::real();
     for known in [false, true] {
         if known {
             bench.set_up(&["SET", TOKEN, "5"]);
@@ -291,7 +291,7 @@ fn a_guarded_read_answers_the_value_and_turns_lower_tokens_away() {
 
 #[test]
 fn guarded_reads_and_writes_refuse_bad_tokens_and_bad_keys() {
-    let bench = Bench::new();
+    let bench = Bench::real();
     let refused = |what: &str, token: &str, starts: &str| {
         for (script, args) in [(SET, &[token, "late"] as &[&str]), (GET, &[token])] {
             let error = bench.refused(script, &[DATA, FENCE], args);
@@ -321,7 +321,7 @@ fn guarded_reads_and_writes_refuse_bad_tokens_and_bad_keys() {
 
 #[test]
 fn a_guarded_write_that_is_refused_raises_no_fence() {
-    let bench = Bench::new();
+    let bench = Bench::real();
     assert_eq!(bench.run(SET, &[DATA, FENCE], &["3", "value"]), Reply::Nil);
     bench.set_up(&["CONFIG", "SET", "maxmemory", "1"]);
     assert!(bench.refused(SET, &[DATA, FENCE], &["4", "more"]).starts_with("OOM"));

@@ -477,7 +477,7 @@ fn r07_read_renew_lengthens_each_hold_and_revives_the_first() {
 
 #[test]
 fn renew_of_a_single_lock_answers_the_servers_refusal() {
-    let bench = Bench::new();
+    let bench = Bench::real();
     assert_eq!(bench.read(A, "10000", "1"), Reply::Nil);
     assert_eq!(bench.run(WRITE, &["w", INTENT], &[A, "10000", "1", "0"]), Reply::Nil);
     bench.set_up(&["ACL", "SETUSER", "limited", "on", ">pw", "~*", "&*", "+@all", "-pexpire"]);
@@ -614,7 +614,7 @@ fn r52_plain_scripts_leave_a_read_write_record_alone() {
 
 #[test]
 fn f29_scripts_refuse_a_key_of_another_type() {
-    let bench = Bench::new();
+    let bench = Bench::real();
     let data: [&[&str]; 4] =
         [&["SET", LOCK, "x"], &["RPUSH", LOCK, "a"], &["SADD", LOCK, "a"], &["ZADD", LOCK, "1", "a"]];
     for command in data {
@@ -677,7 +677,7 @@ fn h1_h2_f39_r111_scripts_refuse_numbers_that_are_none() {
 /// F39: a record that gets no TTL is taken back.
 #[test]
 fn f39_acquire_takes_its_write_back_when_the_ttl_is_refused() {
-    let bench = Bench::new();
+    let bench = Bench::real();
     bench.set_up(&["ACL", "SETUSER", "limited", "on", ">pw", "~*", "&*", "+@all", "-pexpire"]);
     let mut limited = bench.server.wire();
     limited.call(&["AUTH", "limited", "pw"]).unwrap();
@@ -693,7 +693,7 @@ fn f39_acquire_takes_its_write_back_when_the_ttl_is_refused() {
 /// H12, F25: without memory nothing is acquired, and everything is released and renewed.
 #[test]
 fn h12_f25_without_memory_locks_can_be_released_and_renewed() {
-    let bench = Bench::new();
+    let bench = Bench::real();
     let mut ears = bench.listen(CHANNEL);
     let memory = |limit: &str| bench.set_up(&["CONFIG", "SET", "maxmemory", limit]);
     // reads
