@@ -138,17 +138,15 @@ impl OwnerId {
     /// [`Error::InvalidOwner`] if it is empty or longer than 1024 bytes.
     pub fn from_value(value: impl AsRef<str>) -> Result<Self, Error> {
         let value = value.as_ref();
-        if let Ok(owner) = value.parse() {
-            return Ok(owner);
-        }
+        let owner = Self::recorded(value);
         let refuse = |reason| Err(Error::InvalidOwner { owner: value.to_owned(), reason });
         if value.is_empty() {
             return refuse("it is empty; give it at least one character");
         }
-        if value.len() > MAX_VALUE {
+        if owner.is_value && value.len() > MAX_VALUE {
             return refuse("it is longer than 1024 bytes; use a shorter one");
         }
-        Ok(Self { text: value.into(), base: length(value), is_value: true })
+        Ok(owner)
     }
 
     /// A text of the user's choice, rather than a client's task.

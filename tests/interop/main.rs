@@ -10,6 +10,8 @@
     clippy::unwrap_used
 )]
 
+#[path = "../it/support/answers.rs"]
+mod answers;
 #[path = "../it/support/clock.rs"]
 mod clock;
 mod history;

@@ -2,14 +2,14 @@
 
 use std::{
     fmt,
-    io::{BufRead, BufReader, Write},
+    io::Write,
     path::{Path, PathBuf},
     process::{Child, ChildStdin, Command, Stdio},
     sync::mpsc::{self, Receiver},
     time::Duration,
 };
 
-use super::{clock::monotonic_ns, history::Hold, rust_worker, servers::Servers};
+use super::{answers::marked, clock::monotonic_ns, history::Hold, rust_worker, servers::Servers};
 
 /// What every answer begins with. Other lines are libtest's, or a library's.
 pub const MARK: &str = "@ ";
@@ -120,18 +120,7 @@ impl Worker {
             .spawn()
             .unwrap_or_else(|error| panic!("{library} does not start: {error}; run `make interop`"));
         let requests = process.stdin.take().expect("its stdin");
-        let output = BufReader::new(process.stdout.take().expect("its stdout"));
-        let (sender, answers) = mpsc::channel();
-        std::thread::spawn(move || {
-            for line in output.lines().map_while(Result::ok) {
-                // libtest may have begun the line
-                if let Some((_, answer)) = line.split_once(MARK)
-                    && sender.send(answer.to_owned()).is_err()
-                {
-                    return;
-                }
-            }
-        });
+        let answers = marked(process.stdout.take().expect("its stdout"), MARK);
         let mut worker = Self { library, process, requests, answers, asked: String::new() };
         // the clocks are one, or nothing that follows means anything
         worker.does(&format!("connect {}", servers.urls()), "connected");

@@ -6,23 +6,14 @@ mod support;
 
 use support::{
     grammar::{BIG_HASH, COMMANDS, Grammar},
-    play::{Check, Command, Line, Rules, Step, Tally},
+    play::{Check, Command, LINES, Rules, Step, Tally},
     resp,
     rng::Rng,
     rounds::{Report, once, play_rounds},
     servers::Pair,
 };
 
-const RULES: Rules = Rules {
-    lines: &[
-        Line { protocol: 2, listens: false },
-        Line { protocol: 3, listens: false },
-        Line { protocol: 2, listens: true },
-        Line { protocol: 3, listens: true },
-    ],
-    loose: &[BIG_HASH],
-    content: Check::Exact,
-};
+const RULES: Rules = Rules { lines: LINES, loose: &[BIG_HASH], content: Check::Exact };
 
 const MAIN: [usize; 2] = [0, 1];
 const LISTENERS: [usize; 2] = [2, 3];

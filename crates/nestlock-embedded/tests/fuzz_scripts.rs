@@ -7,7 +7,7 @@ use std::{collections::BTreeSet, panic};
 
 use support::{
     grammar::Grammar,
-    play::{Check, Command, Count, Line, Rules, Step, Tally},
+    play::{Check, Command, Count, LINES, Rules, Step, Tally},
     rng::Rng,
     rounds::{Report, once, play_rounds},
     scripts::{self, Script, Word},
@@ -15,16 +15,7 @@ use support::{
 };
 
 /// Scores and fields may be times, so they are compared as times.
-const RULES: Rules = Rules {
-    lines: &[
-        Line { protocol: 2, listens: false },
-        Line { protocol: 3, listens: false },
-        Line { protocol: 2, listens: true },
-        Line { protocol: 3, listens: true },
-    ],
-    loose: &[],
-    content: Check::Millis,
-};
+const RULES: Rules = Rules { lines: LINES, loose: &[], content: Check::Millis };
 
 const LOCKS: [&str; 4] = ["orders:7", "a", "{tag}:b", "wrong kind"];
 const OWNERS: [&str; 8] = [

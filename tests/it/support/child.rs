@@ -6,14 +6,11 @@
 
 use std::{
     collections::HashMap,
-    io::{BufRead, BufReader, Write},
+    io::Write,
     net::SocketAddr,
     path::Path,
     process::{Child as Process, ChildStdin, Command, Stdio},
-    sync::{
-        Arc, Mutex,
-        mpsc::{self, Receiver},
-    },
+    sync::{Arc, Mutex, mpsc::Receiver},
     time::{Duration, Instant},
 };
 
@@ -21,7 +18,7 @@ use nestlock::{AcquireOptions, LockClient, LockGuard, RLock};
 use rand::{Rng, SeedableRng, rngs::StdRng, seq::SliceRandom};
 
 pub use super::clock::monotonic_ns;
-use super::{Server, history::GUARDED, wire::Wire};
+use super::{Server, answers::marked, history::GUARDED, wire::Wire};
 
 /// Set in worker processes.
 const PEER: &str = "NESTLOCK_TEST_WORKER";
@@ -69,18 +66,7 @@ impl Worker {
             .spawn()
             .expect("this binary, again");
         let requests = process.stdin.take().expect("its stdin");
-        let output = BufReader::new(process.stdout.take().expect("its stdout"));
-        let (sender, answers) = mpsc::channel();
-        std::thread::spawn(move || {
-            for line in output.lines().map_while(Result::ok) {
-                // libtest may have begun the line
-                if let Some((_, answer)) = line.split_once(MARK)
-                    && sender.send(answer.to_owned()).is_err()
-                {
-                    return;
-                }
-            }
-        });
+        let answers = marked(process.stdout.take().expect("its stdout"), MARK);
         Self { process, requests, answers }
     }
 

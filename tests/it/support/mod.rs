@@ -1,5 +1,6 @@
 //! What tests are made of: servers, a proxy that misbehaves on order, child processes.
 
+pub mod answers;
 pub mod child;
 pub mod clock;
 pub mod history;

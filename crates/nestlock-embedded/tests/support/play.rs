@@ -66,6 +66,14 @@ pub struct Line {
     pub listens: bool,
 }
 
+/// Both protocols, to send and to listen.
+pub const LINES: &[Line] = &[
+    Line { protocol: 2, listens: false },
+    Line { protocol: 3, listens: false },
+    Line { protocol: 2, listens: true },
+    Line { protocol: 3, listens: true },
+];
+
 /// What is common to all rounds of a test.
 #[derive(Debug, Clone)]
 pub struct Rules {
