@@ -8,10 +8,10 @@
 -- ARGV[3]  holds     integer  the count that this call leads to, at least 1
 -- ARGV[4]  patience  integer  milliseconds after which a silent waiter counts as gone, at least 1
 -- ARGV[5]  waits     integer  1: take a place in the queue if the lock is busy
--- Returns  nil       acquired: the record says `holds`, its TTL is at least `lease`
---          list      busy: {0, milliseconds until it is worth looking, how many wait before this owner}
---          -2        LOST: `holds` is above 1, but this owner holds nothing
---          -3        WRONG_KIND: the hash at this name is not a record of this kind
+-- Returns  1                 acquired: the record says `holds`, its TTL is at least `lease`
+--          {0, time, ahead}  busy: milliseconds until it is worth looking, and how many wait before this owner
+--          -2                LOST: `holds` is above 1, but this owner holds nothing
+--          -3                WRONG_KIND: the hash at this name is not a record of this kind
 local lock, queue, timeouts = KEYS[1], KEYS[2], KEYS[3]
 local owner, lease, holds, patience, waits = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 for _, number in ipairs({lease, holds, patience}) do
@@ -25,7 +25,7 @@ if fields > 1 and redis.call('hexists', lock, 'mode') == 1 then return -3 end
 if held then
     if ttl < tonumber(lease) then redis.call('pexpire', lock, lease) end
     if held ~= holds then redis.call('hset', lock, owner, holds) end
-    return nil
+    return 1
 end
 if fields > 1 or fields == 1 and not string.find(redis.call('hkeys', lock)[1], '^%x+%-%x+%-%x+%-%x+%-%x+:') then
     return -3
@@ -58,7 +58,7 @@ if fields == 0 and (not head or head == owner) then
     end
     if head then redis.call('lpop', queue) end
     if score then redis.call('zrem', timeouts, owner) end
-    return nil
+    return 1
 end
 
 local place = redis.call('lpos', queue, owner)

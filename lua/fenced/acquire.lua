@@ -5,11 +5,10 @@
 -- ARGV[1]  owner    string   "<client>:<task>"
 -- ARGV[2]  lease    integer  milliseconds, at least 1
 -- ARGV[3]  holds    integer  the count that this call leads to, at least 1
--- Returns  list     acquired: {1, token}
---          >= 0     busy: milliseconds until the other owner's lease ends
---          -1       busy, and the record has no TTL
---          -2       LOST: `holds` is above 1, but this owner holds nothing
---          -3       WRONG_KIND: the hash at this name is not a record of this kind
+-- Returns  {1, token}  acquired: the record says `holds`, its TTL is at least `lease`
+--          {0, ttl}    busy: milliseconds until the other owner's lease ends; -1: the record has no TTL
+--          -2          LOST: `holds` is above 1, but this owner holds nothing
+--          -3          WRONG_KIND: the hash at this name is not a record of this kind
 local lock, token, owner, lease, holds = KEYS[1], KEYS[2], ARGV[1], ARGV[2], ARGV[3]
 
 if not string.find(lease, '^[1-9]%d*$') or not string.find(holds, '^[1-9]%d*$') then
@@ -24,7 +23,7 @@ if fields > 0 and not held then
     -- a record of this kind has exactly one field, named "<36 characters>:<task>"
     if fields > 1 or not string.find(redis.call('hkeys', lock)[1], '^%x+%-%x+%-%x+%-%x+%-%x+:') then return -3 end
     if holds ~= '1' then return -2 end
-    return redis.call('pttl', lock)
+    return {0, redis.call('pttl', lock)}
 end
 if not held and holds ~= '1' then return -2 end
 

@@ -3,8 +3,8 @@
 -- KEYS[1]  data     string   what is guarded
 -- KEYS[2]  fence    string   the highest token seen, an integer without a TTL
 -- ARGV[1]  token    integer  the reader's token, 1 to 2^53 - 1
--- Returns  list     {value}; {nil}: there is none
---          > 0      STALE: the highest token seen, which is above the reader's
+-- Returns  {1, value}  read; nil: there is no value
+--          {0, seen}   STALE: the highest token seen, which is above the reader's
 local data, fence, token = KEYS[1], KEYS[2], ARGV[1]
 
 if not string.find(token, '^[1-9]%d*$') or tonumber(token) > 9007199254740991 then
@@ -16,6 +16,6 @@ if not string.find(seen, '^%d+$') or tonumber(seen) > 9007199254740991 then
 end
 local value = redis.call('get', data)
 
-if tonumber(seen) > tonumber(token) then return tonumber(seen) end
+if tonumber(seen) > tonumber(token) then return {0, tonumber(seen)} end
 if tonumber(seen) < tonumber(token) then redis.call('set', fence, token) end
-return {value}
+return {1, value}

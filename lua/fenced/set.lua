@@ -4,8 +4,8 @@
 -- KEYS[2]  fence    string   the highest token seen, an integer without a TTL
 -- ARGV[1]  token    integer  the writer's token, 1 to 2^53 - 1
 -- ARGV[2]  value    string   what to write
--- Returns  nil      written
---          > 0      STALE: the highest token seen, which is above the writer's
+-- Returns  1          written
+--          {0, seen}  STALE: the highest token seen, which is above the writer's
 local data, fence, token, value = KEYS[1], KEYS[2], ARGV[1], ARGV[2]
 
 if not string.find(token, '^[1-9]%d*$') or tonumber(token) > 9007199254740991 then
@@ -18,7 +18,7 @@ end
 -- MSET would overwrite a key of any type
 redis.call('strlen', data)
 
-if tonumber(seen) > tonumber(token) then return tonumber(seen) end
+if tonumber(seen) > tonumber(token) then return {0, tonumber(seen)} end
 -- one command: no refusal can fall between the two
 redis.call('mset', fence, token, data, value)
-return nil
+return 1

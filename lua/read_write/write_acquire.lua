@@ -6,11 +6,10 @@
 -- ARGV[2]  lease    integer  milliseconds, at least 1
 -- ARGV[3]  holds    integer  the count that this call leads to, at least 1
 -- ARGV[4]  patience integer  milliseconds for which new readers are held back, at least 1; 0: the caller does not wait
--- Returns  nil      acquired: the record says `holds`, its TTL is at least `lease`
---          >= 0     busy: milliseconds until the others' leases end
---          -1       busy, and the record has no TTL
---          -2       LOST: `holds` is above 1, but this owner holds nothing
---          -3       WRONG_KIND: the hash at this name is not a record of this kind
+-- Returns  1         acquired: the record says `holds`, its TTL is at least `lease`
+--          {0, ttl}  busy: milliseconds until the others' leases end; -1: the record has no TTL
+--          -2        LOST: `holds` is above 1, but this owner holds nothing
+--          -3        WRONG_KIND: the hash at this name is not a record of this kind
 local lock, intent, owner, lease, holds, patience = KEYS[1], KEYS[2], ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 
 if not string.find(lease, '^[1-9]%d*$') or not string.find(holds, '^[1-9]%d*$') then
@@ -22,17 +21,17 @@ local held = redis.call('hget', lock, writer)
 if mode ~= 'read' and mode ~= 'write' and redis.call('hlen', lock) > 0 then return -3 end
 if holds ~= '1' and not held then return -2 end
 if mode == 'read' then
-    if patience == '0' then return ttl end
+    if patience == '0' then return {0, ttl} end
     redis.call('set', intent, owner, 'PX', patience)
-    return math.min(ttl, math.ceil(patience / 2))
+    return {0, math.min(ttl, math.ceil(patience / 2))}
 end
-if mode and not held then return ttl end
+if mode and not held then return {0, ttl} end
 
 if held then
     -- the TTL first: where HSET is refused, a longer TTL harms nobody
     if ttl < tonumber(lease) then redis.call('pexpire', lock, lease) end
     if held ~= holds then redis.call('hset', lock, writer, holds) end
-    return nil
+    return 1
 end
 redis.call('hset', lock, writer, holds, 'mode', 'write')
 local set = redis.pcall('pexpire', lock, lease)
@@ -42,4 +41,4 @@ if set ~= 1 then
     return set
 end
 redis.call('del', intent)
-return nil
+return 1

@@ -1,23 +1,27 @@
 -- read_write/write_renew: let each lock live for at least `lease` from now, if its owner still writes. Safe to send twice.
 --
--- KEYS[n]    lock   hash     mode -> read or write, reader -> hold count, writer:write -> hold count; has a TTL
--- ARGV[1]    lease  integer  milliseconds, at least 1
--- ARGV[n+1]  owner  string   who must hold KEYS[n]
--- Returns    list   for each lock, in order:
---            1      renewed; a longer TTL is left as it is
---            0      GONE: no such record
---            -1     TAKEN: the record is there, but this owner is not in it
---            -2     UNKNOWN: the server refused this one; try again
---            error  of the server, if there is one lock only and it is refused
-local lease, answers = ARGV[1], {}
+-- KEYS[n]     lock   hash     mode -> read or write, reader -> hold count, writer:write -> hold count; has a TTL
+-- ARGV[2n-1]  owner  string   who must hold KEYS[n]
+-- ARGV[2n]    lease  integer  milliseconds, at least 1
+-- Returns     list   for each lock, in order:
+--             1      renewed; a longer TTL is left as it is
+--             0      GONE: no such record
+--             -1     TAKEN: the record is there, but this owner is not in it
+--             -2     UNKNOWN: the server refused this one; try again
+--             error  of the server, if there is one lock only and it is refused
+local answers, fit = {}, #ARGV == 2 * #KEYS
 
-if not string.find(lease, '^[1-9]%d*$') or #ARGV ~= #KEYS + 1 then
-    return redis.error_reply('ERR nestlock: renew needs a lease of at least 1 and one owner for each lock')
+for n = 1, #KEYS do
+    fit = fit and string.find(ARGV[2 * n], '^[1-9]%d*$')
+end
+if not fit then
+    return redis.error_reply('ERR nestlock: renew needs an owner and a lease of at least 1 for each lock')
 end
 
 for n, lock in ipairs(KEYS) do
+    local owner, lease = ARGV[2 * n - 1], ARGV[2 * n]
     -- pcall: one bad record must not cost the others their renewal
-    local held, ttl = redis.pcall('hexists', lock, ARGV[n + 1] .. ':write'), redis.pcall('pttl', lock)
+    local held, ttl = redis.pcall('hexists', lock, owner .. ':write'), redis.pcall('pttl', lock)
     local refused = type(held) == 'table' and held or type(ttl) == 'table' and ttl
     if held == 1 and not refused and ttl ~= -1 and ttl < tonumber(lease) then
         local set = redis.pcall('pexpire', lock, lease)

@@ -3,8 +3,8 @@
 -- KEYS[n]  lock     hash     owner -> hold count; its TTL is the lease
 -- ARGV[1]  owner    string   "<client>:<task>"
 -- ARGV[2]  lease    integer  milliseconds, at least 1
--- Returns  nil      acquired: each record says 1, its TTL is at least `lease`
---          list     nothing was written: the number of a lock that could not be had, and why not, as `acquire` says it:
+-- Returns  1        acquired: each record says 1, its TTL is at least `lease`
+--          {n, why}  nothing was written, since lock n could not be had:
 --          >= 0     busy: milliseconds until the other owner's lease ends
 --          -1       busy, and the record has no TTL
 --          -3       WRONG_KIND: the hash at this name is not a record of this kind
@@ -35,3 +35,4 @@ for n, lock in ipairs(KEYS) do
         return done
     end
 end
+return 1

@@ -3,9 +3,8 @@
 -- KEYS[1]  lock     string   the owner; its TTL is the lease, in whole seconds
 -- ARGV[1]  owner    string   whatever tells owners apart
 -- ARGV[2]  lease    integer  milliseconds, rounded up to seconds; 0: the record gets no TTL
--- Returns  nil      acquired: the record names this owner, its TTL is at least `lease`
---          >= 0     busy: milliseconds until the other owner's lease ends
---          -1       busy, and the record has no TTL
+-- Returns  1         acquired: the record names this owner, its TTL is at least `lease`
+--          {0, ttl}  busy: milliseconds until the other owner's lease ends; -1: the record has no TTL
 local lock, owner, lease = KEYS[1], ARGV[1], ARGV[2]
 
 if lease ~= '0' and not string.find(lease, '^[1-9]%d*$') then
@@ -20,11 +19,11 @@ if not held then
     else
         redis.call('set', lock, owner, 'ex', seconds)
     end
-    return nil
+    return 1
 end
 
 local ttl = redis.call('pttl', lock)
-if held ~= owner then return ttl end
+if held ~= owner then return {0, ttl} end
 -- sent again; what has no TTL keeps none
 if ttl ~= -1 and ttl < seconds * 1000 then redis.call('expire', lock, seconds) end
-return nil
+return 1

@@ -1,27 +1,31 @@
 -- signal/renew: let each lock live for at least `lease` from now, if its owner still holds it. Safe to send twice.
 --
--- KEYS[n]    lock   string   the owner; its TTL is the lease, in whole seconds
--- ARGV[1]    lease  integer  milliseconds, at least 1, rounded up to seconds
--- ARGV[n+1]  owner  string   who must hold KEYS[n]
--- Returns    list   for each lock, in order:
---            1      renewed; a longer TTL is left as it is
---            0      GONE: no such record
---            -1     TAKEN: the record names another owner, or is no lock at all
---            -2     UNKNOWN: the server refused this one; try again
---            -4     ENDLESS: this owner holds it, and the record has no TTL; it gets none
---            error  of the server, if there is one lock only and it is refused
-local lease, answers = ARGV[1], {}
+-- KEYS[n]     lock   string   the owner; its TTL is the lease, in whole seconds
+-- ARGV[2n-1]  owner  string   who must hold KEYS[n]
+-- ARGV[2n]    lease  integer  milliseconds, at least 1, rounded up to seconds
+-- Returns     list   for each lock, in order:
+--             1      renewed; a longer TTL is left as it is
+--             0      GONE: no such record
+--             -1     TAKEN: the record names another owner, or is no lock at all
+--             -2     UNKNOWN: the server refused this one; try again
+--             -4     ENDLESS: this owner holds it, and the record has no TTL; it gets none
+--             error  of the server, if there is one lock only and it is refused
+local answers, fit = {}, #ARGV == 2 * #KEYS
 
-if not string.find(lease, '^[1-9]%d*$') or #ARGV ~= #KEYS + 1 then
-    return redis.error_reply('ERR nestlock: renew needs a lease of at least 1 and one owner for each lock')
+for n = 1, #KEYS do
+    fit = fit and string.find(ARGV[2 * n], '^[1-9]%d*$')
 end
-local seconds = math.ceil(tonumber(lease) / 1000)
+if not fit then
+    return redis.error_reply('ERR nestlock: renew needs an owner and a lease of at least 1 for each lock')
+end
 
 for n, lock in ipairs(KEYS) do
+    local owner, lease = ARGV[2 * n - 1], ARGV[2 * n]
+    local seconds = math.ceil(tonumber(lease) / 1000)
     -- pcall: one bad record must not cost the others their renewal
     local held, ttl = redis.pcall('get', lock), redis.pcall('pttl', lock)
     local refused = type(held) == 'table' and held or type(ttl) == 'table' and ttl
-    if held == ARGV[n + 1] and not refused and ttl ~= -1 and ttl < seconds * 1000 then
+    if held == owner and not refused and ttl ~= -1 and ttl < seconds * 1000 then
         local set = redis.pcall('expire', lock, seconds)
         refused = type(set) == 'table' and set
     end
@@ -31,7 +35,7 @@ for n, lock in ipairs(KEYS) do
         return refused
     elseif refused then
         answers[n] = -2
-    elseif held == ARGV[n + 1] then
+    elseif held == owner then
         answers[n] = ttl == -1 and -4 or 1
     else
         answers[n] = held and -1 or 0

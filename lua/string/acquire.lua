@@ -3,9 +3,8 @@
 -- KEYS[1]  lock     string   the owner; its TTL is the lease
 -- ARGV[1]  owner    string   "<client>:<task>", or a value of the user's choice
 -- ARGV[2]  lease    integer  milliseconds, at least 1
--- Returns  nil      acquired: the TTL is at least `lease`
---          >= 0     busy: milliseconds until the other owner's lease ends
---          -1       busy, and the record has no TTL
+-- Returns  1         acquired: the TTL is at least `lease`
+--          {0, ttl}  busy: milliseconds until the other owner's lease ends; -1: the record has no TTL
 local lock, owner, lease = KEYS[1], ARGV[1], ARGV[2]
 
 if not string.find(lease, '^[1-9]%d*$') then
@@ -15,9 +14,9 @@ end
 local holder = redis.call('get', lock)
 if not holder then
     redis.call('set', lock, owner, 'PX', lease)
-    return nil
+    return 1
 end
 local ttl = redis.call('pttl', lock)
-if holder ~= owner then return ttl end
+if holder ~= owner then return {0, ttl} end
 if ttl < tonumber(lease) then redis.call('pexpire', lock, lease) end
-return nil
+return 1

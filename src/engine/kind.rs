@@ -115,7 +115,7 @@ pub(crate) trait Kind: Send + Sync + fmt::Debug + 'static {
     /// Makes `owner` hold the lock `holds` times, fewer than before. With 0, nothing of him is left.
     fn release(&self, owner: &OwnerId, holds: u32) -> Call;
 
-    /// The script that renews many locks: keys are their records, arguments the lease and one owner for each.
+    /// The script that renews many locks: keys are their records, arguments an owner and a lease for each.
     fn renew(&self) -> &'static Script;
 
     /// How to take it together with others of its family, if that can be done.

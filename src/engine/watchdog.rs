@@ -117,9 +117,7 @@ async fn renew(core: &Arc<Core>, script: &'static Script, batch: &[Renewal]) -> 
 
 async fn send(core: &Core, script: &'static Script, batch: &[Renewal]) -> (Instant, Result<Vec<Renewed>, StoreError>) {
     let keys = batch.iter().map(|renewal| Arc::clone(renewal.hold.kind().record())).collect();
-    let mut args: Vec<Arg> = Vec::with_capacity(batch.len() + 1);
-    args.push(millis(batch[0].ttl).into());
-    args.extend(batch.iter().map(|renewal| Arg::from(&renewal.owner)));
+    let args = batch.iter().flat_map(|renewal| [Arg::from(&renewal.owner), millis(renewal.ttl).into()]).collect();
     let sent = Instant::now();
     (sent, core.store.renew(Call::new(script, keys, args)).await)
 }
@@ -131,7 +129,7 @@ pub(crate) async fn extend(
     owner: &OwnerId,
     lease: Duration,
 ) -> (Instant, Result<Renewed, StoreError>) {
-    let call = Call::new(kind.renew(), vec![Arc::clone(kind.record())], vec![millis(lease).into(), owner.into()]);
+    let call = Call::new(kind.renew(), vec![Arc::clone(kind.record())], vec![owner.into(), millis(lease).into()]);
     let sent = Instant::now();
     (sent, core.store.renew(call).await.map(|answers| answers[0]))
 }

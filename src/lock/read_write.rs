@@ -16,12 +16,12 @@ use crate::{
 
 script!(READ_ACQUIRE = "read_write/read_acquire", keys = 2, args = 4);
 script!(READ_RELEASE = "read_write/read_release", keys = 1, args = 4);
-script!(READ_RENEW = "read_write/read_renew", keys = 0 + per_lock, args = 1 + per_lock);
+script!(READ_RENEW = "read_write/read_renew", keys = 0 + 1 per_lock, args = 0 + 2 per_lock);
 script!(READ_FORCE_RELEASE = "read_write/read_force_release", keys = 1, args = 2);
 script!(READ_INSPECT = "read_write/read_inspect", keys = 1, args = 0);
 script!(WRITE_ACQUIRE = "read_write/write_acquire", keys = 2, args = 4);
 script!(WRITE_RELEASE = "read_write/write_release", keys = 2, args = 4);
-script!(WRITE_RENEW = "read_write/write_renew", keys = 0 + per_lock, args = 1 + per_lock);
+script!(WRITE_RENEW = "read_write/write_renew", keys = 0 + 1 per_lock, args = 0 + 2 per_lock);
 script!(WRITE_FORCE_RELEASE = "read_write/write_force_release", keys = 1, args = 2);
 script!(WRITE_INSPECT = "read_write/write_inspect", keys = 1, args = 0);
 

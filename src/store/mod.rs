@@ -201,7 +201,7 @@ impl Store {
 
     /// Runs a script that reads or writes a guarded key.
     pub(crate) async fn guarded(&self, call: Call) -> Result<Guarded, StoreError> {
-        reply::guarded(self.eval(call).await?)
+        reply::guarded(&self.eval(call).await?)
     }
 
     /// Ends all connections.

@@ -85,36 +85,41 @@ fn ttl(millis: i64) -> Option<Duration> {
 }
 
 pub(crate) fn acquired(value: &Value) -> Result<Acquired, StoreError> {
+    let nonsense = || nonsense(value);
     Ok(match value {
-        Value::Null => Acquired::Yes { token: None },
-        Value::Array(parts) => match parts.as_slice() {
-            [Value::Integer(1), token] => {
-                let token = token.as_u64().and_then(NonZeroU64::new);
-                Acquired::Yes { token: Some(token.ok_or_else(|| nonsense(value))?) }
-            }
-            [Value::Integer(0), Value::Integer(millis @ -1..), ahead] => {
-                let ahead = ahead.as_u64().and_then(|ahead| u32::try_from(ahead).ok());
-                Acquired::Busy { ttl: ttl(*millis), ahead: Some(ahead.ok_or_else(|| nonsense(value))?) }
-            }
-            _ => return Err(nonsense(value)),
-        },
-        Value::Integer(-3) => Acquired::WrongKind,
+        Value::Integer(1) => Acquired::Yes { token: None },
         Value::Integer(-2) => Acquired::Lost,
-        Value::Integer(millis @ -1..) => Acquired::Busy { ttl: ttl(*millis), ahead: None },
-        other => return Err(nonsense(other)),
+        Value::Integer(-3) => Acquired::WrongKind,
+        Value::Array(parts) => match parts.as_slice() {
+            [Value::Integer(1), Value::Integer(token)] => {
+                let token = u64::try_from(*token).ok().and_then(NonZeroU64::new);
+                Acquired::Yes { token: Some(token.ok_or_else(nonsense)?) }
+            }
+            [Value::Integer(0), Value::Integer(millis @ -1..)] => Acquired::Busy { ttl: ttl(*millis), ahead: None },
+            [Value::Integer(0), Value::Integer(millis @ -1..), Value::Integer(ahead)] => {
+                Acquired::Busy { ttl: ttl(*millis), ahead: Some(u32::try_from(*ahead).map_err(|_| nonsense())?) }
+            }
+            _ => return Err(nonsense()),
+        },
+        _ => return Err(nonsense()),
     })
 }
 
 /// `None`: all of them; else one that could not be had, by its number from 0, and why not.
 pub(crate) fn acquired_together(value: &Value, locks: usize) -> Result<Option<(usize, Acquired)>, StoreError> {
-    let Value::Array(parts) = value else {
-        return if value.is_null() { Ok(None) } else { Err(nonsense(value)) };
+    let parts = match value {
+        Value::Integer(1) => return Ok(None),
+        Value::Array(parts) => parts.as_slice(),
+        _ => return Err(nonsense(value)),
     };
-    let [Value::Integer(number @ 1..), why @ Value::Integer(_)] = parts.as_slice() else { return Err(nonsense(value)) };
-    match (usize::try_from(*number), acquired(why)?) {
-        (Ok(number), why @ (Acquired::Busy { .. } | Acquired::WrongKind)) if number <= locks => {
-            Ok(Some((number - 1, why)))
-        }
+    let [Value::Integer(number @ 1..), Value::Integer(why)] = parts else { return Err(nonsense(value)) };
+    let why = match why {
+        -3 => Acquired::WrongKind,
+        -1.. => Acquired::Busy { ttl: ttl(*why), ahead: None },
+        _ => return Err(nonsense(value)),
+    };
+    match usize::try_from(*number) {
+        Ok(number) if number <= locks => Ok(Some((number - 1, why))),
         _ => Err(nonsense(value)),
     }
 }
@@ -186,63 +191,90 @@ pub(crate) fn inspected(value: &Value) -> Result<Inspected, StoreError> {
     }
 }
 
-pub(crate) fn guarded(value: Value) -> Result<Guarded, StoreError> {
-    match value {
-        Value::Null => Ok(Guarded::Done(None)),
-        Value::Integer(seen @ 1..) => Ok(Guarded::Stale { seen: seen.unsigned_abs() }),
-        Value::Array(parts) => match <[Value; 1]>::try_from(parts) {
-            Ok([Value::Null]) => Ok(Guarded::Done(None)),
-            Ok([Value::String(text)]) => Ok(Guarded::Done(Some(text.as_bytes().to_vec()))),
-            Ok([Value::Bytes(bytes)]) => Ok(Guarded::Done(Some(bytes.to_vec()))),
-            Ok([other]) => Err(nonsense(&other)),
-            Err(parts) => Err(nonsense(&Value::Array(parts))),
-        },
-        other => Err(nonsense(&other)),
-    }
+pub(crate) fn guarded(value: &Value) -> Result<Guarded, StoreError> {
+    let parts = match &value {
+        Value::Integer(1) => return Ok(Guarded::Done(None)),
+        Value::Array(parts) => parts.as_slice(),
+        _ => return Err(nonsense(&value)),
+    };
+    Ok(match parts {
+        [Value::Integer(1), Value::Null] => Guarded::Done(None),
+        [Value::Integer(1), Value::String(text)] => Guarded::Done(Some(text.as_bytes().to_vec())),
+        [Value::Integer(1), Value::Bytes(bytes)] => Guarded::Done(Some(bytes.to_vec())),
+        [Value::Integer(0), Value::Integer(seen @ 1..)] => Guarded::Stale { seen: seen.unsigned_abs() },
+        _ => return Err(nonsense(&value)),
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn list(numbers: &[i64]) -> Value {
+        Value::Array(numbers.iter().copied().map(Value::Integer).collect())
+    }
+
     #[test]
     fn answers_are_read_strictly() {
-        assert_eq!(acquired(&Value::Null).unwrap(), Acquired::Yes { token: None });
-        let token = Value::Array(vec![Value::Integer(1), Value::Integer(7)]);
-        assert_eq!(acquired(&token).unwrap(), Acquired::Yes { token: NonZeroU64::new(7) });
-        assert_eq!(acquired(&Value::Integer(0)).unwrap(), Acquired::Busy { ttl: Some(Duration::ZERO), ahead: None });
+        let busy = |ttl, ahead| Acquired::Busy { ttl, ahead };
+        let millis = Duration::from_millis;
+        assert_eq!(acquired(&Value::Integer(1)).unwrap(), Acquired::Yes { token: None });
+        assert_eq!(acquired(&list(&[1, 7])).unwrap(), Acquired::Yes { token: NonZeroU64::new(7) });
+        assert_eq!(acquired(&list(&[0, 0])).unwrap(), busy(Some(Duration::ZERO), None));
+        assert_eq!(acquired(&list(&[0, 1])).unwrap(), busy(Some(millis(1)), None));
+        assert_eq!(acquired(&list(&[0, 7, 2])).unwrap(), busy(Some(millis(7)), Some(2)));
         // H3: a record without a TTL is busy, never acquired
-        assert_eq!(acquired(&Value::Integer(-1)).unwrap(), Acquired::Busy { ttl: None, ahead: None });
+        assert_eq!(acquired(&list(&[0, -1])).unwrap(), busy(None, None));
         assert_eq!(acquired(&Value::Integer(-2)).unwrap(), Acquired::Lost);
         assert_eq!(acquired(&Value::Integer(-3)).unwrap(), Acquired::WrongKind);
-        for bad in [Value::Integer(-4), Value::Boolean(true), Value::from_static_str("OK"), Value::Array(vec![])] {
+        assert_eq!(acquired_together(&Value::Integer(1), 2).unwrap(), None);
+        assert_eq!(acquired_together(&list(&[2, 7]), 2).unwrap(), Some((1, busy(Some(millis(7)), None))));
+        assert_eq!(acquired_together(&list(&[1, -1]), 2).unwrap(), Some((0, busy(None, None))));
+        assert_eq!(acquired_together(&list(&[1, -3]), 2).unwrap(), Some((0, Acquired::WrongKind)));
+        let answers = Value::Array(vec![Value::Integer(1), Value::Null]);
+        assert_eq!(released_together(&answers, 2).unwrap(), [Released::Free, Released::NotHeld]);
+        assert_eq!(guarded(&Value::Integer(1)).unwrap(), Guarded::Done(None));
+        assert_eq!(guarded(&list(&[0, 7])).unwrap(), Guarded::Stale { seen: 7 });
+        assert_eq!(guarded(&Value::Array(vec![Value::Integer(1), Value::Null])).unwrap(), Guarded::Done(None));
+        let value = Value::Array(vec![Value::Integer(1), Value::from_static_str("v")]);
+        assert_eq!(guarded(&value).unwrap(), Guarded::Done(Some(b"v".to_vec())));
+    }
+
+    /// Least of all a nil that strayed here is a lock that was acquired, or a value that was written.
+    #[test]
+    fn what_no_script_answers_is_an_error() {
+        let text = Value::from_static_str("OK");
+        for bad in
+            [Value::Integer(-4), Value::Boolean(true), text, Value::Array(vec![]), Value::Array(vec![Value::Null])]
+        {
             assert!(acquired(&bad).is_err(), "{bad:?}");
             assert!(released(&bad).is_err(), "{bad:?}");
             assert!(forced(&bad).is_err(), "{bad:?}");
             assert!(inspected(&bad).is_err(), "{bad:?}");
             assert!(renewed(&bad, 1).is_err(), "{bad:?}");
             assert!(acquired_together(&bad, 1).is_err(), "{bad:?}");
-            assert!(released_together(&bad, 1).is_err(), "{bad:?}");
+            assert!(guarded(&bad).is_err(), "{bad:?}");
         }
-        let list = |numbers: &[i64]| Value::Array(numbers.iter().copied().map(Value::Integer).collect());
-        assert_eq!(acquired_together(&Value::Null, 2).unwrap(), None);
-        let busy = Acquired::Busy { ttl: Some(Duration::from_millis(7)), ahead: None };
-        assert_eq!(acquired_together(&list(&[2, 7]), 2).unwrap(), Some((1, busy)));
-        assert_eq!(acquired_together(&list(&[1, -3]), 2).unwrap(), Some((0, Acquired::WrongKind)));
-        for bad in [list(&[0, 7]), list(&[3, 7]), list(&[1, -2]), list(&[1, -4]), list(&[1]), Value::Integer(1)] {
+        assert!(acquired(&Value::Null).is_err());
+        assert!(acquired_together(&Value::Null, 1).is_err());
+        assert!(guarded(&Value::Null).is_err());
+        assert!(forced(&Value::Null).is_err());
+        assert!(renewed(&Value::Null, 1).is_err());
+        for bad in [Value::Integer(0), Value::Integer(-1), Value::Integer(7)] {
+            assert!(acquired(&bad).is_err(), "{bad:?}");
+            assert!(acquired_together(&bad, 1).is_err(), "{bad:?}");
+            assert!(guarded(&bad).is_err(), "{bad:?}");
+        }
+        for bad in [list(&[1]), list(&[1, 0]), list(&[1, -7]), list(&[0, -2]), list(&[0, 7, -1]), list(&[2, 7])] {
+            assert!(acquired(&bad).is_err(), "{bad:?}");
+        }
+        for bad in [list(&[0, 7]), list(&[3, 7]), list(&[1, -2]), list(&[1, -4]), list(&[1])] {
             assert!(acquired_together(&bad, 2).is_err(), "{bad:?}");
         }
-        let answers = Value::Array(vec![Value::Integer(1), Value::Null]);
-        assert_eq!(released_together(&answers, 2).unwrap(), [Released::Free, Released::NotHeld]);
-        assert!(released_together(&answers, 3).is_err());
-        assert!(renewed(&Value::Array(vec![Value::Integer(1)]), 2).is_err());
-        assert_eq!(guarded(Value::Null).unwrap(), Guarded::Done(None));
-        assert_eq!(guarded(Value::Integer(7)).unwrap(), Guarded::Stale { seen: 7 });
-        assert_eq!(guarded(Value::Array(vec![Value::Null])).unwrap(), Guarded::Done(None));
-        let value = Value::Array(vec![Value::from_static_str("v")]);
-        assert_eq!(guarded(value).unwrap(), Guarded::Done(Some(b"v".to_vec())));
-        for bad in [Value::Integer(0), Value::Integer(-1), Value::from_static_str("OK"), Value::Array(vec![])] {
-            assert!(guarded(bad).is_err());
+        assert!(released_together(&list(&[1]), 2).is_err());
+        assert!(renewed(&list(&[1]), 2).is_err());
+        for bad in [list(&[0, 0]), list(&[1]), list(&[1, 7]), Value::Array(vec![Value::from_static_str("v")])] {
+            assert!(guarded(&bad).is_err(), "{bad:?}");
         }
     }
 }

@@ -14,34 +14,29 @@ pub(crate) struct Script {
 }
 
 /// How many keys or arguments a script takes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Arity {
-    Exactly(usize),
-    /// This many, and one more for each lock.
-    PerLock(usize),
-}
-
-impl Arity {
-    fn admits(self, count: usize) -> bool {
-        match self {
-            Self::Exactly(wanted) => count == wanted,
-            Self::PerLock(fixed) => count > fixed,
-        }
-    }
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Arity {
+    pub(crate) fixed: usize,
+    /// So many more for each lock, in scripts over many locks.
+    pub(crate) per_lock: usize,
 }
 
 /// Declares a `static` script: `script!(RELEASE = "reentrant/release", keys = 1, args = 3)`. A name without a file
-/// does not compile; `+ per_lock` stands for scripts over many locks.
+/// does not compile. A script over many locks has `keys = 0 + 1 per_lock`, and so many more arguments for each.
 macro_rules! script {
-    (@arity $n:literal) => { $crate::store::Arity::Exactly($n) };
-    (@arity $n:literal + per_lock) => { $crate::store::Arity::PerLock($n) };
-    ($id:ident = $name:literal, keys = $keys:literal $(+ $per_key:ident)?, args = $args:literal $(+ $per_arg:ident)?) => {
+    (@arity $fixed:literal) => { $crate::store::Arity { fixed: $fixed, per_lock: 0 } };
+    (@arity $fixed:literal $each:literal) => { $crate::store::Arity { fixed: $fixed, per_lock: $each } };
+    (
+        $id:ident = $name:literal,
+        keys = $keys:literal $(+ $keys_each:literal per_lock)?,
+        args = $args:literal $(+ $args_each:literal per_lock)?
+    ) => {
         static $id: $crate::store::Script = $crate::store::Script {
             name: $name,
             source: include_str!(concat!("../../lua/", $name, ".lua")),
             sha1: std::sync::LazyLock::new(|| $crate::store::sha1(include_str!(concat!("../../lua/", $name, ".lua")))),
-            keys: $crate::store::script!(@arity $keys $(+ $per_key)?),
-            args: $crate::store::script!(@arity $args $(+ $per_arg)?),
+            keys: $crate::store::script!(@arity $keys $($keys_each)?),
+            args: $crate::store::script!(@arity $args $($args_each)?),
         };
     };
 }
@@ -89,8 +84,10 @@ pub(crate) struct Call {
 
 impl Call {
     pub(crate) fn new(script: &'static Script, keys: Vec<Arc<str>>, args: Vec<Arg>) -> Self {
-        debug_assert!(script.keys.admits(keys.len()), "{}: {} keys", script.name, keys.len());
-        debug_assert!(script.args.admits(args.len()), "{}: {} args", script.name, args.len());
+        let locks = keys.len().saturating_sub(script.keys.fixed) / script.keys.per_lock.max(1);
+        let fits = |arity: Arity, count| count == arity.fixed + locks * arity.per_lock;
+        debug_assert!(fits(script.keys, keys.len()), "{}: {} keys", script.name, keys.len());
+        debug_assert!(fits(script.args, args.len()), "{}: {} args", script.name, args.len());
         Self { script, keys, args }
     }
 }

@@ -288,8 +288,8 @@ fn fred_is_pinned() {
 
 // --- Lua ---
 
-/// What `script!` in `src/lock` declares: name -> keys and arguments, and whether there is one more for each lock.
-fn declared() -> BTreeMap<String, [(usize, bool); 2]> {
+/// What `script!` in `src/lock` declares: name -> keys and arguments, and how many more for each lock.
+fn declared() -> BTreeMap<String, [(usize, usize); 2]> {
     let mut declared = BTreeMap::new();
     for file in sources("src/lock", "rs") {
         for line in file.code() {
@@ -297,7 +297,8 @@ fn declared() -> BTreeMap<String, [(usize, bool); 2]> {
             let name = inside.split('"').nth(1).unwrap().to_owned();
             let arity = ["keys", "args"].map(|what| {
                 let said = inside.split(&format!("{what} = ")).nth(1).unwrap().split(',').next().unwrap();
-                (said.split(' ').next().unwrap().parse().unwrap(), said.ends_with(" + per_lock"))
+                let (fixed, each) = said.split_once(" + ").unwrap_or((said, "0 per_lock"));
+                (fixed.parse().unwrap(), each.strip_suffix(" per_lock").unwrap().parse().unwrap())
             });
             let kind = file.module().trim_start_matches("lock/");
             assert!(name.starts_with(&format!("{kind}/")), "{}: declares {name} of another kind", file.path);
@@ -336,7 +337,7 @@ fn indices<'a>(code: &'a str, what: &str) -> BTreeSet<&'a str> {
         .collect()
 }
 
-fn assert_header_fits(file: &Source, arity: [(usize, bool); 2]) {
+fn assert_header_fits(file: &Source, arity: [(usize, usize); 2]) {
     let (header, code, path) = (header(file), lua_code(file), &file.path);
     let name = path.trim_start_matches("lua/").trim_end_matches(".lua");
     assert!(header[0].starts_with(&format!("-- {name}: ")), "{path}: first line is {:?}", header[0]);
@@ -344,18 +345,20 @@ fn assert_header_fits(file: &Source, arity: [(usize, bool); 2]) {
     assert!(header.len() > 3 && header[1] == "--", "{path}: a blank line after the first");
     for (what, (count, per_lock)) in ["KEYS", "ARGV"].into_iter().zip(arity) {
         let each = match (per_lock, count) {
-            (false, _) => None,
-            (true, 0) => Some("n".to_owned()),
-            (true, fixed) => Some(format!("n+{fixed}")),
+            (0, _) => vec![],
+            (1, 0) => vec!["n".to_owned()],
+            (1, fixed) => vec![format!("n+{fixed}")],
+            (2, 0) => vec!["2n-1".to_owned(), "2n".to_owned()],
+            other => panic!("{path}: {other:?}"),
         };
         let wanted: Vec<String> = (1..=count).map(|n| n.to_string()).chain(each).collect();
         let (listed, used) = (documented(&header, what), code.join("\n"));
         assert_eq!(listed, wanted, "{path}: {what} of the header and of script!(..)");
         for index in indices(&used, what) {
-            let index = index.replace(' ', "");
+            let index = index.replace([' ', '*'], "");
             assert!(listed.contains(&index.as_str()), "{path}: {what}[{index}] is not in the header");
         }
-        if !per_lock {
+        if per_lock == 0 {
             let used = indices(&used, what);
             assert_eq!(used.len(), count, "{path}: uses {used:?} of {what}");
         }
@@ -398,8 +401,8 @@ fn every_script_names_its_arguments_first_and_is_short() {
             if at == 1 && line.starts_with("local ") && line.contains(" = ARGV[1]") && !first.contains("ARGV[") {
                 continue;
             }
-            let repeats =
-                line.contains("KEYS[") || line.contains("ARGV[") && !(per_lock && line.contains("ARGV[n + 1]"));
+            let each = per_lock && (line.contains("ARGV[n + 1]") || line.contains("ARGV[2 * n"));
+            let repeats = line.contains("KEYS[") || line.contains("ARGV[") && !each;
             assert!(!repeats, "{}, statement {at} uses an index: {line}", file.path);
         }
     }

@@ -131,7 +131,7 @@ fn scripts(addr: SocketAddr, count: usize) -> Result<Duration> {
     while left > 0 {
         let batch = left.min(100);
         stream.get_mut().write_all(evalsha.repeat(batch).as_bytes())?;
-        let mut replies = vec![0; b"$-1\r\n".len() * batch];
+        let mut replies = vec![0; b":1\r\n".len() * batch];
         stream.read_exact(&mut replies)?;
         left -= batch;
     }

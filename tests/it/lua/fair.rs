@@ -2,7 +2,7 @@
 
 use std::ops::Deref;
 
-use super::{Bench, Ears, eval, source};
+use super::{ACQUIRED, Bench, Ears, eval, source};
 use crate::support::wire::Reply;
 
 const LOCK: &str = "orders:7";
@@ -51,7 +51,7 @@ impl Fair {
     }
 
     fn held_by(&self, owner: &str, lease: &str) {
-        assert_eq!(self.acquire(owner, lease, "1", "1"), Reply::Nil);
+        assert_eq!(self.acquire(owner, lease, "1", "1"), ACQUIRED);
     }
 
     /// Joins the queue, or looks again: the hint, and how many are before.
@@ -129,14 +129,14 @@ fn nothing_was_said(bench: &Bench, ears: &mut [Ears]) {
 fn acquire_of_a_free_lock_without_a_queue_writes_the_record_and_nothing_else() {
     let fair = Fair::new();
     for waits in ["0", "1"] {
-        assert_eq!(fair.acquire(A, "30000", "1", waits), Reply::Nil);
+        assert_eq!(fair.acquire(A, "30000", "1", waits), ACQUIRED);
         let first = fair.snapshot();
         assert_eq!(first.len(), 1, "nothing but the record");
         assert_eq!(fair.server.record(LOCK), [(A.to_owned(), 1)]);
         let ttl = fair.server.pttl(LOCK);
         assert!((25_000..=30_000).contains(&ttl), "{ttl}");
         // sent twice
-        assert_eq!(fair.acquire(A, "20000", "1", waits), Reply::Nil);
+        assert_eq!(fair.acquire(A, "20000", "1", waits), ACQUIRED);
         assert_eq!(fair.snapshot(), first);
         fair.release(A, "0");
     }
@@ -148,11 +148,11 @@ fn acquire_by_the_holder_counts_and_lengthens_while_others_wait() {
     fair.held_by(A, "30000");
     fair.wait(B);
     for holds in [2, 2, 3] {
-        assert_eq!(fair.acquire(A, "60000", &holds.to_string(), "1"), Reply::Nil);
+        assert_eq!(fair.acquire(A, "60000", &holds.to_string(), "1"), ACQUIRED);
         assert_eq!(fair.server.record(LOCK), [(A.to_owned(), holds)]);
     }
     assert!(fair.server.pttl(LOCK) > 50_000);
-    assert_eq!(fair.acquire(A, "1000", "3", "1"), Reply::Nil);
+    assert_eq!(fair.acquire(A, "1000", "3", "1"), ACQUIRED);
     assert!(fair.server.pttl(LOCK) > 50_000, "never shortened");
     fair.assert_queue(&[B]);
 }
@@ -213,7 +213,7 @@ fn acquire_of_a_free_lock_is_for_the_head_alone() {
     }
     fair.assert_queue(&[B, C, R, A]);
     for (owner, rest) in [(B, &[C, R, A] as &[&str]), (C, &[R, A]), (R, &[A]), (A, &[])] {
-        assert_eq!(fair.acquire(owner, "30000", "1", "1"), Reply::Nil);
+        assert_eq!(fair.acquire(owner, "30000", "1", "1"), ACQUIRED);
         fair.assert_queue(rest);
         assert_eq!(fair.release(owner, "0"), Reply::Int(1));
     }
@@ -238,7 +238,7 @@ fn acquire_drops_heads_that_were_silent_for_too_long_and_nobody_else() {
     // a try drops them as well
     fair.release(A, "0");
     fair.silence(S);
-    assert_eq!(fair.acquire(A, "30000", "1", "0"), Reply::Nil);
+    assert_eq!(fair.acquire(A, "30000", "1", "0"), ACQUIRED);
     assert_eq!(fair.snapshot().len(), 1);
 }
 
@@ -274,7 +274,7 @@ fn acquire_keeps_a_head_that_looks_itself_however_late_it_comes() {
     fair.assert_gone_in(B, 30_000 + PATIENCE);
     fair.silence(B);
     fair.set_up(&["DEL", LOCK]);
-    assert_eq!(fair.acquire(B, "30000", "1", "1"), Reply::Nil);
+    assert_eq!(fair.acquire(B, "30000", "1", "1"), ACQUIRED);
     fair.assert_queue(&[R]);
 }
 
@@ -314,7 +314,7 @@ fn r66_acquire_bounds_the_heads_time_by_the_servers_clock() {
     fair.assert_gone_in(R, PATIENCE);
     // one whose clock is behind is gone at once
     fair.set_up(&["ZADD", TIMEOUTS, "-inf", R]);
-    assert_eq!(fair.acquire(B, "30000", "1", "1"), Reply::Nil);
+    assert_eq!(fair.acquire(B, "30000", "1", "1"), ACQUIRED);
     assert_eq!(fair.snapshot().len(), 1);
 }
 
@@ -501,7 +501,7 @@ fn release_of_some_holds_answers_0_and_tells_nobody() {
     let fair = Fair::new();
     let mut ears = [fair.listen(&own_channel(B)), fair.listen(CHANNEL)];
     fair.held_by(A, "30000");
-    assert_eq!(fair.acquire(A, "30000", "3", "1"), Reply::Nil);
+    assert_eq!(fair.acquire(A, "30000", "3", "1"), ACQUIRED);
     fair.wait(B);
     let expires = fair.expires(LOCK);
     for holds in [2, 2, 1, 1] {
@@ -580,7 +580,7 @@ fn release_tells_the_first_who_is_not_gone() {
     assert_eq!(fair.release(A, "0"), Reply::Int(1));
     assert_eq!(next.heard(&fair), ["0"]);
     nothing_was_said(&fair, &mut ears);
-    assert_eq!(fair.acquire(R, "30000", "1", "1"), Reply::Nil);
+    assert_eq!(fair.acquire(R, "30000", "1", "1"), ACQUIRED);
     fair.assert_queue(&[]);
 }
 
@@ -636,7 +636,7 @@ fn p8_fair_force_release_tells_the_head_and_keeps_the_queue() {
 fn h12_f25_without_memory_fair_locks_can_be_released_and_left() {
     let fair = Fair::real();
     fair.held_by(A, "30000");
-    assert_eq!(fair.acquire(A, "30000", "2", "1"), Reply::Nil);
+    assert_eq!(fair.acquire(A, "30000", "2", "1"), ACQUIRED);
     fair.wait(B);
     fair.wait(C);
     fair.set_up(&["CONFIG", "SET", "maxmemory", "1"]);

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::{Bench, eval, source};
+use super::{Bench, busy, busy_ttl, eval, source};
 use crate::support::wire::Reply;
 
 const LOCK: &str = "orders:7";
@@ -45,8 +45,9 @@ impl Bench {
         number(0) * 1_000_000 + number(1)
     }
 
-    fn busy(&self, owner: &str, holds: &str) -> i64 {
-        self.untouched(ACQUIRE, &[LOCK, TOKEN], &[owner, "30000", holds]).int()
+    /// An acquire that is turned away.
+    fn try_fenced(&self, owner: &str, holds: &str) -> Reply {
+        self.untouched(ACQUIRE, &[LOCK, TOKEN], &[owner, "30000", holds])
     }
 
     /// Runs a script as a user who may do everything but `denied`.
@@ -88,7 +89,7 @@ fn a_token_is_counted_up_when_the_lock_goes_from_free_to_held_and_only_then() {
         assert_eq!(bench.token(A, holds), first, "re-entry, {holds} holds");
         assert_eq!(bench.server.record(LOCK), [(A.to_owned(), holds.parse().unwrap())]);
     }
-    assert!(bench.busy(B, "1") > 25_000);
+    assert!(busy_ttl(&bench.try_fenced(B, "1")) > 25_000);
     bench.free(A);
     assert_eq!(bench.token(B, "1"), first + 1);
     bench.free(B);
@@ -160,7 +161,7 @@ fn a_token_key_that_holds_no_token_is_refused_before_the_lock_is_written() {
         bench.set_up(&["PEXPIRE", LOCK, "30000"]);
         let error = bench.refused(ACQUIRE, &[LOCK, TOKEN], &[A, "60000", "2"]);
         assert!(error.starts_with(starts), "re-entry, {what}: {error}");
-        assert!(bench.busy(B, "1") > 0, "whoever waits is not troubled");
+        assert!(busy_ttl(&bench.try_fenced(B, "1")) > 0, "whoever waits is not troubled");
         bench.set_up(&["DEL", LOCK]);
     };
     for bad in NO_TOKENS.iter().copied().chain([MAX]) {
@@ -183,7 +184,7 @@ fn what_a_fenced_acquire_refuses_it_does_not_count() {
     for (lease, holds) in [("0", "1"), ("-1", "1"), ("", "1"), ("1.5", "1"), ("30000", "0"), ("30000", "x")] {
         bench.refused(ACQUIRE, &[LOCK, TOKEN], &[A, lease, holds]);
     }
-    assert_eq!(bench.busy(A, "2"), -2, "LOST: nobody holds it");
+    assert_eq!(bench.try_fenced(A, "2"), Reply::Int(-2), "LOST: nobody holds it");
     // the server can not add this lease to its clock; or the user may not set a TTL
     bench.refused(ACQUIRE, &[LOCK, TOKEN], &[A, "9223372036854775807", "1"]);
     let before = bench.snapshot();
@@ -197,14 +198,14 @@ fn what_a_fenced_acquire_refuses_it_does_not_count() {
         assert_eq!(bench.snapshot(), [], "{denied}");
     }
     let token = bench.token(B, "1");
-    assert_eq!(bench.busy(A, "2"), -2, "LOST: taken over");
-    assert!(bench.busy(A, "1") > 25_000);
+    assert_eq!(bench.try_fenced(A, "2"), Reply::Int(-2), "LOST: taken over");
+    assert!(busy_ttl(&bench.try_fenced(A, "1")) > 25_000);
     bench.set_up(&["DEL", LOCK]);
     for fields in [&["name", "Ada"] as &[&str], &["name", "Ada", "born", "1815"], &["mode", "read", B, "1"]] {
         let command: Vec<&str> = ["HSET", LOCK].iter().chain(fields).copied().collect();
         bench.set_up(&command);
         for holds in ["1", "2"] {
-            assert_eq!(bench.busy(A, holds), -3, "WRONG_KIND: {fields:?}");
+            assert_eq!(bench.try_fenced(A, holds), Reply::Int(-3), "WRONG_KIND: {fields:?}");
         }
         bench.set_up(&["DEL", LOCK]);
     }
@@ -220,7 +221,7 @@ fn h3_a_fenced_lock_without_ttl_is_busy_and_never_acquired() {
     let bench = Bench::new();
     bench.token(B, "1");
     bench.set_up(&["PERSIST", LOCK]);
-    assert_eq!(bench.busy(A, "1"), -1);
+    assert_eq!(bench.try_fenced(A, "1"), busy(-1));
 }
 
 #[test]
@@ -237,18 +238,26 @@ fn without_memory_no_token_is_counted_and_nothing_is_held() {
     assert_eq!(bench.token(A, "1"), 6);
     bench.set_up(&["CONFIG", "SET", "maxmemory", "1"]);
     assert_eq!(bench.fenced(A, "1000", "1").list()[1], Reply::Int(6), "a second send of what was done already");
-    assert!(bench.busy(B, "1") > 0);
+    assert!(busy_ttl(&bench.try_fenced(B, "1")) > 0);
     bench.free(A);
 }
 
 // --- set and get ---
 
+fn read(value: Reply) -> Reply {
+    Reply::List(vec![Reply::Int(1), value])
+}
+
+fn stale_at(seen: i64) -> Reply {
+    Reply::List(vec![Reply::Int(0), Reply::Int(seen)])
+}
+
 #[test]
-fn a_guarded_write_answers_nil_and_keeps_the_highest_token_beside_the_value() {
+fn a_guarded_write_answers_1_and_keeps_the_highest_token_beside_the_value() {
     let bench = Bench::new();
     for (token, value) in [("1", "a"), ("1", "b"), ("7", "c"), (MAX, "")] {
         for _ in 0..2 {
-            assert_eq!(bench.run(SET, &[DATA, FENCE], &[token, value]), Reply::Nil);
+            assert_eq!(bench.run(SET, &[DATA, FENCE], &[token, value]), Reply::Int(1));
             assert_eq!(bench.call(&["GET", DATA]), Reply::Text(value.into()));
             assert_eq!(bench.call(&["GET", FENCE]), Reply::Text(token.into()));
         }
@@ -261,32 +270,36 @@ fn a_guarded_write_answers_nil_and_keeps_the_highest_token_beside_the_value() {
 fn a_guarded_write_with_a_lower_token_answers_the_highest_seen_and_touches_nothing() {
     let bench = Bench::new();
     for seen in [7, 10, 100, 9_007_199_254_740_991_i64] {
-        assert_eq!(bench.run(SET, &[DATA, FENCE], &[&seen.to_string(), "value"]), Reply::Nil);
+        assert_eq!(bench.run(SET, &[DATA, FENCE], &[&seen.to_string(), "value"]), Reply::Int(1));
         // as numbers, not as texts: 9 is below 10
         for stale in [1, 6, seen - 1] {
             let stale = stale.to_string();
-            assert_eq!(bench.untouched(SET, &[DATA, FENCE], &[&stale, "late"]), Reply::Int(seen), "{stale}");
-            assert_eq!(bench.untouched(GET, &[DATA, FENCE], &[&stale]), Reply::Int(seen), "{stale}");
+            assert_eq!(bench.untouched(SET, &[DATA, FENCE], &[&stale, "late"]), stale_at(seen), "{stale}");
+            assert_eq!(bench.untouched(GET, &[DATA, FENCE], &[&stale]), stale_at(seen), "{stale}");
         }
     }
     bench.set_up(&["DEL", DATA]);
-    assert!(bench.untouched(SET, &[DATA, FENCE], &["7", "late"]).int() > 7, "the fence outlives the value");
+    assert_eq!(
+        bench.untouched(SET, &[DATA, FENCE], &["7", "late"]),
+        stale_at(9_007_199_254_740_991),
+        "outlives the value"
+    );
 }
 
 #[test]
 fn a_guarded_read_answers_the_value_and_turns_lower_tokens_away() {
     let bench = Bench::new();
-    assert_eq!(bench.run(GET, &[DATA, FENCE], &["5"]), Reply::List(vec![Reply::Nil]), "there is none");
+    assert_eq!(bench.run(GET, &[DATA, FENCE], &["5"]), read(Reply::Nil), "there is none");
     assert_eq!(bench.call(&["GET", FENCE]), Reply::Text("5".into()));
-    assert_eq!(bench.untouched(GET, &[DATA, FENCE], &["5"]), Reply::List(vec![Reply::Nil]), "sent twice");
-    assert_eq!(bench.untouched(SET, &[DATA, FENCE], &["4", "late"]), Reply::Int(5));
-    assert_eq!(bench.run(SET, &[DATA, FENCE], &["5", "a"]), Reply::Nil);
-    assert_eq!(bench.run(GET, &[DATA, FENCE], &["6"]), Reply::List(vec![Reply::Text("a".into())]));
-    assert_eq!(bench.untouched(SET, &[DATA, FENCE], &["5", "late"]), Reply::Int(6));
+    assert_eq!(bench.untouched(GET, &[DATA, FENCE], &["5"]), read(Reply::Nil), "sent twice");
+    assert_eq!(bench.untouched(SET, &[DATA, FENCE], &["4", "late"]), stale_at(5));
+    assert_eq!(bench.run(SET, &[DATA, FENCE], &["5", "a"]), Reply::Int(1));
+    assert_eq!(bench.run(GET, &[DATA, FENCE], &["6"]), read(Reply::Text("a".into())));
+    assert_eq!(bench.untouched(SET, &[DATA, FENCE], &["5", "late"]), stale_at(6));
     // a value that was there before anybody guarded it
     bench.set_up(&["SET", "old", "1815"]);
     let answer = bench.run(GET, &["old", "nestlock_fence:{old}"], &["1"]);
-    assert_eq!(answer, Reply::List(vec![Reply::Text("1815".into())]));
+    assert_eq!(answer, read(Reply::Text("1815".into())));
 }
 
 #[test]
@@ -300,7 +313,7 @@ fn guarded_reads_and_writes_refuse_bad_tokens_and_bad_keys() {
     };
     for fenced in [false, true] {
         if fenced {
-            assert_eq!(bench.run(SET, &[DATA, FENCE], &["3", "value"]), Reply::Nil);
+            assert_eq!(bench.run(SET, &[DATA, FENCE], &["3", "value"]), Reply::Int(1));
         }
         for bad in NO_TOKENS.iter().copied().chain(["0", "007"]) {
             refused(bad, bad, "ERR nestlock: a token");
@@ -322,12 +335,12 @@ fn guarded_reads_and_writes_refuse_bad_tokens_and_bad_keys() {
 #[test]
 fn a_guarded_write_that_is_refused_raises_no_fence() {
     let bench = Bench::real();
-    assert_eq!(bench.run(SET, &[DATA, FENCE], &["3", "value"]), Reply::Nil);
+    assert_eq!(bench.run(SET, &[DATA, FENCE], &["3", "value"]), Reply::Int(1));
     bench.set_up(&["CONFIG", "SET", "maxmemory", "1"]);
     assert!(bench.refused(SET, &[DATA, FENCE], &["4", "more"]).starts_with("OOM"));
     assert!(bench.refused(GET, &[DATA, FENCE], &["4"]).starts_with("OOM"));
-    assert_eq!(bench.untouched(GET, &[DATA, FENCE], &["3"]), Reply::List(vec![Reply::Text("value".into())]));
-    assert_eq!(bench.untouched(SET, &[DATA, FENCE], &["2", "late"]), Reply::Int(3));
+    assert_eq!(bench.untouched(GET, &[DATA, FENCE], &["3"]), read(Reply::Text("value".into())));
+    assert_eq!(bench.untouched(SET, &[DATA, FENCE], &["2", "late"]), stale_at(3));
     bench.set_up(&["CONFIG", "SET", "maxmemory", "0"]);
     let before = bench.snapshot();
     for denied in ["mset", "strlen", "get"] {

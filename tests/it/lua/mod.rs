@@ -35,6 +35,25 @@ pub const NO_LEASES: [&str; 16] = [
 ];
 pub const NO_COUNTS: [&str; 10] = ["-1", "", "x", "1.5", "0.4", "1e3", "0x10", " 1", "nan", "inf"];
 
+/// What every acquire script answers for "acquired".
+pub const ACQUIRED: Reply = Reply::Int(1);
+
+/// What they answer for "busy": -1, the record has no TTL.
+pub fn busy(ttl: i64) -> Reply {
+    Reply::List(vec![Reply::Int(0), Reply::Int(ttl)])
+}
+
+/// The TTL that such an answer tells.
+pub fn busy_ttl(reply: &Reply) -> i64 {
+    let [Reply::Int(0), ttl] = reply.list() else { panic!("not busy: {reply:?}") };
+    ttl.int()
+}
+
+/// The arguments of a renew script: one lease for all owners.
+pub fn leases<'a>(owners: &[&'a str], lease: &'a str) -> Vec<&'a str> {
+    owners.iter().flat_map(|owner| [*owner, lease]).collect()
+}
+
 /// A server, and a connection that runs scripts on it.
 pub struct Bench {
     pub server: Server,

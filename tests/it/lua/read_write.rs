@@ -1,6 +1,6 @@
 //! `lua/read_write`: each line under "Returns", each refusal, each script sent twice.
 
-use super::{Bench, NO_COUNTS, NO_LEASES, eval, source};
+use super::{ACQUIRED, Bench, NO_COUNTS, NO_LEASES, busy, busy_ttl, eval, leases, source};
 use crate::support::wire::Reply;
 
 const LOCK: &str = "orders:7";
@@ -50,13 +50,13 @@ fn every_script() -> Vec<Step> {
         (READ, KEYS.to_vec(), args(&[A, "30000", "1", &keys_of(A)])),
         (READ_RELEASE, vec![LOCK], args(&[A, "0", CHANNEL, HOLDS])),
         (READ_RELEASE, vec![LOCK], args(&[A, "1", CHANNEL, HOLDS])),
-        (READ_RENEW, vec![LOCK], args(&["30000", A])),
+        (READ_RENEW, vec![LOCK], args(&[A, "30000"])),
         (READ_FORCE, vec![LOCK], args(&[CHANNEL, HOLDS])),
         (READ_INSPECT, vec![LOCK], args(&[])),
         (WRITE, KEYS.to_vec(), args(&[A, "30000", "1", PATIENCE])),
         (WRITE_RELEASE, KEYS.to_vec(), args(&[A, "0", CHANNEL, HOLDS])),
         (WRITE_RELEASE, KEYS.to_vec(), args(&[A, "1", CHANNEL, HOLDS])),
-        (WRITE_RENEW, vec![LOCK], args(&["30000", A])),
+        (WRITE_RENEW, vec![LOCK], args(&[A, "30000"])),
         (WRITE_FORCE, vec![LOCK], args(&[CHANNEL, HOLDS])),
         (WRITE_INSPECT, vec![LOCK], args(&[])),
     ]
@@ -129,9 +129,9 @@ impl Bench {
 // --- reading ---
 
 #[test]
-fn read_acquire_of_a_free_lock_answers_nil_and_writes_record_and_hold() {
+fn read_acquire_of_a_free_lock_answers_1_and_writes_record_and_hold() {
     let bench = Bench::new();
-    assert_eq!(bench.twice(|bench| bench.read(A, "30000", "1")), Reply::Nil);
+    assert_eq!(bench.twice(|bench| bench.read(A, "30000", "1")), ACQUIRED);
     bench.assert_fields(&[(A, "1"), ("mode", "read")]);
     assert!(about(bench.left(LOCK), 30_000) && about(bench.left(&hold_key(A, 1)), 30_000));
     assert_eq!(bench.call(&["GET", &hold_key(A, 1)]), Reply::Text("1".into()));
@@ -141,11 +141,11 @@ fn read_acquire_of_a_free_lock_answers_nil_and_writes_record_and_hold() {
 #[test]
 fn read_acquire_joins_readers_and_keeps_the_longest_ttl() {
     let bench = Bench::new();
-    assert_eq!(bench.read(A, "60000", "1"), Reply::Nil);
-    assert_eq!(bench.twice(|bench| bench.read(B, "20000", "1")), Reply::Nil);
+    assert_eq!(bench.read(A, "60000", "1"), ACQUIRED);
+    assert_eq!(bench.twice(|bench| bench.read(B, "20000", "1")), ACQUIRED);
     bench.assert_fields(&[(A, "1"), (B, "1"), ("mode", "read")]);
     assert!(about(bench.left(LOCK), 60_000) && about(bench.left(&hold_key(B, 1)), 20_000));
-    assert_eq!(bench.twice(|bench| bench.read(A, "90000", "2")), Reply::Nil);
+    assert_eq!(bench.twice(|bench| bench.read(A, "90000", "2")), ACQUIRED);
     bench.assert_fields(&[(A, "2"), (B, "1"), ("mode", "read")]);
     assert!(about(bench.left(&hold_key(A, 1)), 60_000) && about(bench.left(&hold_key(A, 2)), 90_000));
     assert!(about(bench.left(LOCK), 90_000));
@@ -155,11 +155,11 @@ fn read_acquire_joins_readers_and_keeps_the_longest_ttl() {
 #[test]
 fn read_acquire_inside_the_own_write_answers_nil_and_of_anothers_its_ttl() {
     let bench = Bench::new();
-    assert_eq!(bench.write(A, "30000", "1", "0"), Reply::Nil);
+    assert_eq!(bench.write(A, "30000", "1", "0"), ACQUIRED);
     for _ in 0..2 {
-        assert!(about(bench.read_untouched(B, "60000", "1").int(), 30_000));
+        assert!(about(busy_ttl(&bench.read_untouched(B, "60000", "1")), 30_000));
     }
-    assert_eq!(bench.twice(|bench| bench.read(A, "60000", "1")), Reply::Nil);
+    assert_eq!(bench.twice(|bench| bench.read(A, "60000", "1")), ACQUIRED);
     bench.assert_fields(&[(A, "1"), (&format!("{A}:write"), "1"), ("mode", "write")]);
     assert!(about(bench.left(LOCK), 60_000));
 }
@@ -167,18 +167,18 @@ fn read_acquire_inside_the_own_write_answers_nil_and_of_anothers_its_ttl() {
 #[test]
 fn read_acquire_waits_for_a_waiting_writer_unless_it_reads_or_writes_already() {
     let bench = Bench::new();
-    assert_eq!(bench.read(A, "60000", "1"), Reply::Nil);
+    assert_eq!(bench.read(A, "60000", "1"), ACQUIRED);
     bench.set_up(&["SET", INTENT, B, "PX", PATIENCE]);
-    let left = bench.read_untouched(B, "30000", "1").int();
+    let left = busy_ttl(&bench.read_untouched(B, "30000", "1"));
     assert!((1..=2_000).contains(&left), "{left}");
-    assert_eq!(bench.read(A, "60000", "2"), Reply::Nil, "reads already");
+    assert_eq!(bench.read(A, "60000", "2"), ACQUIRED, "reads already");
     // a record that is over leaves the writer his turn
     bench.set_up(&["DEL", LOCK]);
-    assert!(bench.read_untouched(B, "30000", "1").int() > 0);
+    assert!(busy_ttl(&bench.read_untouched(B, "30000", "1")) > 0);
     bench.clear();
-    assert_eq!(bench.write(A, "60000", "1", "0"), Reply::Nil);
+    assert_eq!(bench.write(A, "60000", "1", "0"), ACQUIRED);
     bench.set_up(&["SET", INTENT, B, "PX", PATIENCE]);
-    assert_eq!(bench.read(A, "60000", "1"), Reply::Nil, "writes already");
+    assert_eq!(bench.read(A, "60000", "1"), ACQUIRED, "writes already");
 }
 
 #[test]
@@ -189,7 +189,7 @@ fn acquire_of_a_second_hold_without_a_first_answers_lost() {
     let sides: [Side; 2] = [|bench| bench.read(B, "30000", "1"), |bench| bench.write(B, "30000", "1", "0")];
     for set_up in sides {
         bench.clear();
-        assert_eq!(set_up(&bench), Reply::Nil);
+        assert_eq!(set_up(&bench), ACQUIRED);
         assert_eq!(bench.read_untouched(A, "30000", "2"), Reply::Int(-2));
         assert_eq!(bench.write_untouched(A, "30000", "2", PATIENCE), Reply::Int(-2));
     }
@@ -200,8 +200,8 @@ fn read_release_of_the_last_hold_answers_1_and_says_so_once() {
     let bench = Bench::new();
     let mut ears = bench.listen(CHANNEL);
     for holds in ["1", "2"] {
-        assert_eq!(bench.read(A, "30000", "1"), Reply::Nil);
-        assert_eq!(bench.read(A, "30000", holds), Reply::Nil);
+        assert_eq!(bench.read(A, "30000", "1"), ACQUIRED);
+        assert_eq!(bench.read(A, "30000", holds), ACQUIRED);
         assert_eq!(bench.unread(A, "0"), Reply::Int(1));
         assert_eq!(bench.snapshot(), []);
         assert_eq!(bench.unread(A, "0"), Reply::Nil, "sent twice");
@@ -215,7 +215,7 @@ fn read_release_of_one_hold_hands_the_longest_ttl_down() {
     let bench = Bench::new();
     let mut ears = bench.listen(CHANNEL);
     for (holds, lease) in [("1", "20000"), ("2", "30000"), ("3", "60000")] {
-        assert_eq!(bench.read(A, lease, holds), Reply::Nil);
+        assert_eq!(bench.read(A, lease, holds), ACQUIRED);
     }
     assert_eq!(bench.twice(|bench| bench.unread(A, "2")), Reply::Int(0));
     bench.assert_fields(&[(A, "2"), ("mode", "read")]);
@@ -233,14 +233,14 @@ fn read_release_of_one_hold_hands_the_longest_ttl_down() {
 fn r68_r72_read_release_counts_the_holds_that_are_left() {
     let bench = Bench::new();
     let mut ears = bench.listen(CHANNEL);
-    assert_eq!(bench.read(A, "60000", "1"), Reply::Nil);
-    assert_eq!(bench.read(B, "20000", "1"), Reply::Nil);
-    assert_eq!(bench.read(B, "30000", "2"), Reply::Nil);
+    assert_eq!(bench.read(A, "60000", "1"), ACQUIRED);
+    assert_eq!(bench.read(B, "20000", "1"), ACQUIRED);
+    assert_eq!(bench.read(B, "30000", "2"), ACQUIRED);
     assert_eq!(bench.unread(A, "0"), Reply::Int(0));
     bench.assert_fields(&[(B, "2"), ("mode", "read")]);
     assert!(about(bench.left(LOCK), 30_000));
     // B is dead: its holds are over
-    assert_eq!(bench.read(A, "60000", "1"), Reply::Nil);
+    assert_eq!(bench.read(A, "60000", "1"), ACQUIRED);
     bench.set_up(&["DEL", &hold_key(B, 1), &hold_key(B, 2)]);
     assert_eq!(ears.heard(&bench), [] as [&str; 0]);
     assert_eq!(bench.unread(A, "0"), Reply::Int(1));
@@ -252,9 +252,9 @@ fn r68_r72_read_release_counts_the_holds_that_are_left() {
 fn read_release_inside_the_own_write_leaves_the_write() {
     let bench = Bench::new();
     let mut ears = bench.listen(CHANNEL);
-    assert_eq!(bench.write(A, "60000", "1", "0"), Reply::Nil);
+    assert_eq!(bench.write(A, "60000", "1", "0"), ACQUIRED);
     for holds in ["1", "2"] {
-        assert_eq!(bench.read(A, "20000", holds), Reply::Nil);
+        assert_eq!(bench.read(A, "20000", holds), ACQUIRED);
     }
     let expires = bench.expires(LOCK);
     assert_eq!(bench.twice(|bench| bench.unread(A, "1")), Reply::Int(0));
@@ -271,7 +271,7 @@ fn release_by_somebody_else_answers_nil() {
     let mut ears = bench.listen(CHANNEL);
     let sides: [Side; 2] = [|bench| bench.read(A, "30000", "1"), |bench| bench.write(A, "30000", "1", "0")];
     for set_up in sides {
-        assert_eq!(set_up(&bench), Reply::Nil);
+        assert_eq!(set_up(&bench), ACQUIRED);
         for holds in ["0", "1"] {
             assert_eq!(bench.untouched(READ_RELEASE, &[LOCK], &[B, holds, CHANNEL, HOLDS]), Reply::Nil);
             assert_eq!(bench.untouched(WRITE_RELEASE, &KEYS, &[B, holds, CHANNEL, HOLDS]), Reply::Nil);
@@ -279,10 +279,10 @@ fn release_by_somebody_else_answers_nil() {
         assert_eq!(ears.heard(&bench), [] as [&str; 0]);
         bench.clear();
     }
-    assert_eq!(bench.read(A, "30000", "1"), Reply::Nil);
+    assert_eq!(bench.read(A, "30000", "1"), ACQUIRED);
     assert_eq!(bench.untouched(WRITE_RELEASE, &KEYS, &[A, "0", CHANNEL, HOLDS]), Reply::Nil, "A reads, and writes not");
     bench.clear();
-    assert_eq!(bench.write(A, "30000", "1", "0"), Reply::Nil);
+    assert_eq!(bench.write(A, "30000", "1", "0"), ACQUIRED);
     assert_eq!(bench.untouched(READ_RELEASE, &[LOCK], &[A, "0", CHANNEL, HOLDS]), Reply::Nil, "and the reverse");
 }
 
@@ -292,7 +292,7 @@ fn release_by_somebody_else_answers_nil() {
 fn write_acquire_of_a_free_lock_answers_nil_and_ends_the_intent() {
     let bench = Bench::new();
     bench.set_up(&["SET", INTENT, B, "PX", PATIENCE]);
-    assert_eq!(bench.twice(|bench| bench.write(A, "30000", "1", PATIENCE)), Reply::Nil);
+    assert_eq!(bench.twice(|bench| bench.write(A, "30000", "1", PATIENCE)), ACQUIRED);
     bench.assert_fields(&[(&format!("{A}:write"), "1"), ("mode", "write")]);
     assert!(about(bench.left(LOCK), 30_000));
     assert_eq!(bench.snapshot().len(), 1, "nothing but the record");
@@ -301,36 +301,36 @@ fn write_acquire_of_a_free_lock_answers_nil_and_ends_the_intent() {
 #[test]
 fn write_acquire_on_re_entry_sets_the_count_and_never_shortens() {
     let bench = Bench::new();
-    assert_eq!(bench.write(A, "60000", "1", "0"), Reply::Nil);
+    assert_eq!(bench.write(A, "60000", "1", "0"), ACQUIRED);
     let expires = bench.expires(LOCK);
     for holds in ["2", "3"] {
-        assert_eq!(bench.twice(|bench| bench.write(A, "1000", holds, "0")), Reply::Nil);
+        assert_eq!(bench.twice(|bench| bench.write(A, "1000", holds, "0")), ACQUIRED);
         bench.assert_fields(&[(&format!("{A}:write"), holds), ("mode", "write")]);
         assert_eq!(bench.expires(LOCK), expires);
     }
-    assert_eq!(bench.write(A, "90000", "4", "0"), Reply::Nil);
+    assert_eq!(bench.write(A, "90000", "4", "0"), ACQUIRED);
     assert!(about(bench.left(LOCK), 90_000));
 }
 
 #[test]
 fn write_acquire_beside_a_writer_answers_its_ttl_and_leaves_no_intent() {
     let bench = Bench::new();
-    assert_eq!(bench.write(A, "30000", "1", "0"), Reply::Nil);
+    assert_eq!(bench.write(A, "30000", "1", "0"), ACQUIRED);
     for patience in ["0", PATIENCE] {
-        assert!(about(bench.write_untouched(B, "60000", "1", patience).int(), 30_000));
+        assert!(about(busy_ttl(&bench.write_untouched(B, "60000", "1", patience)), 30_000));
     }
     bench.set_up(&["PERSIST", LOCK]);
-    assert_eq!(bench.write_untouched(B, "60000", "1", PATIENCE), Reply::Int(-1));
-    assert_eq!(bench.read_untouched(B, "60000", "1"), Reply::Int(-1));
+    assert_eq!(bench.write_untouched(B, "60000", "1", PATIENCE), busy(-1));
+    assert_eq!(bench.read_untouched(B, "60000", "1"), busy(-1));
 }
 
 #[test]
 fn write_acquire_beside_readers_leaves_an_intent_if_it_waits() {
     let bench = Bench::new();
-    assert_eq!(bench.read(A, "30000", "1"), Reply::Nil);
-    assert!(about(bench.write_untouched(B, "60000", "1", "0").int(), 30_000), "it does not wait");
+    assert_eq!(bench.read(A, "30000", "1"), ACQUIRED);
+    assert!(about(busy_ttl(&bench.write_untouched(B, "60000", "1", "0")), 30_000), "it does not wait");
     for owner in [B, A] {
-        assert_eq!(bench.write(owner, "60000", "1", PATIENCE).int(), 1_000, "half the time of the intent");
+        assert_eq!(busy_ttl(&bench.write(owner, "60000", "1", PATIENCE)), 1_000, "half the time of the intent");
         assert_eq!(bench.call(&["GET", INTENT]), Reply::Text(owner.into()));
         let left = bench.left(INTENT);
         assert!((1..=2_000).contains(&left), "{left}");
@@ -338,10 +338,10 @@ fn write_acquire_beside_readers_leaves_an_intent_if_it_waits() {
     bench.assert_fields(&[(A, "1"), ("mode", "read")]);
     // sooner than that, if the readers end sooner
     bench.set_up(&["PEXPIRE", LOCK, "300"]);
-    let hint = bench.write(B, "60000", "1", PATIENCE).int();
+    let hint = busy_ttl(&bench.write(B, "60000", "1", PATIENCE));
     assert!((1..=300).contains(&hint), "{hint}");
     bench.set_up(&["PERSIST", LOCK]);
-    assert_eq!(bench.write(B, "60000", "1", PATIENCE), Reply::Int(-1));
+    assert_eq!(bench.write(B, "60000", "1", PATIENCE), busy(-1));
 }
 
 #[test]
@@ -349,8 +349,8 @@ fn write_release_of_the_last_hold_answers_1_and_says_so_once() {
     let bench = Bench::new();
     let mut ears = bench.listen(CHANNEL);
     for holds in ["1", "3"] {
-        assert_eq!(bench.write(A, "30000", "1", "0"), Reply::Nil);
-        assert_eq!(bench.write(A, "30000", holds, "0"), Reply::Nil);
+        assert_eq!(bench.write(A, "30000", "1", "0"), ACQUIRED);
+        assert_eq!(bench.write(A, "30000", holds, "0"), ACQUIRED);
         assert_eq!(bench.unwrite(A, "0"), Reply::Int(1));
         assert_eq!(bench.snapshot(), []);
         assert_eq!(bench.unwrite(A, "0"), Reply::Nil, "sent twice");
@@ -363,7 +363,7 @@ fn write_release_of_some_holds_answers_0_and_leaves_the_ttl() {
     let bench = Bench::new();
     let mut ears = bench.listen(CHANNEL);
     for holds in ["1", "2", "3"] {
-        assert_eq!(bench.write(A, "30000", holds, "0"), Reply::Nil);
+        assert_eq!(bench.write(A, "30000", holds, "0"), ACQUIRED);
     }
     let expires = bench.expires(LOCK);
     for holds in ["2", "1", "9"] {
@@ -381,9 +381,9 @@ fn r71_r72_write_release_with_reads_inside_is_a_downgrade() {
     let bench = Bench::new();
     let mut ears = bench.listen(CHANNEL);
     for (write, first, second) in [("90000", "60000", "30000"), ("20000", "30000", "60000")] {
-        assert_eq!(bench.write(A, write, "1", "0"), Reply::Nil);
-        assert_eq!(bench.read(A, first, "1"), Reply::Nil);
-        assert_eq!(bench.read(A, second, "2"), Reply::Nil);
+        assert_eq!(bench.write(A, write, "1", "0"), ACQUIRED);
+        assert_eq!(bench.read(A, first, "1"), ACQUIRED);
+        assert_eq!(bench.read(A, second, "2"), ACQUIRED);
         assert_eq!(bench.unwrite(A, "0"), Reply::Int(1));
         bench.assert_fields(&[(A, "2"), ("mode", "read")]);
         assert!(about(bench.left(LOCK), 60_000), "{}", bench.left(LOCK));
@@ -392,8 +392,8 @@ fn r71_r72_write_release_with_reads_inside_is_a_downgrade() {
         bench.clear();
     }
     // the reads are over
-    assert_eq!(bench.write(A, "90000", "1", "0"), Reply::Nil);
-    assert_eq!(bench.read(A, "60000", "1"), Reply::Nil);
+    assert_eq!(bench.write(A, "90000", "1", "0"), ACQUIRED);
+    assert_eq!(bench.read(A, "60000", "1"), ACQUIRED);
     bench.set_up(&["DEL", &hold_key(A, 1)]);
     assert_eq!(bench.unwrite(A, "0"), Reply::Int(1));
     assert_eq!(bench.snapshot(), []);
@@ -404,8 +404,8 @@ fn r71_r72_write_release_with_reads_inside_is_a_downgrade() {
 fn write_release_by_a_waiting_writer_takes_its_own_intent_back() {
     let bench = Bench::new();
     let mut ears = bench.listen(CHANNEL);
-    assert_eq!(bench.read(A, "30000", "1"), Reply::Nil);
-    assert!(bench.write(B, "30000", "1", PATIENCE).int() > 0);
+    assert_eq!(bench.read(A, "30000", "1"), ACQUIRED);
+    assert!(busy_ttl(&bench.write(B, "30000", "1", PATIENCE)) > 0);
     assert_eq!(bench.untouched(WRITE_RELEASE, &KEYS, &[A, "0", CHANNEL, HOLDS]), Reply::Nil, "anothers intent");
     assert_eq!(bench.untouched(WRITE_RELEASE, &KEYS, &[B, "1", CHANNEL, HOLDS]), Reply::Nil, "it waits on");
     assert_eq!(ears.heard(&bench), [] as [&str; 0]);
@@ -429,7 +429,7 @@ fn renew_answers_for_each_lock() {
             let lock = format!("{name}:{lock}");
             let keys = format!("{{{lock}}}:{owner}:rwlock_timeout:");
             let last = if name == "r" { keys.as_str() } else { "0" };
-            assert_eq!(bench.run(script, &[&lock, INTENT], &[owner, "10000", "1", last]), Reply::Nil);
+            assert_eq!(bench.run(script, &[&lock, INTENT], &[owner, "10000", "1", last]), ACQUIRED);
         }
     }
     let wanted = [1, -1, 0, -1, -1].map(Reply::Int);
@@ -437,16 +437,16 @@ fn renew_answers_for_each_lock() {
         let (mine, others) = (format!("{name}:mine"), format!("{name}:others"));
         let keys = [&*mine, &others, "gone", "data", "plain"];
         for _ in 0..2 {
-            assert_eq!(bench.run(script, &keys, &["30000", A, A, A, A, A]).list(), wanted);
+            assert_eq!(bench.run(script, &keys, &leases(&[A; 5], "30000")).list(), wanted);
         }
         assert!(about(bench.left(&mine), 30_000) && about(bench.left(&others), 10_000));
-        assert_eq!(bench.run(script, &[&mine], &["1000", A]).list(), [Reply::Int(1)]);
+        assert_eq!(bench.run(script, &[&mine], &[A, "1000"]).list(), [Reply::Int(1)]);
         assert!(about(bench.left(&mine), 30_000), "a longer TTL is left");
         // a reader is no writer, and the reverse
         let other = if name == "r" { WRITE_RENEW } else { READ_RENEW };
-        assert_eq!(bench.untouched(other, &[&mine], &["60000", A]).list(), [Reply::Int(-1)]);
-        bench.refused(script, &[&mine], &["30000"]);
-        bench.refused(script, &[&mine], &["30000", A, A]);
+        assert_eq!(bench.untouched(other, &[&mine], &[A, "60000"]).list(), [Reply::Int(-1)]);
+        bench.refused(script, &[&mine], &[A]);
+        bench.refused(script, &[&mine], &[A, "30000", A]);
     }
     assert!(about(bench.left(&format!("{{r:mine}}:{A}:rwlock_timeout:1")), 30_000));
     assert!(about(bench.left(&format!("{{r:others}}:{B}:rwlock_timeout:1")), 10_000), "R04: its own holds only");
@@ -457,29 +457,29 @@ fn renew_answers_for_each_lock() {
 fn r07_read_renew_lengthens_each_hold_and_revives_the_first() {
     let bench = Bench::new();
     for (holds, lease) in [("1", "10000"), ("2", "60000"), ("3", "20000")] {
-        assert_eq!(bench.read(A, lease, holds), Reply::Nil);
+        assert_eq!(bench.read(A, lease, holds), ACQUIRED);
     }
-    assert_eq!(bench.run(READ_RENEW, &[LOCK], &["30000", A]).list(), [Reply::Int(1)]);
+    assert_eq!(bench.run(READ_RENEW, &[LOCK], &[A, "30000"]).list(), [Reply::Int(1)]);
     for (n, left) in [(1, 30_000), (2, 60_000), (3, 30_000)] {
         assert!(about(bench.left(&hold_key(A, n)), left), "hold {n}");
     }
     bench.set_up(&["DEL", &hold_key(A, 1), &hold_key(A, 2), &hold_key(A, 3)]);
     for _ in 0..2 {
-        assert_eq!(bench.run(READ_RENEW, &[LOCK], &["90000", A]).list(), [Reply::Int(1)]);
+        assert_eq!(bench.run(READ_RENEW, &[LOCK], &[A, "90000"]).list(), [Reply::Int(1)]);
         assert!(about(bench.left(&hold_key(A, 1)), 90_000) && about(bench.left(LOCK), 90_000));
     }
     assert_eq!(bench.snapshot().len(), 2);
     // a record without a TTL is left so, for whoever made it
     bench.set_up(&["PERSIST", LOCK]);
-    assert_eq!(bench.run(READ_RENEW, &[LOCK], &["90000", A]).list(), [Reply::Int(1)]);
+    assert_eq!(bench.run(READ_RENEW, &[LOCK], &[A, "90000"]).list(), [Reply::Int(1)]);
     assert_eq!(bench.left(LOCK), -1);
 }
 
 #[test]
 fn renew_of_a_single_lock_answers_the_servers_refusal() {
     let bench = Bench::real();
-    assert_eq!(bench.read(A, "10000", "1"), Reply::Nil);
-    assert_eq!(bench.run(WRITE, &["w", INTENT], &[A, "10000", "1", "0"]), Reply::Nil);
+    assert_eq!(bench.read(A, "10000", "1"), ACQUIRED);
+    assert_eq!(bench.run(WRITE, &["w", INTENT], &[A, "10000", "1", "0"]), ACQUIRED);
     bench.set_up(&["ACL", "SETUSER", "limited", "on", ">pw", "~*", "&*", "+@all", "-pexpire"]);
     let mut limited = bench.server.wire();
     limited.call(&["AUTH", "limited", "pw"]).unwrap();
@@ -489,8 +489,8 @@ fn renew_of_a_single_lock_answers_the_servers_refusal() {
             let command = eval(&source(script), keys, args);
             limited.call(&texts(&command)).unwrap()
         };
-        assert!(run(&[lock], &["30000", A]).is_error(), "{script}");
-        let both = run(&[lock, "gone"], &["30000", A, A]);
+        assert!(run(&[lock], &[A, "30000"]).is_error(), "{script}");
+        let both = run(&[lock, "gone"], &leases(&[A; 2], "30000"));
         assert_eq!(both.list(), [Reply::Int(-2), Reply::Int(0)], "{script}");
     }
     assert_eq!(bench.snapshot(), before);
@@ -505,17 +505,17 @@ fn force_release_ends_the_own_side_only() {
     let args = [CHANNEL, HOLDS];
     assert_eq!(bench.untouched(READ_FORCE, &[LOCK], &args), Reply::Int(0));
     assert_eq!(bench.untouched(WRITE_FORCE, &[LOCK], &args), Reply::Int(0));
-    assert_eq!(bench.read(A, "30000", "1"), Reply::Nil);
-    assert_eq!(bench.read(A, "30000", "2"), Reply::Nil);
-    assert_eq!(bench.read(B, "30000", "1"), Reply::Nil);
+    assert_eq!(bench.read(A, "30000", "1"), ACQUIRED);
+    assert_eq!(bench.read(A, "30000", "2"), ACQUIRED);
+    assert_eq!(bench.read(B, "30000", "1"), ACQUIRED);
     assert_eq!(bench.untouched(WRITE_FORCE, &[LOCK], &args), Reply::Int(0));
     assert_eq!(ears.heard(&bench), [] as [&str; 0]);
     assert_eq!(bench.run(READ_FORCE, &[LOCK], &args), Reply::Int(1));
     assert_eq!(bench.snapshot(), [], "holds as well");
     assert_eq!(ears.heard(&bench), ["1"]);
     assert_eq!(bench.untouched(READ_FORCE, &[LOCK], &args), Reply::Int(0), "sent twice");
-    assert_eq!(bench.write(A, "30000", "1", "0"), Reply::Nil);
-    assert_eq!(bench.read(A, "30000", "1"), Reply::Nil);
+    assert_eq!(bench.write(A, "30000", "1", "0"), ACQUIRED);
+    assert_eq!(bench.read(A, "30000", "1"), ACQUIRED);
     assert_eq!(bench.untouched(READ_FORCE, &[LOCK], &args), Reply::Int(0));
     assert_eq!(ears.heard(&bench), [] as [&str; 0]);
     assert_eq!(bench.run(WRITE_FORCE, &[LOCK], &args), Reply::Int(1));
@@ -530,17 +530,17 @@ fn r67_inspect_answers_who_reads_or_writes() {
     let bench = Bench::new();
     let inspect = |script: &str| bench.untouched(script, &[LOCK], &[]);
     assert_eq!((inspect(READ_INSPECT), inspect(WRITE_INSPECT)), (Reply::Nil, Reply::Nil));
-    assert_eq!(bench.write(A, "30000", "1", "0"), Reply::Nil);
-    assert_eq!(bench.write(A, "30000", "2", "0"), Reply::Nil);
+    assert_eq!(bench.write(A, "30000", "1", "0"), ACQUIRED);
+    assert_eq!(bench.write(A, "30000", "2", "0"), ACQUIRED);
     assert_eq!(inspect(READ_INSPECT), Reply::Nil);
     let answer = inspect(WRITE_INSPECT);
     assert!(about(answer.list()[0].int(), 30_000));
     assert_eq!(answer.list()[1..], [Reply::Text(A.into()), Reply::Int(2)]);
-    assert_eq!(bench.read(A, "30000", "1"), Reply::Nil);
+    assert_eq!(bench.read(A, "30000", "1"), ACQUIRED);
     assert_eq!(inspect(READ_INSPECT).list()[1..], [Reply::Text(A.into()), Reply::Int(1)]);
     assert_eq!(bench.unwrite(A, "0"), Reply::Int(1));
     assert_eq!(inspect(WRITE_INSPECT), Reply::Nil);
-    assert_eq!(bench.read(B, "30000", "1"), Reply::Nil);
+    assert_eq!(bench.read(B, "30000", "1"), ACQUIRED);
     let readers = inspect(READ_INSPECT);
     assert_eq!(readers.list().len(), 5);
     for reader in [A, B] {
@@ -589,13 +589,13 @@ fn r52_plain_scripts_leave_a_read_write_record_alone() {
     let sides: [Side; 2] = [
         |bench| bench.read(A, "30000", "1"),
         |bench| {
-            assert_eq!(bench.write(A, "30000", "1", "0"), Reply::Nil);
+            assert_eq!(bench.write(A, "30000", "1", "0"), ACQUIRED);
             bench.read(A, "30000", "1")
         },
     ];
     for side in sides {
         bench.clear();
-        assert_eq!(side(&bench), Reply::Nil);
+        assert_eq!(side(&bench), ACQUIRED);
         for holds in ["1", "2"] {
             let wrong = Reply::Int(-3);
             assert_eq!(bench.untouched("reentrant/acquire", &[LOCK], &[A, "60000", holds]), wrong);
@@ -640,8 +640,8 @@ fn h1_h2_f39_r111_scripts_refuse_numbers_that_are_none() {
         bench.clear();
         match held {
             0 => {}
-            1 => assert_eq!(bench.read(A, "30000", "1"), Reply::Nil),
-            _ => assert_eq!(bench.write(A, "30000", "1", "0"), Reply::Nil),
+            1 => assert_eq!(bench.read(A, "30000", "1"), ACQUIRED),
+            _ => assert_eq!(bench.write(A, "30000", "1", "0"), ACQUIRED),
         }
         for lease in NO_LEASES {
             for holds in ["1", "2"] {
@@ -649,11 +649,11 @@ fn h1_h2_f39_r111_scripts_refuse_numbers_that_are_none() {
                 let read = bench.read_untouched(A, lease, holds);
                 assert!(read.is_error() || read == Reply::Int(-2), "{lease:?}: {read:?}");
                 let write = bench.write_untouched(A, lease, holds, "0");
-                let busy = held == 1 && write.int_or(-9) > 0;
+                let busy = held == 1 && matches!(write, Reply::List(_));
                 assert!(write.is_error() || write == Reply::Int(-2) || busy, "{lease:?}: {write:?}");
             }
             for script in [READ_RENEW, WRITE_RENEW] {
-                let reply = bench.untouched(script, &[LOCK], &[lease, A]);
+                let reply = bench.untouched(script, &[LOCK], &[A, lease]);
                 let no_holder = matches!(&reply, Reply::List(answers) if matches!(answers[0], Reply::Int(0 | -1)));
                 assert!(reply.is_error() || no_holder, "{script} {lease:?}: {reply:?}");
             }
@@ -698,20 +698,20 @@ fn h12_f25_without_memory_locks_can_be_released_and_renewed() {
     let memory = |limit: &str| bench.set_up(&["CONFIG", "SET", "maxmemory", limit]);
     // reads
     for holds in ["1", "2", "3"] {
-        assert_eq!(bench.read(A, "10000", holds), Reply::Nil);
+        assert_eq!(bench.read(A, "10000", holds), ACQUIRED);
     }
     memory("1");
     assert!(bench.refused(READ, &KEYS, &[B, "30000", "1", &keys_of(B)]).contains("OOM"));
     assert!(bench.refused(READ, &KEYS, &[A, "30000", "4", &keys_of(A)]).contains("OOM"));
     assert!(bench.refused(WRITE, &KEYS, &[B, "30000", "1", PATIENCE]).contains("OOM"), "an intent is one more key");
-    assert!(bench.write_untouched(B, "30000", "1", "0").int() > 0);
-    assert_eq!(bench.run(READ_RENEW, &[LOCK], &["20000", A]).list(), [Reply::Int(1)]);
-    assert_eq!(bench.run(READ_RENEW, &[LOCK], &["20000", A]).list(), [Reply::Int(1)], "nothing to lengthen");
+    assert!(busy_ttl(&bench.write_untouched(B, "30000", "1", "0")) > 0);
+    assert_eq!(bench.run(READ_RENEW, &[LOCK], &[A, "20000"]).list(), [Reply::Int(1)]);
+    assert_eq!(bench.run(READ_RENEW, &[LOCK], &[A, "20000"]).list(), [Reply::Int(1)], "nothing to lengthen");
     assert!(about(bench.left(&hold_key(A, 3)), 20_000));
     bench.set_up(&["DEL", &hold_key(A, 3)]);
     assert_eq!(bench.unread(A, "2"), Reply::Int(0));
     bench.set_up(&["DEL", &hold_key(A, 1)]);
-    assert_eq!(bench.run(READ_RENEW, &[LOCK], &["20000", A]).list(), [Reply::Int(1)]);
+    assert_eq!(bench.run(READ_RENEW, &[LOCK], &[A, "20000"]).list(), [Reply::Int(1)]);
     assert_eq!(bench.unread(A, "1"), Reply::Int(0));
     bench.assert_fields(&[(A, "1"), ("mode", "read")]);
     assert_eq!(bench.unread(A, "0"), Reply::Int(1));
@@ -722,19 +722,19 @@ fn h12_f25_without_memory_locks_can_be_released_and_renewed() {
     // writes, and a downgrade
     memory("0");
     for holds in ["1", "2"] {
-        assert_eq!(bench.write(A, "10000", holds, "0"), Reply::Nil);
+        assert_eq!(bench.write(A, "10000", holds, "0"), ACQUIRED);
     }
-    assert_eq!(bench.read(A, "10000", "1"), Reply::Nil);
+    assert_eq!(bench.read(A, "10000", "1"), ACQUIRED);
     memory("1");
     assert!(bench.refused(WRITE, &KEYS, &[A, "1", "3", "0"]).contains("OOM"));
-    assert_eq!(bench.run(WRITE_RENEW, &[LOCK], &["20000", A]).list(), [Reply::Int(1)]);
+    assert_eq!(bench.run(WRITE_RENEW, &[LOCK], &[A, "20000"]).list(), [Reply::Int(1)]);
     assert_eq!(bench.unwrite(A, "1"), Reply::Int(0));
     assert_eq!(bench.unwrite(A, "0"), Reply::Int(1));
     bench.assert_fields(&[(A, "1"), ("mode", "read")]);
     assert_eq!(bench.run(READ_FORCE, &[LOCK], &[CHANNEL, HOLDS]), Reply::Int(1));
     assert_eq!(bench.snapshot(), []);
     memory("0");
-    assert_eq!(bench.write(A, "10000", "1", "0"), Reply::Nil);
+    assert_eq!(bench.write(A, "10000", "1", "0"), ACQUIRED);
     memory("1");
     assert_eq!(bench.run(WRITE_FORCE, &[LOCK], &[CHANNEL, HOLDS]), Reply::Int(1));
     assert_eq!(bench.snapshot(), []);
@@ -763,5 +763,5 @@ fn more_read_holds_than_there_may_be_keys_are_refused_untouched() {
     bench.set_up(&["PEXPIRE", LOCK, "30000"]);
     let error = bench.refused(READ, &KEYS, &[A, "30000", "100000", &keys_of(A)]);
     assert!(error.contains("99999"), "{error}");
-    assert_eq!(bench.read(A, "30000", "99999"), Reply::Nil);
+    assert_eq!(bench.read(A, "30000", "99999"), ACQUIRED);
 }

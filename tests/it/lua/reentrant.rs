@@ -6,7 +6,7 @@ use proptest::{
     test_runner::{Config, RngSeed, TestRunner},
 };
 
-use super::{Bench, NO_COUNTS, NO_LEASES, eval, source};
+use super::{ACQUIRED, Bench, NO_COUNTS, NO_LEASES, busy, busy_ttl, eval, leases, source};
 use crate::support::wire::{Reply, Wire};
 
 const LOCK: &str = "orders:7";
@@ -37,9 +37,9 @@ impl Bench {
     }
 
     fn held_by(&self, owner: &str, lease: &str, holds: &str) {
-        assert_eq!(self.acquire(owner, lease, "1"), Reply::Nil);
+        assert_eq!(self.acquire(owner, lease, "1"), ACQUIRED);
         if holds != "1" {
-            assert_eq!(self.acquire(owner, lease, holds), Reply::Nil);
+            assert_eq!(self.acquire(owner, lease, holds), ACQUIRED);
         }
     }
 
@@ -80,9 +80,9 @@ impl Bench {
 // --- acquire ---
 
 #[test]
-fn acquire_of_a_free_lock_answers_nil_and_writes_the_whole_record() {
+fn acquire_of_a_free_lock_answers_1_and_writes_the_whole_record() {
     let bench = Bench::new();
-    assert_eq!(bench.acquire(A, "30000", "1"), Reply::Nil);
+    assert_eq!(bench.acquire(A, "30000", "1"), ACQUIRED);
     bench.assert_record(A, 1);
     bench.assert_ttl_about(30_000);
     assert_eq!(bench.snapshot().len(), 1, "nothing but the record");
@@ -93,9 +93,9 @@ fn acquire_sent_twice_changes_nothing_and_answers_the_same() {
     let bench = Bench::new();
     bench.held_by(A, "60000", "1");
     let first = bench.snapshot();
-    assert_eq!(bench.acquire(A, "30000", "1"), Reply::Nil);
+    assert_eq!(bench.acquire(A, "30000", "1"), ACQUIRED);
     assert_eq!(bench.snapshot(), first, "the count stays 1, the longer TTL stays");
-    assert_eq!(bench.acquire(A, "90000", "1"), Reply::Nil);
+    assert_eq!(bench.acquire(A, "90000", "1"), ACQUIRED);
     bench.assert_record(A, 1);
     bench.assert_ttl_about(90_000);
 }
@@ -105,7 +105,7 @@ fn acquire_overwrites_the_count_on_re_entry() {
     let bench = Bench::new();
     bench.held_by(A, "30000", "1");
     for holds in [2, 2, 3, 2, 7, 1] {
-        assert_eq!(bench.acquire(A, "30000", &holds.to_string()), Reply::Nil);
+        assert_eq!(bench.acquire(A, "30000", &holds.to_string()), ACQUIRED);
         bench.assert_record(A, holds);
     }
 }
@@ -115,9 +115,9 @@ fn acquire_on_re_entry_lengthens_the_ttl_and_never_shortens_it() {
     let bench = Bench::new();
     bench.held_by(A, "60000", "1");
     let expires = bench.expires(LOCK);
-    assert_eq!(bench.acquire(A, "1000", "2"), Reply::Nil);
+    assert_eq!(bench.acquire(A, "1000", "2"), ACQUIRED);
     assert_eq!(bench.expires(LOCK), expires);
-    assert_eq!(bench.acquire(A, "120000", "3"), Reply::Nil);
+    assert_eq!(bench.acquire(A, "120000", "3"), ACQUIRED);
     bench.assert_ttl_about(120_000);
 }
 
@@ -126,20 +126,20 @@ fn acquire_of_a_held_lock_answers_its_ttl() {
     let bench = Bench::new();
     bench.held_by(A, "30000", "2");
     for _ in 0..2 {
-        let ttl = bench.untouched(ACQUIRE, &[LOCK], &[B, "60000", "1"]).int();
+        let ttl = busy_ttl(&bench.untouched(ACQUIRE, &[LOCK], &[B, "60000", "1"]));
         assert!((25_000..=30_000).contains(&ttl), "{ttl}");
     }
 }
 
 /// H3: a record without a TTL is busy, and never acquired, whoever asks.
 #[test]
-fn h3_acquire_of_a_record_without_ttl_answers_minus_1() {
+fn h3_acquire_of_a_record_without_ttl_is_busy() {
     let bench = Bench::new();
     bench.held_by(A, "30000", "1");
     bench.set_up(&["PERSIST", LOCK]);
-    assert_eq!(bench.untouched(ACQUIRE, &[LOCK], &[B, "30000", "1"]), Reply::Int(-1));
+    assert_eq!(bench.untouched(ACQUIRE, &[LOCK], &[B, "30000", "1"]), busy(-1));
     // its own owner gives it a TTL again
-    assert_eq!(bench.acquire(A, "30000", "1"), Reply::Nil);
+    assert_eq!(bench.acquire(A, "30000", "1"), ACQUIRED);
     bench.assert_ttl_about(30_000);
 }
 
@@ -188,7 +188,7 @@ fn f29_scripts_refuse_a_key_of_another_type() {
             let error = bench.refused(script, &[LOCK], args);
             assert!(error.starts_with("WRONGTYPE"), "{script} on a {name}: {error}");
         }
-        assert_eq!(bench.untouched(RENEW, &[LOCK], &["30000", A]), Reply::List(vec![Reply::Int(-1)]), "{name}");
+        assert_eq!(bench.untouched(RENEW, &[LOCK], &[A, "30000"]), Reply::List(vec![Reply::Int(-1)]), "{name}");
     }
 }
 
@@ -201,7 +201,7 @@ fn h1_h2_f39_acquire_refuses_leases_that_are_none() {
     }
     bench.held_by(A, "30000", "1");
     for lease in NO_LEASES {
-        let renewed = bench.untouched(RENEW, &[LOCK], &[lease, A]);
+        let renewed = bench.untouched(RENEW, &[LOCK], &[A, lease]);
         assert!(renewed.is_error() || renewed.list() == [Reply::Int(-2)], "{lease:?}: {renewed:?}");
         bench.refused(ACQUIRE, &[LOCK], &[A, lease, "2"]);
         bench.refused(ACQUIRE, &[LOCK], &[A, lease, "1"]);
@@ -319,16 +319,15 @@ fn renew_answers_for_each_lock_and_one_bad_key_costs_the_others_nothing() {
     for lock in ["held", "long", "taken", "persisted"] {
         let owner = if lock == "taken" { B } else { A };
         let lease = if lock == "long" { "90000" } else { "10000" };
-        assert_eq!(bench.run(ACQUIRE, &[lock], &[owner, lease, "1"]), Reply::Nil);
+        assert_eq!(bench.run(ACQUIRE, &[lock], &[owner, lease, "1"]), ACQUIRED);
     }
     bench.set_up(&["PERSIST", "persisted"]);
     bench.set_up(&["SET", "string", "data"]);
     bench.set_up(&["HSET", "hash", "name", "Ada"]);
     bench.set_up(&["HSET", "rw", "mode", "read", R, "1"]);
-    assert_eq!(bench.run(ACQUIRE, &["last"], &[A, "10000", "1"]), Reply::Nil);
+    assert_eq!(bench.run(ACQUIRE, &["last"], &[A, "10000", "1"]), ACQUIRED);
     let keys = ["string", "held", "gone", "taken", "hash", "long", "rw", "persisted", "last"];
-    let mut args = vec!["30000"];
-    args.extend([A; 9]);
+    let args = leases(&[A; 9], "30000");
     let values = || -> Vec<_> { bench.server.dump().into_iter().map(|(key, value, _)| (key, value)).collect() };
     let (others, long) = (values(), bench.expires("long"));
     for _ in 0..2 {
@@ -352,12 +351,12 @@ fn renew_answers_for_each_lock_and_one_bad_key_costs_the_others_nothing() {
 fn renew_answers_minus_2_where_the_server_refuses() {
     let bench = Bench::real();
     bench.held_by(A, "10000", "1");
-    assert_eq!(bench.run(ACQUIRE, &["long"], &[A, "90000", "1"]), Reply::Nil);
+    assert_eq!(bench.run(ACQUIRE, &["long"], &[A, "90000", "1"]), ACQUIRED);
     bench.set_up(&["ACL", "SETUSER", "limited", "on", ">pw", "~*", "&*", "+@all", "-pexpire"]);
     let mut limited = bench.server.wire();
     limited.call(&["AUTH", "limited", "pw"]).unwrap();
     let before = bench.snapshot();
-    let command = eval(&source(RENEW), &[LOCK, "gone", "long"], &["30000", A, A, A]);
+    let command = eval(&source(RENEW), &[LOCK, "gone", "long"], &leases(&[A; 3], "30000"));
     let reply = limited.call(&command.iter().map(String::as_str).collect::<Vec<_>>()).unwrap();
     assert_eq!(reply.list(), [Reply::Int(-2), Reply::Int(0), Reply::Int(1)]);
     assert_eq!(bench.snapshot(), before);
@@ -372,8 +371,8 @@ fn renew_of_a_single_lock_answers_the_servers_refusal() {
         let mut limited = bench.server.wire();
         limited.call(&["AUTH", "limited", "pw"]).unwrap();
         let before = bench.snapshot();
-        for (keys, args) in [(&[LOCK] as &[&str], &["30000", A] as &[&str]), (&[LOCK, LOCK], &["30000", A, A])] {
-            let command = eval(&source(RENEW), keys, args);
+        for keys in [&[LOCK] as &[&str], &[LOCK, LOCK]] {
+            let command = eval(&source(RENEW), keys, &leases(&vec![A; keys.len()], "30000"));
             let reply = limited.call(&command.iter().map(String::as_str).collect::<Vec<_>>()).unwrap();
             match reply {
                 Reply::Error(error) if keys.len() == 1 => assert!(
@@ -392,9 +391,24 @@ fn renew_of_a_single_lock_answers_the_servers_refusal() {
 fn renew_refuses_calls_that_do_not_add_up() {
     let bench = Bench::new();
     bench.held_by(A, "10000", "1");
-    bench.refused(RENEW, &[LOCK], &["30000"]);
-    bench.refused(RENEW, &[LOCK], &["30000", A, B]);
-    bench.refused(RENEW, &[LOCK, "other"], &["30000", A]);
+    bench.refused(RENEW, &[LOCK], &[A]);
+    bench.refused(RENEW, &[LOCK], &[A, "30000", B]);
+    bench.refused(RENEW, &[LOCK], &[A, "30000", B, "30000"]);
+    bench.refused(RENEW, &[LOCK, "other"], &[A, "30000"]);
+    // one bad lease: nothing is renewed
+    bench.refused(RENEW, &[LOCK, "other"], &[A, "30000", A, "0"]);
+}
+
+#[test]
+fn renew_gives_each_lock_its_own_lease() {
+    let bench = Bench::new();
+    for lock in ["a", "b", "c"] {
+        assert_eq!(bench.run(ACQUIRE, &[lock], &[A, "10000", "1"]), ACQUIRED);
+    }
+    let args = [A, "30000", A, "600000", B, "60000"];
+    assert_eq!(bench.run(RENEW, &["a", "b", "c"], &args).list(), [1, 1, -1].map(Reply::Int));
+    let ttls = ["a", "b", "c"].map(|lock| bench.server.pttl(lock) / 5_000);
+    assert!((5..=6).contains(&ttls[0]) && (119..=120).contains(&ttls[1]) && (1..=2).contains(&ttls[2]), "{ttls:?}");
 }
 
 #[test]
@@ -402,20 +416,19 @@ fn renew_takes_500_locks_at_once() {
     let bench = Bench::new();
     let locks: Vec<String> = (0..500).map(|n| format!("l{n}")).collect();
     for lock in &locks {
-        assert_eq!(bench.run(ACQUIRE, &[lock], &[A, "10000", "1"]), Reply::Nil);
+        assert_eq!(bench.run(ACQUIRE, &[lock], &[A, "10000", "1"]), ACQUIRED);
     }
     let keys: Vec<&str> = locks.iter().map(String::as_str).collect();
-    let args: Vec<&str> = std::iter::once("30000").chain(std::iter::repeat_n(A, 500)).collect();
-    assert_eq!(bench.run(RENEW, &keys, &args).list(), vec![Reply::Int(1); 500]);
+    assert_eq!(bench.run(RENEW, &keys, &leases(&[A; 500], "30000")).list(), vec![Reply::Int(1); 500]);
     assert!(locks.iter().all(|lock| bench.server.pttl(lock) > 20_000));
 }
 
 // --- acquire_together and release_together ---
 
 #[test]
-fn acquire_together_answers_nil_and_writes_every_record() {
+fn acquire_together_answers_1_and_writes_every_record() {
     let bench = Bench::new();
-    assert_eq!(bench.run(ALL, &LOCKS, &[A, "30000"]), Reply::Nil);
+    assert_eq!(bench.run(ALL, &LOCKS, &[A, "30000"]), ACQUIRED);
     for lock in LOCKS {
         assert_eq!(bench.server.record(lock), [(A.to_owned(), 1)]);
         assert!((25_000..=30_000).contains(&bench.server.pttl(lock)), "{lock}");
@@ -427,14 +440,14 @@ fn acquire_together_answers_nil_and_writes_every_record() {
 fn acquire_together_sent_twice_changes_nothing_but_a_shorter_ttl() {
     let bench = Bench::new();
     for lease in ["60000", "60000", "30000"] {
-        assert_eq!(bench.run(ALL, &LOCKS, &[A, lease]), Reply::Nil);
+        assert_eq!(bench.run(ALL, &LOCKS, &[A, lease]), ACQUIRED);
         assert!(LOCKS.iter().all(|lock| bench.server.pttl(lock) > 50_000), "the longer TTL stays");
     }
     // a part of them is held, one of those too often
     bench.set_up(&["DEL", "b"]);
     bench.set_up(&["HSET", "c", A, "2"]);
     let kept = bench.expires("a");
-    assert_eq!(bench.run(ALL, &LOCKS, &[A, "1000"]), Reply::Nil);
+    assert_eq!(bench.run(ALL, &LOCKS, &[A, "1000"]), ACQUIRED);
     assert!(LOCKS.iter().all(|lock| bench.server.record(lock) == [(A.to_owned(), 1)]));
     assert_eq!(bench.expires("a"), kept);
     assert!(bench.server.pttl("b") <= 1000);
@@ -445,7 +458,7 @@ fn acquire_together_sent_twice_changes_nothing_but_a_shorter_ttl() {
 fn h3_acquire_together_answers_which_one_is_busy_and_takes_none() {
     for (at, lock) in LOCKS.into_iter().enumerate() {
         let bench = Bench::new();
-        assert_eq!(bench.run(ACQUIRE, &[lock], &[B, "30000", "1"]), Reply::Nil);
+        assert_eq!(bench.run(ACQUIRE, &[lock], &[B, "30000", "1"]), ACQUIRED);
         let number = at as i64 + 1;
         let answer = bench.untouched(ALL, &LOCKS, &[A, "60000"]);
         assert_eq!(answer.list()[0], Reply::Int(number));
@@ -476,7 +489,7 @@ fn h1_h2_f39_acquire_together_takes_every_write_back() {
         bench.refused(ALL, &LOCKS, &[A, lease]);
     }
     // what was held before stays
-    assert_eq!(bench.run(ACQUIRE, &["a"], &[A, "30000", "1"]), Reply::Nil);
+    assert_eq!(bench.run(ACQUIRE, &["a"], &[A, "30000", "1"]), ACQUIRED);
     bench.refused(ALL, &LOCKS, &[A, "9223372036854775807"]);
 
     let bench = Bench::real();
@@ -495,14 +508,14 @@ fn h1_h2_f39_acquire_together_takes_every_write_back() {
 fn release_together_answers_for_each_and_says_so_once() {
     let bench = Bench::new();
     let mut ears = [bench.listen("heard:a"), bench.listen("heard:c")];
-    assert_eq!(bench.run(ALL, &LOCKS, &[A, "30000"]), Reply::Nil);
+    assert_eq!(bench.run(ALL, &LOCKS, &[A, "30000"]), ACQUIRED);
     assert_eq!(bench.run(RELEASE_ALL, &LOCKS, &CHANNELS).list(), vec![Reply::Int(1); 3]);
     assert_eq!(bench.snapshot(), []);
     assert!(ears.iter_mut().all(|ears| ears.heard(&bench) == ["0"]));
     // sent twice
     assert_eq!(bench.untouched(RELEASE_ALL, &LOCKS, &CHANNELS).list(), vec![Reply::Nil; 3]);
     // held by others, or together with data; however often
-    assert_eq!(bench.run(ACQUIRE, &["a"], &[B, "30000", "1"]), Reply::Nil);
+    assert_eq!(bench.run(ACQUIRE, &["a"], &[B, "30000", "1"]), ACQUIRED);
     bench.set_up(&["HSET", "b", A, "3", "name", "Ada"]);
     bench.set_up(&["HSET", "c", A, "1", "mode", "read"]);
     assert_eq!(bench.run(RELEASE_ALL, &LOCKS, &CHANNELS).list(), [Reply::Nil, Reply::Int(1), Reply::Nil]);
@@ -515,7 +528,7 @@ fn release_together_answers_for_each_and_says_so_once() {
 #[test]
 fn release_together_writes_nothing_where_it_is_refused() {
     let bench = Bench::real();
-    assert_eq!(bench.run(ALL, &LOCKS, &[A, "30000"]), Reply::Nil);
+    assert_eq!(bench.run(ALL, &LOCKS, &[A, "30000"]), ACQUIRED);
     bench.refused(RELEASE_ALL, &LOCKS, &CHANNELS[..3]);
     let mut ears = bench.listen("heard:a");
     bench.set_up(&["SET", "data", "data"]);
@@ -536,7 +549,7 @@ fn release_together_writes_nothing_where_it_is_refused() {
 #[test]
 fn h12_f25_without_memory_nothing_is_taken_together_and_everything_given_back() {
     let bench = Bench::real();
-    assert_eq!(bench.run(ALL, &LOCKS[..2], &[A, "30000"]), Reply::Nil);
+    assert_eq!(bench.run(ALL, &LOCKS[..2], &[A, "30000"]), ACQUIRED);
     bench.set_up(&["CONFIG", "SET", "maxmemory", "1"]);
     for locks in [&LOCKS[..], &LOCKS[2..]] {
         assert!(bench.refused(ALL, locks, &[A, "60000"]).starts_with("OOM"));
@@ -550,7 +563,7 @@ fn five_hundred_locks_are_taken_and_given_back_together() {
     let bench = Bench::new();
     let locks: Vec<String> = (0..500).map(|n| format!("l{n}")).collect();
     let keys: Vec<&str> = locks.iter().map(String::as_str).collect();
-    assert_eq!(bench.run(ALL, &keys, &[A, "30000"]), Reply::Nil);
+    assert_eq!(bench.run(ALL, &keys, &[A, "30000"]), ACQUIRED);
     assert!(keys.iter().all(|lock| bench.server.pttl(lock) > 20_000));
     let args: Vec<&str> = std::iter::once(A).chain(std::iter::repeat_n(CHANNEL, 500)).collect();
     assert_eq!(bench.run(RELEASE_ALL, &keys, &args).list(), vec![Reply::Int(1); 500]);
@@ -589,7 +602,7 @@ fn f30_force_release_and_inspect_leave_other_hashes_alone() {
         assert_eq!(bench.untouched(FORCE, &[LOCK], &[CHANNEL]), Reply::Int(-3), "{name}");
         assert_eq!(bench.untouched(INSPECT, &[LOCK], &[]), Reply::Int(-3), "{name}");
         assert_eq!(bench.untouched(RELEASE, &[LOCK], &[A, "0", CHANNEL]), Reply::Nil, "{name}");
-        assert_eq!(bench.untouched(RENEW, &[LOCK], &["30000", A]), Reply::List(vec![Reply::Int(-1)]), "{name}");
+        assert_eq!(bench.untouched(RENEW, &[LOCK], &[A, "30000"]), Reply::List(vec![Reply::Int(-1)]), "{name}");
     }
     assert_eq!(ears.heard(&bench), [] as [&str; 0]);
 }
@@ -619,11 +632,11 @@ fn h12_f25_without_memory_locks_can_be_released_and_renewed() {
         bench.set_up(&["CONFIG", "SET", "maxmemory", maxmemory]);
     }
     assert!(bench.refused(ACQUIRE, &["other"], &[A, "30000", "1"]).starts_with("OOM"));
-    assert!(bench.untouched(ACQUIRE, &[LOCK], &[B, "30000", "1"]).int() > 0, "busy as ever");
+    assert!(busy_ttl(&bench.untouched(ACQUIRE, &[LOCK], &[B, "30000", "1"])) > 0, "busy as ever");
     assert!(bench.refused(ACQUIRE, &[LOCK], &[A, "1", "3"]).starts_with("OOM"), "a re-entry is one more number");
     assert_eq!(bench.release(A, "1"), Reply::Int(0), "one number less");
     bench.assert_record(A, 1);
-    assert_eq!(bench.run(RENEW, &[LOCK], &["30000", A]).list(), [Reply::Int(1)]);
+    assert_eq!(bench.run(RENEW, &[LOCK], &[A, "30000"]).list(), [Reply::Int(1)]);
     bench.assert_ttl_about(30_000);
     assert!(bench.untouched(INSPECT, &[LOCK], &[]).list()[0].int() > 0);
     assert_eq!(bench.release(A, "0"), Reply::Int(1));
@@ -643,9 +656,9 @@ fn a_record_that_redisson_wrote_is_respected() {
     let mut ears = bench.listen(CHANNEL);
     bench.set_up(&["HINCRBY", LOCK, R, "1"]);
     bench.set_up(&["PEXPIRE", LOCK, "30000"]);
-    assert!(bench.untouched(ACQUIRE, &[LOCK], &[A, "60000", "1"]).int() > 25_000);
+    assert!(busy_ttl(&bench.untouched(ACQUIRE, &[LOCK], &[A, "60000", "1"])) > 25_000);
     assert_eq!(bench.untouched(RELEASE, &[LOCK], &[A, "0", CHANNEL]), Reply::Nil);
-    assert_eq!(bench.untouched(RENEW, &[LOCK], &["60000", A]), Reply::List(vec![Reply::Int(-1)]));
+    assert_eq!(bench.untouched(RENEW, &[LOCK], &[A, "60000"]), Reply::List(vec![Reply::Int(-1)]));
     bench.set_up(&["HINCRBY", LOCK, R, "1"]);
     let answer = bench.untouched(INSPECT, &[LOCK], &[]);
     assert_eq!(answer.list()[1..], [Reply::Text(R.into()), Reply::Int(2)]);
@@ -663,7 +676,7 @@ fn nothing_is_published_anywhere_else() {
     assert!(!wire.call(&["PSUBSCRIBE", "*"]).unwrap().is_error());
     bench.held_by(A, "30000", "2");
     bench.acquire(B, "30000", "1");
-    bench.run(RENEW, &[LOCK], &["30000", A]);
+    bench.run(RENEW, &[LOCK], &[A, "30000"]);
     bench.run(INSPECT, &[LOCK], &[]);
     bench.release(A, "1");
     bench.release(A, "0");
@@ -711,6 +724,8 @@ enum Answer {
     Nil,
     Exactly(i64),
     About(i64),
+    /// Of a lock that is held by another owner.
+    Busy(Option<i64>),
 }
 
 /// What the scripts should do, in a few lines.
@@ -727,15 +742,15 @@ impl Model {
             (Op::Acquire { holds, .. }, None) if holds > 1 => Answer::Exactly(-2),
             (Op::Acquire { owner, lease, holds }, None) => {
                 self.held = Some(Held { owner, holds, ttl: Some(lease) });
-                Answer::Nil
+                Answer::Exactly(1)
             }
             (Op::Acquire { owner, lease, holds }, Some(held)) if held.owner == owner => {
                 let ttl = Some(held.ttl.map_or(lease, |ttl| ttl.max(lease)));
                 self.held = Some(Held { owner, holds, ttl });
-                Answer::Nil
+                Answer::Exactly(1)
             }
             (Op::Acquire { holds, .. }, Some(_)) if holds > 1 => Answer::Exactly(-2),
-            (Op::Acquire { .. }, Some(held)) => ttl_or(held.ttl),
+            (Op::Acquire { .. }, Some(held)) => Answer::Busy(held.ttl),
             (Op::Release { owner, holds: 0 }, Some(held)) if held.owner == owner => {
                 self.held = None;
                 self.messages += 1;
@@ -806,7 +821,7 @@ impl Digests {
             Op::Release { owner, holds } => {
                 wire.call(&["EVALSHA", release, "1", LOCK, OWNERS[owner], &holds.to_string(), CHANNEL])
             }
-            Op::Renew { owner, lease } => wire.call(&["EVALSHA", renew, "1", LOCK, &lease.to_string(), OWNERS[owner]]),
+            Op::Renew { owner, lease } => wire.call(&["EVALSHA", renew, "1", LOCK, OWNERS[owner], &lease.to_string()]),
             Op::ForceRelease => wire.call(&["EVALSHA", force, "1", LOCK, CHANNEL]),
             Op::Inspect => wire.call(&["EVALSHA", inspect, "1", LOCK]),
             Op::Expire => wire.call(&["PEXPIRE", LOCK, "0"]),
@@ -847,6 +862,7 @@ fn any_sequence_of_calls_agrees_with_the_model() {
                 (Answer::Nil, Reply::Nil) => true,
                 (Answer::Exactly(wanted), Reply::Int(number)) => wanted == *number,
                 (Answer::About(wanted), Reply::Int(number)) => about(*number, wanted),
+                (Answer::Busy(wanted), reply) => wanted.map_or(*reply == busy(-1), |ttl| about(busy_ttl(reply), ttl)),
                 _ => false,
             };
             prop_assert!(agrees, "{:?}: wanted {:?}, got {:?}", op, wanted, reply);

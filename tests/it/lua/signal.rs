@@ -1,6 +1,6 @@
 //! `lua/signal`: each line under "Returns", each refusal, each script sent twice.
 
-use super::{Bench, NO_LEASES};
+use super::{ACQUIRED, Bench, NO_LEASES, busy, busy_ttl, leases};
 use crate::support::wire::Reply;
 
 const LOCK: &str = "lock:orders:7";
@@ -29,7 +29,7 @@ impl Bench {
     }
 
     fn taken_by(&self, owner: &str, lease: &str) {
-        assert_eq!(self.take(owner, lease), Reply::Nil);
+        assert_eq!(self.take(owner, lease), ACQUIRED);
     }
 
     /// That one waiter is told, for as long as was said.
@@ -47,7 +47,7 @@ impl Bench {
 // --- acquire ---
 
 #[test]
-fn acquire_of_a_free_signal_lock_answers_nil_and_writes_whole_seconds() {
+fn acquire_of_a_free_signal_lock_answers_1_and_writes_whole_seconds() {
     for (lease, ttl) in [("1", 1_000), ("999", 1_000), ("1000", 1_000), ("1001", 2_000), ("30000", 30_000)] {
         let bench = Bench::new();
         bench.taken_by(A, lease);
@@ -64,8 +64,8 @@ fn acquire_with_a_lease_of_zero_writes_a_record_without_a_ttl() {
     bench.taken_by(A, "0");
     assert_eq!(bench.call(&["GET", LOCK]).text(), A);
     assert_eq!(bench.expires(LOCK), -1);
-    assert_eq!(bench.untouched(ACQUIRE, &[LOCK], &[A, "0"]), Reply::Nil);
-    assert_eq!(bench.untouched(ACQUIRE, &[LOCK], &[A, "5000"]), Reply::Nil, "what has no TTL keeps none");
+    assert_eq!(bench.untouched(ACQUIRE, &[LOCK], &[A, "0"]), ACQUIRED);
+    assert_eq!(bench.untouched(ACQUIRE, &[LOCK], &[A, "5000"]), ACQUIRED, "what has no TTL keeps none");
 }
 
 #[test]
@@ -74,11 +74,11 @@ fn acquire_of_a_signal_lock_sent_twice_changes_nothing() {
     bench.taken_by(A, "60000");
     for shorter in ["60000", "30000", "0"] {
         let before = bench.expires(LOCK);
-        assert_eq!(bench.take(A, shorter), Reply::Nil);
+        assert_eq!(bench.take(A, shorter), ACQUIRED);
         // a second later the same lease reaches further; nothing is ever shortened
         assert!(bench.expires(LOCK) >= before && bench.expires(LOCK) < before + 1_000);
     }
-    assert_eq!(bench.take(A, "90000"), Reply::Nil);
+    assert_eq!(bench.take(A, "90000"), ACQUIRED);
     assert!(bench.call(&["PTTL", LOCK]).int() > 80_000);
 }
 
@@ -87,11 +87,11 @@ fn acquire_of_a_held_signal_lock_answers_its_ttl() {
     let bench = Bench::new();
     bench.taken_by(P, "30000");
     for lease in ["60000", "0"] {
-        let ttl = bench.untouched(ACQUIRE, &[LOCK], &[A, lease]).int();
+        let ttl = busy_ttl(&bench.untouched(ACQUIRE, &[LOCK], &[A, lease]));
         assert!((25_000..=30_000).contains(&ttl), "{ttl}");
     }
     bench.set_up(&["PERSIST", LOCK]);
-    assert_eq!(bench.untouched(ACQUIRE, &[LOCK], &[A, "30000"]), Reply::Int(-1));
+    assert_eq!(bench.untouched(ACQUIRE, &[LOCK], &[A, "30000"]), busy(-1));
 }
 
 /// H1, H2, F39, P1: no lease that is none leaves anything, least of all a record that never ends.
@@ -103,7 +103,7 @@ fn h1_h2_f39_p1_signal_scripts_refuse_leases_that_are_none() {
     }
     bench.taken_by(A, "30000");
     for lease in no_leases().chain(["0"]) {
-        let renewed = bench.untouched(RENEW, &[LOCK], &[lease, A]);
+        let renewed = bench.untouched(RENEW, &[LOCK], &[A, lease]);
         assert!(renewed.is_error(), "{lease:?}: {renewed:?}");
     }
     for lease in no_leases() {
@@ -169,14 +169,14 @@ fn h12_f25_without_memory_signal_locks_can_be_released_and_renewed() {
     for with_signal in [false, true] {
         bench.set_up(&["CONFIG", "SET", "maxmemory", "0"]);
         for lock in [LOCK, "lock:forced", "lock:renewed"] {
-            assert_eq!(bench.run(ACQUIRE, &[lock], &[A, "30000"]), Reply::Nil);
+            assert_eq!(bench.run(ACQUIRE, &[lock], &[A, "30000"]), ACQUIRED);
         }
         if with_signal {
             bench.set_up(&["RPUSH", SIGNAL, "1"]);
         }
         bench.set_up(&["CONFIG", "SET", "maxmemory", "1"]);
         bench.refused(ACQUIRE, &["lock:free"], &[A, "30000"]);
-        assert_eq!(bench.run(RENEW, &["lock:renewed"], &["90000", A]).list(), [Reply::Int(1)]);
+        assert_eq!(bench.run(RENEW, &["lock:renewed"], &[A, "90000"]).list(), [Reply::Int(1)]);
         assert_eq!(bench.run(RELEASE, &BOTH, &[A, "0", LIFE]), Reply::Int(1));
         bench.assert_told(1_000);
         assert_eq!(bench.run(FORCE, &["lock:forced", "lock-signal:forced"], &[LIFE]), Reply::Int(1));
@@ -254,7 +254,7 @@ fn f29_signal_scripts_refuse_a_record_of_another_type_and_touch_nothing() {
             let error = bench.refused(script, keys, args);
             assert!(error.starts_with("WRONGTYPE"), "{script}: {error}");
         }
-        assert_eq!(bench.untouched(RENEW, &[LOCK], &["30000", A]).list(), [Reply::Int(-1)]);
+        assert_eq!(bench.untouched(RENEW, &[LOCK], &[A, "30000"]).list(), [Reply::Int(-1)]);
     }
 }
 
@@ -266,12 +266,11 @@ fn signal_renew_answers_for_each_lock_and_one_bad_key_costs_the_others_nothing()
     for (lock, owner, lease) in
         [("held", A, "10000"), ("long", A, "90000"), ("taken", P, "10000"), ("endless", A, "0"), ("theirs", P, "0")]
     {
-        assert_eq!(bench.run(ACQUIRE, &[lock], &[owner, lease]), Reply::Nil);
+        assert_eq!(bench.run(ACQUIRE, &[lock], &[owner, lease]), ACQUIRED);
     }
     bench.set_up(&["HSET", "hash", A, "1"]);
     let keys = ["hash", "held", "gone", "taken", "long", "endless", "theirs"];
-    let mut args = vec!["29001"];
-    args.extend([A; 7]);
+    let args = leases(&[A; 7], "29001");
     let (before, long) = (bench.values(), bench.expires("long"));
     for _ in 0..2 {
         let answers: Vec<i64> = bench.run(RENEW, &keys, &args).list().iter().map(Reply::int).collect();
@@ -290,7 +289,7 @@ fn signal_renew_answers_for_each_lock_and_one_bad_key_costs_the_others_nothing()
 fn signal_renew_answers_unknown_for_what_the_server_refuses() {
     let bench = Bench::real();
     for lock in ["mine", "not-mine"] {
-        assert_eq!(bench.run(ACQUIRE, &[lock], &[A, "10000"]), Reply::Nil);
+        assert_eq!(bench.run(ACQUIRE, &[lock], &[A, "10000"]), ACQUIRED);
     }
     bench.set_up(&["ACL", "SETUSER", "limited", "on", ">pw", "~*", "&*", "+@all", "-expire"]);
     let mut limited = bench.server.wire();
@@ -300,8 +299,8 @@ fn signal_renew_answers_unknown_for_what_the_server_refuses() {
         limited.call(&command.iter().map(String::as_str).collect::<Vec<_>>()).unwrap()
     };
     let before = bench.snapshot();
-    assert_eq!(renew(&["mine", "gone"], &["30000", A, A]).list(), [Reply::Int(-2), Reply::Int(0)]);
-    assert!(renew(&["mine"], &["30000", A]).is_error());
+    assert_eq!(renew(&["mine", "gone"], &leases(&[A; 2], "30000")).list(), [Reply::Int(-2), Reply::Int(0)]);
+    assert!(renew(&["mine"], &[A, "30000"]).is_error());
     assert_eq!(bench.snapshot(), before);
 }
 
@@ -309,6 +308,6 @@ fn signal_renew_answers_unknown_for_what_the_server_refuses() {
 fn signal_renew_refuses_a_wrong_number_of_owners() {
     let bench = Bench::new();
     bench.taken_by(A, "10000");
-    bench.refused(RENEW, &[LOCK], &["30000"]);
-    bench.refused(RENEW, &[LOCK], &["30000", A, A]);
+    bench.refused(RENEW, &[LOCK], &[A]);
+    bench.refused(RENEW, &[LOCK], &[A, "30000", A]);
 }

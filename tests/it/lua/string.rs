@@ -1,6 +1,6 @@
 //! `lua/string`: each line under "Returns", each refusal, each script sent twice.
 
-use super::{Bench, NO_LEASES};
+use super::{ACQUIRED, Bench, NO_LEASES, busy, busy_ttl, leases};
 use crate::support::wire::Reply;
 
 const LOCK: &str = "orders:7";
@@ -34,10 +34,10 @@ fn text(text: &str) -> Reply {
 }
 
 #[test]
-fn string_acquire_of_a_free_lock_answers_nil_and_writes_owner_and_ttl() {
+fn string_acquire_of_a_free_lock_answers_1_and_writes_owner_and_ttl() {
     let bench = Bench::new();
     for _ in 0..2 {
-        assert_eq!(bench.acquire_string(A, "30000"), Reply::Nil);
+        assert_eq!(bench.acquire_string(A, "30000"), ACQUIRED);
         assert_eq!(bench.value(), text(A));
         bench.ttl_is_about(30_000);
     }
@@ -48,12 +48,12 @@ fn string_acquire_of_a_free_lock_answers_nil_and_writes_owner_and_ttl() {
 #[test]
 fn n13_string_acquire_of_ones_own_lock_never_shortens() {
     let bench = Bench::new();
-    assert_eq!(bench.acquire_string(A, "60000"), Reply::Nil);
-    assert_eq!(bench.untouched(ACQUIRE, &[LOCK], &[A, "30000"]), Reply::Nil);
-    assert_eq!(bench.acquire_string(A, "90000"), Reply::Nil);
+    assert_eq!(bench.acquire_string(A, "60000"), ACQUIRED);
+    assert_eq!(bench.untouched(ACQUIRE, &[LOCK], &[A, "30000"]), ACQUIRED);
+    assert_eq!(bench.acquire_string(A, "90000"), ACQUIRED);
     bench.ttl_is_about(90_000);
     bench.set_up(&["PERSIST", LOCK]);
-    assert_eq!(bench.acquire_string(A, "30000"), Reply::Nil);
+    assert_eq!(bench.acquire_string(A, "30000"), ACQUIRED);
     bench.ttl_is_about(30_000);
 }
 
@@ -61,10 +61,10 @@ fn n13_string_acquire_of_ones_own_lock_never_shortens() {
 fn string_acquire_of_a_held_lock_answers_its_ttl_or_minus_one() {
     let bench = Bench::new();
     bench.set_up(&["SET", LOCK, B, "PX", "60000"]);
-    let busy = bench.untouched(ACQUIRE, &[LOCK], &[A, "30000"]).int();
-    assert!(busy > 55_000 && busy <= 60_000, "{busy}");
+    let ttl = busy_ttl(&bench.untouched(ACQUIRE, &[LOCK], &[A, "30000"]));
+    assert!(ttl > 55_000 && ttl <= 60_000, "{ttl}");
     bench.set_up(&["PERSIST", LOCK]);
-    assert_eq!(bench.untouched(ACQUIRE, &[LOCK], &[A, "30000"]), Reply::Int(-1));
+    assert_eq!(bench.untouched(ACQUIRE, &[LOCK], &[A, "30000"]), busy(-1));
 }
 
 /// H1, L2, N2.
@@ -73,7 +73,7 @@ fn string_leases_that_are_none_are_refused_untouched() {
     let bench = Bench::new();
     for held in [false, true] {
         if held {
-            assert_eq!(bench.acquire_string(A, "60000"), Reply::Nil);
+            assert_eq!(bench.acquire_string(A, "60000"), ACQUIRED);
         }
         for lease in NO_LEASES {
             // the longest numbers are the server's to refuse; it does, where it has to set a TTL
@@ -82,7 +82,7 @@ fn string_leases_that_are_none_are_refused_untouched() {
                 bench.refused(ACQUIRE, &[LOCK], &[A, lease]);
             }
             if !counts || held {
-                bench.refused(RENEW, &[LOCK], &[lease, A]);
+                bench.refused(RENEW, &[LOCK], &[A, lease]);
             }
         }
     }
@@ -92,7 +92,7 @@ fn string_leases_that_are_none_are_refused_untouched() {
 fn string_release_by_its_owner_answers_1_and_by_others_nil() {
     let bench = Bench::new();
     assert_eq!(bench.untouched(RELEASE, &[LOCK], &[A]), Reply::Nil);
-    assert_eq!(bench.acquire_string(A, "30000"), Reply::Nil);
+    assert_eq!(bench.acquire_string(A, "30000"), ACQUIRED);
     assert_eq!(bench.untouched(RELEASE, &[LOCK], &[B]), Reply::Nil);
     assert_eq!(bench.run(RELEASE, &[LOCK], &[A]), Reply::Int(1));
     assert!(bench.snapshot().is_empty());
@@ -109,19 +109,19 @@ fn string_renew_answers_for_each_lock() {
     let keys = ["mine", "gone", "theirs", "hash", "endless"];
     let ints = |ints: &[i64]| Reply::List(ints.iter().copied().map(Reply::Int).collect());
     for _ in 0..2 {
-        assert_eq!(bench.run(RENEW, &keys, &["30000", A, A, A, A, A]), ints(&[1, 0, -1, -1, 1]));
+        assert_eq!(bench.run(RENEW, &keys, &leases(&[A; 5], "30000")), ints(&[1, 0, -1, -1, 1]));
     }
     let ttl = bench.server.pttl("mine");
     assert!(ttl > 25_000 && ttl <= 30_000, "{ttl}");
     assert_eq!((bench.server.pttl("theirs") <= 10_000, bench.server.pttl("endless")), (true, -1));
     // never shorter
-    assert_eq!(bench.run(RENEW, &["mine"], &["1000", A]), ints(&[1]));
+    assert_eq!(bench.run(RENEW, &["mine"], &[A, "1000"]), ints(&[1]));
     assert!(bench.server.pttl("mine") > 20_000);
     // the server refuses one of two
     let huge = "9223372036854775807";
-    assert_eq!(bench.untouched(RENEW, &["mine", "gone"], &[huge, A, A]), ints(&[-2, 0]));
-    bench.refused(RENEW, &["mine"], &[huge, A]);
-    bench.refused(RENEW, &["mine", "gone"], &["30000", A]);
+    assert_eq!(bench.untouched(RENEW, &["mine", "gone"], &leases(&[A; 2], huge)), ints(&[-2, 0]));
+    bench.refused(RENEW, &["mine"], &[A, huge]);
+    bench.refused(RENEW, &["mine", "gone"], &[A, "30000"]);
 }
 
 #[test]
@@ -156,6 +156,6 @@ fn n12_r52_string_scripts_refuse_other_types_untouched() {
             let error = bench.refused(script, &[LOCK], args);
             assert!(error.contains("WRONGTYPE"), "{script} of a {kind}: {error}");
         }
-        assert_eq!(bench.untouched(RENEW, &[LOCK], &["30000", A]), Reply::List(vec![Reply::Int(-1)]));
+        assert_eq!(bench.untouched(RENEW, &[LOCK], &[A, "30000"]), Reply::List(vec![Reply::Int(-1)]));
     }
 }
