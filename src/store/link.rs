@@ -54,6 +54,8 @@ pub(crate) struct Link {
     /// The runtime that drives the socket, until it ends.
     driver: Mutex<Handle>,
     up: watch::Sender<bool>,
+    /// The epoch of the connection that may be used now, or could be until a moment ago.
+    ready: watch::Sender<u64>,
     /// Connections made so far: answers of one epoch came in the order of their requests.
     epoch: AtomicU64,
     connects: Mutex<broadcast::Receiver<Server>>,
@@ -94,6 +96,7 @@ impl Link {
             own,
             driver: Mutex::new(driver),
             up: watch::Sender::new(true),
+            ready: watch::Sender::new(1),
             epoch: AtomicU64::new(0),
             connects: Mutex::new(connects),
             alive: AtomicBool::new(true),
@@ -101,7 +104,7 @@ impl Link {
             router: Mutex::new(None),
         });
         let router = link.init().await.map_err(classify)?;
-        link.epoch();
+        link.set_up(true);
         link.own.spawn(Arc::clone(&link).supervise(router, errors, reconnects));
         Ok(link)
     }
@@ -203,6 +206,17 @@ impl Link {
 
     fn set_up(&self, up: bool) {
         self.up.send_if_modified(|was| std::mem::replace(was, up) != up);
+        if up {
+            let epoch = self.epoch();
+            self.ready.send_if_modified(|was| std::mem::replace(was, epoch) != epoch);
+        }
+    }
+
+    /// Changes whenever a new connection can be used: to its epoch. The first one, made by [`Link::connect`], counts as
+    /// seen.
+    #[allow(dead_code, reason = "the watchdog will renew everything after a reconnect")]
+    pub(crate) fn connections(&self) -> watch::Receiver<u64> {
+        self.ready.subscribe()
     }
 
     pub(crate) fn is_up(&self) -> bool {
