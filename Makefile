@@ -47,6 +47,8 @@ check: components
 package:
 	$(CARGO) package --allow-dirty
 
+# four at a time, since they mostly wait
+test: export RUST_TEST_THREADS := 4
 test: setup
 	NESTLOCK_TEST_SERVER=real $(CARGO) test --workspace $(FEATURES)
 	NESTLOCK_TEST_SERVER=embedded $(CARGO) test --workspace $(FEATURES) --test it

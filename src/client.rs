@@ -60,7 +60,8 @@ impl LockClient {
     /// # Errors
     ///
     /// [`Error::InvalidName`] for a name that is empty, longer than
-    /// [`max_name_len`](LockClientBuilder::max_name_len), reserved (`redisson_...`), or whose braces would put the lock
+    /// [`max_name_len`](LockClientBuilder::max_name_len), one of the keys that locks derive (`redisson_...`,
+    /// `nestlock_...`, `lock-signal:...`, `...:rwlock_timeout:...`; the prefix counts), or whose braces would put the lock
     /// and its channel into different slots of a cluster.
     pub fn reentrant_lock(&self, name: impl AsRef<str>) -> Result<Lock> {
         Ok(Lock::new(&self.anchor, Reentrant::new(&self.name(name.as_ref())?)))
@@ -88,22 +89,24 @@ impl LockClient {
     ///
     /// # Errors
     ///
-    /// As [`LockClient::reentrant_lock`]. An acquire is refused if the token key is of another type
+    /// As [`LockClient::reentrant_lock`]; also for a name that is all in braces, `{x}`, whose token would be that of `x`.
+    /// An acquire is refused if the token key is of another type
     /// ([`Error::WrongType`]), or holds no token ([`Error::Store`]).
     pub fn fenced_lock(&self, name: impl AsRef<str>) -> Result<Lock> {
-        Ok(Lock::new(&self.anchor, Fenced::new(&self.name(name.as_ref())?)))
+        Ok(Lock::new(&self.anchor, Fenced::new(&self.name(name.as_ref())?.with_keys()?)))
     }
 
     /// The fair lock of this name: Redisson's `RFairLock`. First come, first served, in the order in which the server saw
     /// the requests of all processes.
     ///
     /// A waiter that is not heard of for the client's [`fair_patience`](LockClientBuilder::fair_patience) loses its place;
-    /// one that lives looks often enough to keep it. A try without a wait takes no place, and gets the lock only if nobody
+    /// one whose future is polled looks often enough to keep it. A future that is not polled is not heard of: wait in a task
+    /// of its own where the code around may be busy. A try without a wait takes no place, and gets the lock only if nobody
     /// waits. Not to be mixed with other kinds at one name: a reentrant lock would not see the queue.
     ///
     /// # Errors
     ///
-    /// As [`LockClient::reentrant_lock`].
+    /// As [`LockClient::reentrant_lock`]; also for a name that is all in braces, `{x}`, whose queue would be that of `x`.
     pub fn fair_lock(&self, name: impl AsRef<str>) -> Result<Lock> {
         Ok(Lock::new(&self.anchor, self.fair(name.as_ref())?))
     }
@@ -112,13 +115,13 @@ impl LockClient {
     ///
     /// # Errors
     ///
-    /// As [`LockClient::reentrant_lock`].
+    /// As [`LockClient::fair_lock`].
     pub fn non_reentrant_fair_lock(&self, name: impl AsRef<str>) -> Result<Lock> {
         Ok(Lock::new(&self.anchor, NonReentrant(self.fair(name.as_ref())?)))
     }
 
     fn fair(&self, name: &str) -> Result<Fair> {
-        Ok(Fair::new(&self.name(name)?, self.anchor.config.fair_patience))
+        Ok(Fair::new(&self.name(name)?.with_keys()?, self.anchor.config.fair_patience))
     }
 
     /// The read-write lock of this name: Redisson's `RReadWriteLock`. Many may hold `read()`, or one `write()`.
@@ -128,9 +131,10 @@ impl LockClient {
     ///
     /// # Errors
     ///
-    /// As [`LockClient::reentrant_lock`].
+    /// As [`LockClient::reentrant_lock`]; also for a name that is all in braces, `{x}`, whose read holds would be those of
+    /// `x`.
     pub fn read_write_lock(&self, name: impl AsRef<str>) -> Result<ReadWriteLock> {
-        let name = self.name(name.as_ref())?;
+        let name = self.name(name.as_ref())?.with_keys()?;
         let (read, write) = (Read::new(&name), Write::new(&name));
         Ok(ReadWriteLock::new(Lock::new(&self.anchor, read), Lock::new(&self.anchor, write)))
     }
@@ -285,12 +289,14 @@ impl LockClient {
     /// - It is a matter of one key. Where the key `nestlock_fence:{key}` is lost (`FLUSHALL`, an eviction, a failover
     ///   that loses writes), whoever comes first is let in; leave it where the value is deleted.
     /// - Use the tokens of one lock for one key.
+    /// - No lock may be kept at the key. A string with a TTL that was never guarded may be a lock's record and is refused;
+    ///   one without is taken over.
     ///
     /// # Errors
     ///
     /// [`Error::StaleToken`]: another owner has held the lock since; nothing was changed. [`Error::InvalidToken`] for 0,
-    /// which is nobody's, and from 2^53 on; [`Error::InvalidName`] as for a lock's name; [`Error::WrongType`] if the key
-    /// is no string. [`Error::Store`]: surely not written. [`Error::Unconfirmed`]: perhaps written, perhaps later; try
+    /// which is nobody's, and from 2^53 on; [`Error::InvalidName`] as for a lock's name, and for `lock:...` and `{...}`;
+    /// [`Error::WrongType`] if the key is no string. [`Error::Store`]: surely not written. [`Error::Unconfirmed`]: perhaps written, perhaps later; try
     /// the same value with the same token again, or give the lock up. Nothing is repeated by itself.
     ///
     /// # Cancel safety
@@ -336,7 +342,7 @@ impl LockClient {
 
     fn fenced_key(&self, key: &str) -> Result<FencedKey> {
         // not a lock's name: no prefix
-        Ok(FencedKey::new(&LockName::new("", key, self.anchor.config.max_name_len)?))
+        Ok(FencedKey::new(&LockName::guarded(key, self.anchor.config.max_name_len)?))
     }
 
     fn name(&self, name: &str) -> Result<LockName> {
@@ -354,7 +360,7 @@ impl LockClient {
         OwnerId::named(&self.anchor.client, name.as_ref())
     }
 
-    /// Who the caller is, as owner of locks: the scope, else the task, else the thread.
+    /// Who the caller is, as owner of locks: the scope, else the tokio task, else the thread. See [`OwnerId`].
     #[must_use]
     pub fn current_owner(&self) -> OwnerId {
         OwnerId::current(&self.anchor.client)
@@ -367,6 +373,9 @@ impl LockClient {
     }
 
     /// Waits until everything that nobody awaits is settled: dropped guards, cancelled calls, lost replies.
+    ///
+    /// What the server refuses (no replicas, no permission) is tried again until the record has ended: that long this
+    /// waits, and for ever where a lock has no expiry.
     ///
     /// # Cancel safety
     ///
@@ -406,8 +415,9 @@ impl RedLock {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidName`], [`Error::InvalidLease`]; [`Error::InvalidConfig`] without a server, or for options that
-    /// make no sense.
+    /// [`Error::InvalidName`], [`Error::InvalidLease`]; [`Error::InvalidConfig`] without a server, for options that make no
+    /// sense, and where two clients are of one server, which would count twice: by what it says in `INFO`, as each of them
+    /// connected. A server that may not be asked, or was restarted between the two, is not found out.
     pub fn over_servers<'a>(
         clients: impl IntoIterator<Item = &'a LockClient>,
         name: impl AsRef<str>,
@@ -431,7 +441,8 @@ impl RedLock {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidConfig`] without a member, or for options that make no sense; [`Error::InvalidLease`].
+    /// [`Error::InvalidConfig`] without a member, for options that make no sense, and where two members are the lock of one
+    /// name on one server, as [`over_servers`](Self::over_servers) finds out; [`Error::InvalidLease`].
     pub fn over_members(
         client: &LockClient,
         members: impl IntoIterator<Item = Arc<dyn RLock>>,
@@ -448,7 +459,7 @@ impl RedLock {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ClientStats {
-    /// Pairs of lock and owner that are held, being acquired or being released.
+    /// Pairs of lock and owner that are held, being acquired or being released, or were handed over and are renewed.
     pub holds: usize,
     /// Channels subscribed to and lists waited for: locks that somebody of this client waits for, or did a moment ago.
     pub channels: usize,
@@ -512,8 +523,9 @@ impl LockClientBuilder {
         self
     }
 
-    /// After how long a silent waiter of a fair lock counts as gone. Default 5 min, as Redisson's `fairLockWaitTimeout`;
-    /// 200 ms to 10 years. A waiter that lives is never silent for that long. The same for all clients of a lock, best.
+    /// After how long a silent waiter of this client at a fair lock loses its place. Default 15 s; 200 ms to 10 years. A
+    /// waiter looks every second, or every third of this: it is silent when it is dead, not polled, or cut off for so long.
+    /// For the same time the free lock is kept for a waiter of Redisson's whose turn it is and who does not come.
     pub fn fair_patience(mut self, patience: Duration) -> Self {
         self.config.fair_patience = patience;
         self

@@ -108,6 +108,14 @@ pub enum Error {
         /// Who holds it.
         owner: String,
     },
+    /// The owner holds this fenced lock already, through a door whose holds have no fencing token. Nothing was sent.
+    #[error("lock {lock:?} is held by {owner} already, without a fencing token; take the fenced lock first")]
+    NoToken {
+        /// The lock's name.
+        lock: String,
+        /// Who holds it.
+        owner: String,
+    },
     /// The record of this lock has no TTL to extend: it is held until it is released. Nothing was changed.
     #[error("lock {lock:?} is held by {owner} without a TTL; there is nothing to extend")]
     NotExpirable {
@@ -271,6 +279,12 @@ impl StoreError {
         self
     }
 
+    /// The same, of a request that changes nothing: there is no outcome that could be unknown.
+    pub(crate) fn of_a_read(mut self) -> Self {
+        self.may_have_executed = false;
+        self
+    }
+
     /// What kind of failure it was.
     #[must_use]
     pub fn kind(&self) -> StoreErrorKind {
@@ -284,6 +298,9 @@ impl StoreError {
     }
 
     /// Whether the same request may succeed a little later: the server said "not now", or could not be reached.
+    ///
+    /// Acquires and releases go on after such an error for as long as they may take; a try fails at once. See
+    /// [`StoreErrorKind`] for which kinds are final.
     #[must_use]
     pub fn is_transient(&self) -> bool {
         use StoreErrorKind as K;
@@ -291,6 +308,8 @@ impl StoreError {
             || matches!(
                 self.kind,
                 K::Unavailable
+                    | K::Timeout
+                    | K::Disconnected
                     | K::Overloaded
                     | K::Loading
                     | K::Busy
@@ -298,6 +317,9 @@ impl StoreError {
                     | K::ClusterDown
                     | K::TryAgain
                     | K::MasterDown
+                    | K::OutOfMemory
+                    | K::Misconfigured
+                    | K::NoReplicas
             )
     }
 }
@@ -315,6 +337,12 @@ impl error::Error for StoreError {
 }
 
 /// The kinds of [`StoreError`].
+///
+/// Most may pass, and are repeated within the wait of an acquire, or for as long as a release may take
+/// ([`StoreError::is_transient`]). Those are final that stay until somebody changes the configuration, the users or the
+/// data: [`Auth`](Self::Auth), [`NoPermission`](Self::NoPermission), [`Moved`](Self::Moved),
+/// [`CrossSlot`](Self::CrossSlot), [`WrongType`](Self::WrongType), [`NoScript`](Self::NoScript). So are
+/// [`Protocol`](Self::Protocol) and [`Other`](Self::Other), unless the request may have been executed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum StoreErrorKind {
@@ -328,9 +356,9 @@ pub enum StoreErrorKind {
     Overloaded,
     /// User name or password were refused.
     Auth,
-    /// The ACL user may not do this (command, key or channel). Never retried.
+    /// The ACL user may not do this (command, key or channel).
     NoPermission,
-    /// The server is a replica.
+    /// The server is a replica. The client connects anew, should its address lead to another server by now.
     ReadOnly,
     /// The server is loading its data.
     Loading,
@@ -346,7 +374,7 @@ pub enum StoreErrorKind {
     Moved,
     /// The keys are in several slots.
     CrossSlot,
-    /// The server is out of memory.
+    /// The server is out of memory. Locks that are held are renewed and released all the same.
     OutOfMemory,
     /// The server can not persist and refuses writes.
     Misconfigured,

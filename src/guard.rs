@@ -11,11 +11,7 @@ use std::{
 use futures_util::future::{join_all, select_all};
 
 use crate::{
-    engine::{
-        Anchor,
-        acquire::Entered,
-        holds::{Hold, Ticket},
-    },
+    engine::{Anchor, acquire::Entered, generation::Ticket, hold::Hold},
     error::{Error, LossReason, Result},
     owner::OwnerId,
     quorum::Quorum,
@@ -82,7 +78,7 @@ impl LockGuard {
     #[must_use]
     pub fn owner(&self) -> OwnerId {
         match &self.inner {
-            Inner::One(single) => single.hold.owner(),
+            Inner::One(single) => single.owner(),
             Inner::Many { guards, .. } => guards[0].owner(),
             Inner::Most(quorum) => quorum.owner(),
         }
@@ -104,7 +100,9 @@ impl LockGuard {
     #[must_use]
     pub fn fencing_token(&self) -> Option<u64> {
         match &self.inner {
-            Inner::One(single) => single.ticket.and_then(|ticket| ticket.token).map(NonZeroU64::get),
+            Inner::One(single) => {
+                single.ticket.as_ref().and_then(|ticket| ticket.generation.token).map(NonZeroU64::get)
+            }
             Inner::Many { .. } | Inner::Most(_) => None,
         }
     }
@@ -126,8 +124,8 @@ impl LockGuard {
     pub async fn unlock(self) -> Result<()> {
         match self.inner {
             Inner::One(mut single) => match single.ticket.take() {
-                Some(ticket) => single.anchor.release(Arc::clone(&single.hold), Some(ticket)).await,
-                None => Err(single.hold.not_held_error()),
+                Some(ticket) => single.anchor.release((Arc::clone(&single.hold), ticket)).await,
+                None => Err(single.hold.not_held_error(&single.owner())),
             },
             Inner::Many { mut guards, .. } => {
                 if let Some((anchor, held)) = of_one_client(&mut guards) {
@@ -212,7 +210,7 @@ impl LockGuard {
         match &self.inner {
             Inner::One(single) => {
                 let Single { anchor, hold, .. } = single;
-                anchor.extend(hold.kind(), &hold.owner(), lease).await?;
+                anchor.extend(hold.kind(), &single.owner(), lease).await?;
             }
             Inner::Many { guards, .. } => {
                 let extended = join_all(guards.iter().map(|guard| Box::pin(guard.extend(lease))));
@@ -224,13 +222,17 @@ impl LockGuard {
         self.remaining_or_error().map(drop)
     }
 
-    /// Lets go of the guard without releasing: the lock stays held, and is renewed if it has no lease of its own.
+    /// Gives the hold away: the lock stays held, and is renewed if it has no lease of its own.
     ///
-    /// Release it with [`RLock::release`](crate::RLock::release) and the owner returned, here or in another process.
-    /// This is the one way to hand a hold over: the next hold of this owner has another name, so that a late release by
-    /// the other process meets nobody. Renewal lasts as long as this client has a lock, a guard or itself alive.
-    /// Where another process does so, this client notices at its next renewal, or when this owner next acquires: that call
-    /// then answers [`Error::Lost`], once.
+    /// Release it with [`RLock::release`](crate::RLock::release) and the owner returned, here or in another process; a hold
+    /// that is nested counts as one release, the other guards' as one each. This client only renews it, as long as it has
+    /// a lock, a guard or itself alive: it does not re-enter what it gave away (its next acquire waits for it like anybody's,
+    /// under another name), nor release it at its [`shutdown`](crate::LockClient::shutdown). That it was released elsewhere
+    /// is noticed with the next renewal.
+    ///
+    /// If a request about this lock is under way (a nested acquire or release that was dropped a moment ago), nobody knows
+    /// how many holds the server records: then it is not renewed, and ends with its TTL at the latest. Await
+    /// [`idle`](crate::LockClient::idle) before, if that can be. Of a lock that was lost, nothing is given away.
     ///
     /// A multi-lock lets go of all members; the owner returned is the first member's, and the others' only where all are
     /// of one client.
@@ -239,9 +241,9 @@ impl LockGuard {
         let owner = self.owner();
         match self.inner {
             Inner::One(mut single) => {
-                single.ticket = None;
-                // another process may release it, and do so late: the next hold has another name
-                single.anchor.holds.retire_names();
+                if let Some(ticket) = single.ticket.take() {
+                    single.anchor.hand_over(&single.hold, &ticket);
+                }
             }
             Inner::Many { guards, .. } => guards.into_iter().for_each(|guard| drop(guard.forget())),
             Inner::Most(quorum) => return quorum.forget(),
@@ -296,16 +298,23 @@ fn of_one_client(guards: &mut [LockGuard]) -> Option<(Arc<Anchor>, Vec<Entered>)
 }
 
 impl Single {
+    fn owner(&self) -> OwnerId {
+        self.ticket.as_ref().map_or_else(|| self.hold.owner(), |ticket| ticket.generation.owner.clone())
+    }
+
     fn remaining(&self) -> Result<Duration> {
-        match self.ticket {
-            Some(ticket) => self.hold.remaining(ticket),
-            None => Err(self.hold.not_held_error()),
+        match &self.ticket {
+            Some(Ticket { generation, .. }) => {
+                generation.remaining().map_err(|end| self.hold.end_error(generation, end))
+            }
+            None => Err(self.hold.not_held_error(&self.owner())),
         }
     }
 
     async fn lost(&self) -> Error {
         loop {
-            let ended = self.hold.ended();
+            let Some(ticket) = &self.ticket else { return self.hold.not_held_error(&self.owner()) };
+            let ended = ticket.generation.ended.notified();
             tokio::pin!(ended);
             ended.as_mut().enable();
             let remaining = match self.remaining() {
@@ -314,7 +323,7 @@ impl Single {
             };
             tokio::select! {
                 () = ended => {}
-                () = self.anchor.sleep_until(Instant::now() + remaining) => {}
+                () = self.anchor.sleep_until(crate::clock::Instant::now() + remaining) => {}
             }
         }
     }
@@ -323,7 +332,7 @@ impl Single {
 impl Drop for Single {
     fn drop(&mut self) {
         match self.ticket.take() {
-            Some(ticket) => self.anchor.release_later(&self.hold, ticket),
+            Some(ticket) => self.anchor.release_later(&self.hold, &ticket),
             None => self.anchor.tidy(&self.hold),
         }
     }

@@ -4,6 +4,16 @@ use std::sync::Arc;
 
 use crate::error::Error;
 
+/// What the key of a guarded value's fence begins with.
+pub(crate) const FENCE: &str = "nestlock_fence";
+/// What stands before a signal lock's name: the key of its record.
+pub(crate) const SIGNAL_RECORD: &str = "lock:";
+/// The same of the list that wakes its waiters.
+pub(crate) const SIGNAL_LIST: &str = "lock-signal:";
+/// Keys that locks derive from their names begin with these, but for a signal lock's record: that is a string lock's of
+/// that name, for whoever asks for one.
+const RESERVED: [&str; 3] = ["redisson_", "nestlock_", SIGNAL_LIST];
+
 /// A lock name that was checked, with the client's prefix.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct LockName(Arc<str>);
@@ -20,8 +30,7 @@ impl LockName {
         if full.len() > max_len {
             return refuse(format!("{} bytes are more than the limit of {max_len}; use a shorter name", full.len()));
         }
-        let reserved = ["redisson_", "nestlock_rwlock_intent:", "nestlock_fence:"];
-        if reserved.iter().any(|prefix| full.starts_with(prefix)) || full.contains(":rwlock_timeout:") {
+        if RESERVED.iter().any(|prefix| full.starts_with(prefix)) || full.contains(":rwlock_timeout:") {
             return refuse("locks keep their own keys under such names; use another one".into());
         }
         let derived = derive("redisson_lock__channel", &full);
@@ -33,6 +42,28 @@ impl LockName {
             );
         }
         Ok(Self(full.into()))
+    }
+
+    /// The same for the key of a guarded value, which no lock may be kept at.
+    pub(crate) fn guarded(key: &str, max_len: usize) -> Result<Self, Error> {
+        if key.starts_with(SIGNAL_RECORD) {
+            let reason = "signal locks are kept under such names; use another one".into();
+            return Err(Error::InvalidName { name: key.into(), reason });
+        }
+        Self::new("", key, max_len)?.with_keys()
+    }
+
+    /// Checks that it can have further keys beside the record: those of `{x}` would be those of `x`.
+    pub(crate) fn with_keys(self) -> Result<Self, Error> {
+        match self.0.strip_prefix('{').and_then(|rest| rest.strip_suffix('}')) {
+            Some(inner) if !inner.contains('{') => Err(Error::InvalidName {
+                name: self.0.to_string(),
+                reason: format!(
+                    "what is kept beside it would be that of {inner:?}; put something before or after the braces"
+                ),
+            }),
+            _ => Ok(self),
+        }
     }
 
     pub(crate) fn as_arc(&self) -> &Arc<str> {
@@ -102,10 +133,29 @@ mod tests {
     /// H11: a lock may not be named like the keys that locks derive.
     #[test]
     fn h11_reserved_names_are_refused() {
-        for bad in
-            ["redisson_lock_queue:{x}", "redisson_lock__channel:{x}", "nestlock_fence:{x}", "{x}:1:rwlock_timeout:1"]
-        {
+        for bad in [
+            "redisson_lock_queue:{x}",
+            "redisson_lock__channel:{x}",
+            "nestlock_fence:{x}",
+            "nestlock_fair_seen:{x}",
+            "{x}:1:rwlock_timeout:1",
+        ] {
             assert!(matches!(check(bad), Err(Error::InvalidName { .. })), "{bad:?}");
+        }
+        // the prefix is a part of the name
+        for (prefix, name) in [("lock-", "signal:x"), ("lock-signal:", "x"), ("redisson", "_x"), ("", "lock-signal:x")]
+        {
+            assert!(matches!(LockName::new(prefix, name, 1024), Err(Error::InvalidName { .. })), "{prefix:?} {name:?}");
+        }
+        assert!(check("lock:x").is_ok() && LockName::guarded("lock:x", 1024).is_err());
+    }
+
+    #[test]
+    fn x_in_braces_may_not_share_the_further_keys_of_x() {
+        assert_eq!(check("x").unwrap().channel(), check("{x}").unwrap().channel());
+        assert!(check("{x}").unwrap().with_keys().is_err() && LockName::guarded("{x}", 1024).is_err());
+        for good in ["x", "{x}y", "y{x}", "{x}{y}"] {
+            assert_eq!(&**check(good).unwrap().with_keys().unwrap().as_arc(), good);
         }
     }
 

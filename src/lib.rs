@@ -1,11 +1,13 @@
 #![doc = include_str!("../README.md")]
 
 mod client;
+mod clock;
 mod engine;
 mod error;
 mod guard;
 mod keys;
 mod lock;
+mod log;
 mod options;
 mod owner;
 mod quorum;

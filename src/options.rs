@@ -1,11 +1,9 @@
 //! What can be asked for: the client's configuration, and the options of one acquire.
 
-use std::{
-    num::NonZeroU32,
-    time::{Duration, Instant},
-};
+use std::{num::NonZeroU32, time::Duration};
 
 use crate::{
+    clock::Instant,
     error::{Error, Result},
     owner::OwnerId,
 };
@@ -65,16 +63,24 @@ pub(crate) struct RareOptions {
     pub(crate) renewed: Option<Duration>,
     /// Plus one.
     pub(crate) max_renewals: Option<NonZeroU32>,
+    pub(crate) after_loss: bool,
 }
 
 impl AcquireOptions {
     pub(crate) fn rare(&self) -> &RareOptions {
-        static NONE: RareOptions = RareOptions { owner: None, value: None, renewed: None, max_renewals: None };
+        static NONE: RareOptions =
+            RareOptions { owner: None, value: None, renewed: None, max_renewals: None, after_loss: false };
         self.rare.as_deref().unwrap_or(&NONE)
     }
 
     fn rare_mut(&mut self) -> &mut RareOptions {
         self.rare.get_or_insert_default()
+    }
+
+    /// Acquires also while a guard of an earlier hold lives that was lost: a quorum, which takes a node again, keeps it.
+    pub(crate) fn after_a_loss(mut self) -> Self {
+        self.rare_mut().after_loss = true;
+        self
     }
 
     /// Do not wait, hold until released (the watchdog renews), as the calling task.
@@ -97,7 +103,8 @@ impl AcquireOptions {
     /// Holds the lock at most this long, and without the watchdog (Redisson's rule). From 10 ms to 10 years; parts of
     /// a millisecond are rounded up.
     ///
-    /// A shorter lease never cuts a longer one that the owner has already.
+    /// A shorter lease never cuts a longer one that the owner has already. When the lease is over, and its guard still there,
+    /// the owner's next acquire answers [`Error::Lost`]: it would nest inside what was lost. Without the guard it begins anew.
     pub fn lease(mut self, lease: Duration) -> Self {
         self.lease = Some(lease);
         self
@@ -268,7 +275,7 @@ impl Default for Config {
             command_timeout: None,
             connect_timeout: Duration::from_secs(5),
             outage_patience: Duration::from_secs(10),
-            fair_patience: Duration::from_secs(300),
+            fair_patience: Duration::from_secs(15),
             name_prefix: String::new(),
             max_name_len: 1024,
             max_holds: u32::MAX,

@@ -5,7 +5,7 @@
 //! | where the call is made                            | task part            |
 //! |---------------------------------------------------|----------------------|
 //! | inside `tokio::spawn`                             | the task id: `42`    |
-//! | in a `block_on` body (`#[tokio::main]`, `#[test]`)| the thread: `b1`     |
+//! | outside of any tokio task: see below              | the thread: `b1`     |
 //! | inside [`OwnerId::scope`]                         | a fresh number: `s7` |
 //! | [`LockClient::owner`](crate::LockClient::owner)   | your name: `x/job-9` |
 //!
@@ -14,6 +14,10 @@
 //!
 //! **Branches of one `join!`, `select!` or `FuturesUnordered` are one task**, hence one owner: they re-enter each
 //! other's lock. Use `tokio::spawn` or [`OwnerId::scope`] where branches must exclude each other.
+//!
+//! Outside of a tokio task there is nothing to tell callers apart by but the thread. A `block_on` body has its thread to
+//! itself, a task of another executor has not. It is not refused, since nothing tells it from a `block_on` body: a waker
+//! does not, which branches of one body need not share, and whose address comes back.
 
 use std::{
     cell::Cell,
@@ -74,6 +78,24 @@ impl ClientId {
 }
 
 /// Who holds a lock, as it stands in the lock record: `<client uuid>:<task>`.
+///
+/// The owner is whoever makes the call: the [scope](Self::scope), else the tokio task, else the thread, which is right in
+/// the body of `#[tokio::main]` and `block_on`.
+///
+/// # On executors other than tokio's
+///
+/// Their tasks (smol's, async-std's, those of `LocalPool`) have no id that could be seen here: **tasks that one thread polls
+/// in turn are one owner, and hold the lock together**; a task that moves to another thread is another owner there, and
+/// waits for itself. Give each of them a scope, where it is spawned:
+///
+/// ```no_run
+/// # fn spawn(_: impl Future<Output = ()>) {}
+/// use nestlock::OwnerId;
+///
+/// spawn(OwnerId::scope(async {
+///     // its locks are its own, on whatever thread it runs
+/// }));
+/// ```
 #[derive(Clone)]
 pub struct OwnerId {
     text: Arc<str>,
@@ -81,6 +103,8 @@ pub struct OwnerId {
     base: u32,
     /// A text of the user's choice, which never gets a suffix.
     is_value: bool,
+    /// Just what a record says, rather than whatever a task or a named owner is called now.
+    is_exact: bool,
 }
 
 impl OwnerId {
@@ -89,7 +113,7 @@ impl OwnerId {
         text.push_str(client.as_str());
         text.push(':');
         let _ = fmt::Write::write_fmt(&mut text, task);
-        Self { base: length(&text), text: text.into(), is_value: false }
+        Self { base: length(&text), text: text.into(), is_value: false, is_exact: false }
     }
 
     /// Who is calling: scope, else task, else thread.
@@ -122,11 +146,13 @@ impl OwnerId {
 
     /// The same owner under a name that no earlier request has used. Era 0 is the plain name.
     pub(crate) fn in_era(&self, era: u64) -> Self {
-        if self.is_value || era == 0 && self.base() == &*self.text {
-            return self.clone();
-        }
-        let text = if era == 0 { self.base().into() } else { format!("{}.{era}", self.base()).into() };
-        Self { text, ..*self }
+        let text = match era {
+            _ if self.is_value => Arc::clone(&self.text),
+            0 if self.base() == &*self.text => Arc::clone(&self.text),
+            0 => self.base().into(),
+            _ => format!("{}.{era}", self.base()).into(),
+        };
+        Self { text, is_exact: true, ..*self }
     }
 
     /// An owner of a record whose owners are texts of the users' choice (a string lock's value): to release or extend what
@@ -159,6 +185,11 @@ impl OwnerId {
         &self.text[..self.base as usize]
     }
 
+    /// Whether it names one record's field, rather than a task or a named owner, whatever that is called now.
+    pub(crate) fn is_exact(&self) -> bool {
+        self.is_exact
+    }
+
     pub(crate) fn is_of(&self, client: &ClientId) -> bool {
         self.text.strip_prefix(client.as_str()).is_some_and(|rest| rest.starts_with(':'))
     }
@@ -171,7 +202,8 @@ impl OwnerId {
 
     /// Runs `future` as an owner of its own, different from the task that runs it and from every other scope.
     ///
-    /// For one branch of a `join!` or `select!`: branches share the task, and would re-enter each other's lock.
+    /// For one branch of a `join!` or `select!`: branches share the task, and would re-enter each other's lock. And for each
+    /// task of an executor that is not tokio's, where tasks share the thread. It needs no runtime.
     ///
     /// # Cancel safety
     ///
@@ -184,7 +216,7 @@ impl OwnerId {
 impl OwnerId {
     /// Reads an owner off a record, which other clients of the format may have written: any text is somebody.
     pub(crate) fn recorded(text: &str) -> Self {
-        text.parse().unwrap_or_else(|_| Self { text: text.into(), base: length(text), is_value: true })
+        text.parse().unwrap_or_else(|_| Self { text: text.into(), base: length(text), is_value: true, is_exact: true })
     }
 }
 
@@ -202,7 +234,7 @@ impl FromStr for OwnerId {
         }
         let (base, _) = task.split_once('.').unwrap_or((task, ""));
         let base = length(client) + 1 + length(base);
-        Ok(Self { text: text.into(), base, is_value: false })
+        Ok(Self { text: text.into(), base, is_value: false, is_exact: true })
     }
 }
 

@@ -3,20 +3,21 @@
 use std::{
     fmt,
     mem::discriminant,
-    sync::{Arc, Mutex, PoisonError},
-    time::{Duration, Instant},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
 };
 
 use futures_util::{
-    future::select_all,
+    future::{pending, select_all},
     stream::{FuturesUnordered, StreamExt},
 };
 
 use crate::{
+    clock::Instant,
     engine::Anchor,
     error::{Error, LossReason, NodeAnswer, NodeSaid, Result},
     guard::LockGuard,
-    options::{AcquireOptions, Wait},
+    options::AcquireOptions,
     owner::OwnerId,
     rlock::RLock,
 };
@@ -42,31 +43,14 @@ impl Nodes {
         self.locks.len() - self.needed()
     }
 
-    /// Asks nodes at once; whoever has not answered within `limit` is not waited for, and what was asked of him is
-    /// dropped. `enough` ends it earlier.
+    /// Asks nodes, as [`ask`] does, for no longer than `limit`.
     pub(crate) async fn ask<T>(
         &self,
         asked: impl Iterator<Item = (usize, impl Future<Output = Result<T>>)>,
         limit: Duration,
-        mut enough: impl FnMut(&[(usize, Result<T>)]) -> bool,
+        enough: impl FnMut(&[(usize, Result<T>)]) -> bool,
     ) -> Vec<(usize, Result<T>)> {
-        let mut asked: FuturesUnordered<_> = asked.map(|(at, asked)| async move { (at, asked.await) }).collect();
-        let over = self.anchor.sleep_until(Instant::now() + limit);
-        tokio::pin!(over);
-        let mut answers = Vec::with_capacity(asked.len());
-        loop {
-            tokio::select! {
-                biased;
-                answer = asked.next() => match answer {
-                    Some(answer) => answers.push(answer),
-                    None => return answers,
-                },
-                () = &mut over => return answers,
-            }
-            if enough(&answers) {
-                return answers;
-            }
-        }
+        ask(&self.anchor, asked, Some(Instant::now() + limit), enough).await
     }
 
     /// As [`Nodes::ask`], all nodes, and as many answers as are needed.
@@ -104,6 +88,38 @@ impl Nodes {
     }
 }
 
+/// Asks many at once; whoever has not answered by `over` is not waited for, and what was asked of it is dropped. `enough`
+/// ends it earlier.
+pub(crate) async fn ask<T>(
+    anchor: &Anchor,
+    asked: impl Iterator<Item = (usize, impl Future<Output = Result<T>>)>,
+    over: Option<Instant>,
+    mut enough: impl FnMut(&[(usize, Result<T>)]) -> bool,
+) -> Vec<(usize, Result<T>)> {
+    let mut asked: FuturesUnordered<_> = asked.map(|(at, asked)| async move { (at, asked.await) }).collect();
+    let over = async {
+        match over {
+            Some(over) => anchor.sleep_until(over).await,
+            None => pending().await,
+        }
+    };
+    tokio::pin!(over);
+    let mut answers = Vec::with_capacity(asked.len());
+    loop {
+        tokio::select! {
+            biased;
+            answer = asked.next() => match answer {
+                Some(answer) => answers.push(answer),
+                None => return answers,
+            },
+            () = &mut over => return answers,
+        }
+        if enough(&answers) {
+            return answers;
+        }
+    }
+}
+
 /// Whether the same call may succeed a little later.
 pub(crate) fn may_pass(error: &Error) -> bool {
     match error {
@@ -116,30 +132,69 @@ pub(crate) fn may_pass(error: &Error) -> bool {
 /// The holds of a quorum lock. When dropped, each is released by its own client.
 pub(crate) struct Quorum {
     nodes: Arc<Nodes>,
-    /// The nodes that were acquired first, and which ones they are.
-    guards: Vec<LockGuard>,
-    at: Vec<usize>,
-    /// Those that were taken later, while the quorum was held all the time.
-    rejoined: Mutex<Vec<(usize, Arc<LockGuard>)>>,
+    /// The holds of the first round.
+    first: Vec<LockGuard>,
+    places: Mutex<Places>,
+    terms: Terms,
+}
+
+/// What a quorum was acquired with.
+pub(crate) struct Terms {
     /// How long nodes are waited for.
-    limit: Duration,
-    /// What is taken off the lease for clocks that drift more than the members allow for.
+    pub(crate) limit: Duration,
+    /// For how long each node was asked.
+    pub(crate) ttl: Duration,
+    /// The part of that which is not relied on, beyond what the members themselves leave out for drifting clocks.
+    pub(crate) drift: f64,
+    /// How an extension takes each node that has no hold; empty: not at all.
+    pub(crate) rejoin: Vec<AcquireOptions>,
+    /// Whether the TTL is a lease, which nobody renews.
+    pub(crate) leased: bool,
+}
+
+/// One place for each node: whatever is done at the same time, no node can count twice.
+struct Places {
+    held: Vec<Option<Held>>,
+    /// Taken off the time that is left.
     margin: Duration,
-    /// How a node that lost its record is taken again; `None`: not at all.
-    rejoin: Option<AcquireOptions>,
+    /// How the quorum ended, once somebody has seen that. Nothing brings it back.
+    end: Option<End>,
+}
+
+/// The hold of a node.
+#[derive(Clone)]
+enum Held {
+    /// An index into the first ones.
+    First(usize),
+    /// Taken by an extension.
+    Anew(Arc<LockGuard>),
+}
+
+#[derive(Clone, Copy)]
+enum End {
+    Lost(LossReason),
+    Released,
+}
+
+/// A quorum that is held.
+struct Live {
+    /// How long most nodes may be relied on.
+    remaining: Duration,
+    /// The nodes that are held: most.
+    held: Vec<(usize, Held)>,
 }
 
 impl Quorum {
-    pub(crate) fn new(
-        nodes: &Arc<Nodes>,
-        mut guards: Vec<(usize, LockGuard)>,
-        limit: Duration,
-        margin: Duration,
-        rejoin: Option<AcquireOptions>,
-    ) -> Self {
+    /// Of one guard at least.
+    pub(crate) fn new(nodes: &Arc<Nodes>, mut guards: Vec<(usize, LockGuard)>, terms: Terms) -> Self {
         guards.sort_unstable_by_key(|(at, _)| *at);
-        let (at, guards) = guards.into_iter().unzip();
-        Self { nodes: Arc::clone(nodes), guards, at, rejoined: Mutex::default(), limit, margin, rejoin }
+        let mut held = vec![None; nodes.locks.len()];
+        for (index, (at, _)) in guards.iter().enumerate() {
+            held[*at] = Some(Held::First(index));
+        }
+        let places = Mutex::new(Places { held, margin: terms.ttl.mul_f64(terms.drift), end: None });
+        let first = guards.into_iter().map(|(_, guard)| guard).collect();
+        Self { nodes: Arc::clone(nodes), first, places, terms }
     }
 
     pub(crate) fn name(&self) -> &str {
@@ -147,61 +202,105 @@ impl Quorum {
     }
 
     pub(crate) fn members(&self) -> &[LockGuard] {
-        &self.guards
+        &self.first
     }
 
     pub(crate) fn owner(&self) -> OwnerId {
-        self.guards[0].owner()
+        self.first[0].owner()
     }
 
-    fn rejoined(&self) -> Vec<(usize, Arc<LockGuard>)> {
-        self.rejoined.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    fn places(&self) -> MutexGuard<'_, Places> {
+        self.places.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How long most nodes may be relied on; `Err`: too few are held.
-    pub(crate) fn remaining(&self) -> Result<Duration> {
-        let rejoined = self.rejoined();
-        let mut remaining: Vec<_> = self.guards.iter().map(LockGuard::remaining).collect();
-        remaining.extend(rejoined.iter().map(|(_, guard)| guard.remaining()));
-        remaining.sort_unstable_by(|a, b| b.cmp(a));
-        let least = remaining.get(self.nodes.needed() - 1).copied().unwrap_or_default();
-        match least.saturating_sub(self.margin) {
-            Duration::ZERO => Err(self.lost_error()),
-            remaining => Ok(remaining),
+    fn guard<'a>(&'a self, held: &'a Held) -> &'a LockGuard {
+        match held {
+            Held::First(index) => &self.first[*index],
+            Held::Anew(guard) => guard,
         }
     }
 
-    fn lost_error(&self) -> Error {
-        let reason = self.guards.iter().find_map(LockGuard::loss).unwrap_or(LossReason::LeaseExpired);
-        Error::Lost { lock: self.nodes.name.to_string(), owner: self.owner().to_string(), reason }
+    /// How long most nodes may be relied on; `Err`: too few are held, or were at some time.
+    pub(crate) fn remaining(&self) -> Result<Duration> {
+        self.look(&mut self.places()).map(|live| live.remaining)
+    }
+
+    /// Looks at all places, once. Whoever finds too few of them held ends the quorum.
+    fn look(&self, places: &mut Places) -> Result<Live> {
+        if let Some(end) = places.end {
+            return Err(self.error(end));
+        }
+        let (mut held, mut remaining) = (Vec::new(), Vec::new());
+        for (at, place) in places.held.iter().enumerate() {
+            let Some(place) = place else { continue };
+            let left = self.guard(place).remaining();
+            if !left.is_zero() {
+                held.push((at, place.clone()));
+                remaining.push(left);
+            }
+        }
+        remaining.sort_unstable_by(|a, b| b.cmp(a));
+        let least = remaining.get(self.nodes.needed() - 1).copied().unwrap_or_default();
+        match least.saturating_sub(places.margin) {
+            Duration::ZERO => Err(self.error(*places.end.insert(self.how_it_ended(&places.held)))),
+            remaining => Ok(Live { remaining, held }),
+        }
+    }
+
+    fn how_it_ended(&self, places: &[Option<Held>]) -> End {
+        let guards = places.iter().flatten().map(|held| self.guard(held));
+        let reasons: Vec<_> = guards.filter(|guard| guard.is_lost()).map(LockGuard::loss).collect();
+        match reasons.iter().flatten().next() {
+            Some(reason) => End::Lost(*reason),
+            None if reasons.is_empty() => End::Lost(LossReason::LeaseExpired), // but for the margin
+            None => End::Released,
+        }
+    }
+
+    fn error(&self, end: End) -> Error {
+        let (lock, owner) = (self.nodes.name.to_string(), self.owner().to_string());
+        match end {
+            End::Lost(reason) => Error::Lost { lock, owner, reason },
+            End::Released => Error::NotHeld { lock, owner },
+        }
+    }
+
+    /// Puts a hold that was taken into its place, if the quorum was held all the time and the place is empty; else the
+    /// hold is released.
+    fn put(&self, at: usize, guard: LockGuard) {
+        let mut places = self.places();
+        let is_held = places.held[at].as_ref().is_some_and(|held| !self.guard(held).is_lost());
+        let mut anew = Some(Held::Anew(Arc::new(guard)));
+        if self.look(&mut places).is_ok() && !is_held {
+            std::mem::swap(&mut places.held[at], &mut anew);
+        }
+        drop(places); // a guard's drop is no business of this mutex
     }
 
     pub(crate) async fn lost(&self) -> Error {
         loop {
-            let remaining = match self.remaining() {
-                Ok(remaining) => remaining,
+            let live = match self.look(&mut self.places()) {
+                Ok(live) => live,
                 Err(error) => return error,
             };
-            let rejoined = self.rejoined();
-            let all = self.guards.iter().chain(rejoined.iter().map(|(_, guard)| &**guard));
-            let ends = all.filter(|guard| !guard.is_lost()).map(|guard| Box::pin(guard.lost()));
+            let ends = live.held.iter().map(|(_, held)| Box::pin(self.guard(held).lost()));
             tokio::select! {
                 // one less; perhaps there are enough still
-                _ = select_all(ends.collect::<Vec<_>>()) => {}
-                () = self.nodes.anchor.sleep_until(Instant::now() + remaining) => {}
+                _ = select_all(ends) => {}
+                () = self.nodes.anchor.sleep_until(Instant::now() + live.remaining) => {}
             }
         }
     }
 
     /// Releases all nodes at once, and waits for those that answer in time; the others are released in the background.
     pub(crate) async fn unlock(self) -> Result<()> {
-        let owner = self.owner();
-        let (nodes, limit) = (self.nodes, self.limit);
-        let rejoined = self.rejoined.into_inner().unwrap_or_else(PoisonError::into_inner);
-        // while somebody extends, a clone lives on: dropped, it releases
-        let rejoined = rejoined.into_iter().filter_map(|(at, guard)| Some((at, Arc::into_inner(guard)?)));
-        let held = self.at.into_iter().zip(self.guards).chain(rejoined);
-        let answers = nodes.ask(held.map(|(at, guard)| (at, Box::pin(guard.unlock()))), limit, |_| false).await;
+        let (owner, lost) = (self.owner(), self.remaining().err());
+        let (nodes, limit) = (Arc::clone(&self.nodes), self.terms.limit);
+        let held = self.into_guards().map(|(at, guard)| (at, Box::pin(guard.unlock())));
+        let answers = nodes.ask(held, limit, |_| false).await;
+        if let Some(lost) = lost {
+            return Err(lost);
+        }
         if answers.iter().filter(|(_, answer)| answer.is_ok()).count() >= nodes.needed() {
             return Ok(());
         }
@@ -214,81 +313,106 @@ impl Quorum {
         })
     }
 
-    /// Lets most nodes live for at least `lease` from now. What fails on some changes nothing for the others.
-    pub(crate) async fn extend(&self, lease: Duration) -> Result<()> {
-        let rejoined = self.rejoined();
-        let all = || {
-            let first = self.at.iter().copied().zip(&self.guards);
-            first.chain(rejoined.iter().map(|(at, guard)| (*at, &**guard)))
-        };
-        let held: Vec<_> = all().filter(|(_, guard)| !guard.is_lost()).collect();
-        let missing = (0..self.nodes.locks.len()).filter(|at| held.iter().all(|(held, _)| held != at));
-        let extended = held.iter().map(|(at, guard)| (*at, Asked::Extend(guard)));
-        let taken = missing.filter_map(|at| Some((at, Asked::Take(&self.nodes.locks[at], self.rejoin.as_ref()?))));
-        let asked = extended.chain(taken).map(|(at, asked)| (at, Box::pin(asked.run(lease))));
-        let answers = self.nodes.ask(asked, self.limit, |_| false).await;
-
-        let mut agreed = 0;
-        let mut said = Vec::new();
-        for (at, answer) in answers {
-            said.push((
-                at,
-                answer.map(|taken| match taken {
-                    Taken::Busy => NodeSaid::Busy,
-                    Taken::Extended => NodeSaid::Agreed,
-                    Taken::Anew(guard) => {
-                        self.rejoined.lock().unwrap_or_else(PoisonError::into_inner).push((at, Arc::new(guard)));
-                        NodeSaid::Agreed
-                    }
-                }),
-            ));
-            agreed += usize::from(matches!(said.last(), Some((_, Ok(NodeSaid::Agreed)))));
-        }
-        // a quorum that was lost meanwhile stays lost, however many nodes were taken again
-        self.remaining()?;
-        if agreed >= self.nodes.needed() {
-            return Ok(());
-        }
-        Err(self.nodes.no_quorum(said, |said| said))
-    }
-
+    /// Lets go of all nodes; of a quorum that was lost, nothing is kept.
     pub(crate) fn forget(self) -> OwnerId {
         let owner = self.owner();
-        let rejoined = self.rejoined.into_inner().unwrap_or_else(PoisonError::into_inner);
-        let rejoined = rejoined.into_iter().filter_map(|(_, guard)| Arc::into_inner(guard));
-        self.guards.into_iter().chain(rejoined).for_each(|guard| drop(guard.forget()));
+        if self.remaining().is_ok() {
+            self.into_guards().for_each(|(_, guard)| drop(guard.forget()));
+        }
         owner
     }
-}
 
-/// What an extension asks of a node.
-enum Asked<'a> {
-    Extend(&'a LockGuard),
-    Take(&'a Arc<dyn RLock>, &'a AcquireOptions),
-}
+    /// The guards that are in their places.
+    fn into_guards(self) -> impl Iterator<Item = (usize, LockGuard)> {
+        let mut first: Vec<_> = self.first.into_iter().map(Some).collect();
+        let places = self.places.into_inner().unwrap_or_else(PoisonError::into_inner);
+        places.held.into_iter().enumerate().filter_map(move |(at, held)| match held? {
+            Held::First(index) => Some((at, first[index].take()?)),
+            // whoever has another handle of it borrows the quorum
+            Held::Anew(guard) => Some((at, Arc::into_inner(guard)?)),
+        })
+    }
 
-enum Taken {
-    Extended,
-    Anew(LockGuard),
-    Busy,
-}
-
-impl Asked<'_> {
-    async fn run(self, lease: Duration) -> Result<Taken> {
-        match self {
-            Self::Extend(guard) => guard.extend(lease).await.map(|()| Taken::Extended),
-            Self::Take(lock, options) => {
-                let options = AcquireOptions { wait: Wait::No, ..options.clone() };
-                // one that is watched stays so
-                let options = if options.lease.is_some() { options.lease(lease) } else { options };
-                Ok(lock.acquire(options).await?.map_or(Taken::Busy, Taken::Anew))
+    /// Lets most nodes live for at least `lease` from now. What fails on some changes nothing for the others.
+    ///
+    /// Nodes without a hold are taken, if that was asked for: as soon as most have confirmed theirs; when all have
+    /// answered, or half of the time is over, if most are held still. So one call is enough, and a server that hangs does
+    /// not keep another from being taken.
+    pub(crate) async fn extend(&self, lease: Duration) -> Result<()> {
+        let (nodes, limit) = (&self.nodes, self.terms.limit);
+        let held = self.look(&mut self.places())?.held;
+        let mut missing: Vec<_> = (0..nodes.locks.len()).collect();
+        missing.retain(|at| held.iter().all(|(held, _)| held != at));
+        let mut asked: FuturesUnordered<_> =
+            held.into_iter().map(|(at, held)| Box::pin(self.ask(at, Some(held), lease))).collect();
+        let now = Instant::now();
+        let (half, over) = (nodes.anchor.sleep_until(now + limit / 2), nodes.anchor.sleep_until(now + limit));
+        tokio::pin!(half, over);
+        let (mut agreed, mut said, mut half_is_over) = (0, Vec::new(), false);
+        loop {
+            let all_or_most = asked.is_empty() || agreed >= nodes.needed();
+            let wanted = !self.terms.rejoin.is_empty() && !missing.is_empty();
+            if wanted && (all_or_most || half_is_over) && self.remaining().is_ok() {
+                asked.extend(missing.drain(..).map(|at| Box::pin(self.ask(at, None, lease))));
             }
+            let answer = tokio::select! {
+                biased;
+                answer = asked.next() => answer,
+                () = &mut half, if !half_is_over => {
+                    half_is_over = true;
+                    continue;
+                }
+                () = &mut over => None,
+            };
+            let Some((at, answer)) = answer else { break };
+            let answer = answer.unwrap_or_else(|lost| {
+                missing.push(at);
+                Err(lost)
+            });
+            agreed += usize::from(matches!(answer, Ok(NodeSaid::Agreed)));
+            said.push((at, answer));
         }
+        // a quorum that was lost meanwhile stays lost, however many nodes have agreed
+        self.remaining()?;
+        if agreed < nodes.needed() {
+            return Err(nodes.no_quorum(said, |said| said));
+        }
+        if self.terms.leased {
+            let mut places = self.places();
+            places.margin = places.margin.max(lease.mul_f64(self.terms.drift));
+        }
+        Ok(())
+    }
+
+    /// Extends the hold of a node, or takes it; `Err`: the hold is lost.
+    async fn ask(&self, at: usize, held: Option<Held>, lease: Duration) -> (usize, Result<Result<NodeSaid>>) {
+        let answer = match held {
+            Some(held) => match self.guard(&held).extend(lease).await {
+                Err(lost) if self.guard(&held).is_lost() => Err(lost),
+                answer => Ok(answer.map(|()| NodeSaid::Agreed)),
+            },
+            None => Ok(self.take(at, lease).await),
+        };
+        (at, answer)
+    }
+
+    async fn take(&self, at: usize, lease: Duration) -> Result<NodeSaid> {
+        let mut options = self.terms.rejoin[at].clone();
+        if self.terms.leased {
+            options = options.lease(lease);
+        }
+        let Some(guard) = self.nodes.locks[at].acquire(options).await? else { return Ok(NodeSaid::Busy) };
+        // what is renewed has the TTL that it always has
+        if !self.terms.leased {
+            guard.extend(lease).await?;
+        }
+        self.put(at, guard);
+        Ok(NodeSaid::Agreed)
     }
 }
 
 impl fmt::Debug for Quorum {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Quorum").field("nodes", &self.nodes).field("held", &self.at).finish_non_exhaustive()
+        f.debug_struct("Quorum").field("nodes", &self.nodes).field("first", &self.first).finish_non_exhaustive()
     }
 }

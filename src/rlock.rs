@@ -8,7 +8,8 @@ use crate::{error::Result, guard::LockGuard, options::AcquireOptions, owner::Own
 
 /// A distributed lock that its owner may take again while holding it, after Redisson's `RLock`.
 ///
-/// An owner is a task, unless you say otherwise: see [`OwnerId`] and [`AcquireOptions::owner`].
+/// An owner is a tokio task, unless you say otherwise: see [`OwnerId`] and [`AcquireOptions::owner`]. Outside of tokio's
+/// tasks it is the thread: **tasks of another executor hold the lock together** unless each has an [`OwnerId::scope`].
 ///
 /// A lock says who *may* act; it cannot stop a process that was paused past its lease from acting late. Only a fencing
 /// token that the guarded resource checks can. Watch [`LockGuard::lost`], and keep what you do under a lock short of
@@ -27,7 +28,7 @@ pub trait RLock: Any + fmt::Debug + Send + Sync {
     /// [`Error::Lost`](crate::Error::Lost) if this owner held the lock and this call found out that it does not any
     /// more; [`Error::WrongLockKind`](crate::Error::WrongLockKind) and [`Error::WrongType`](crate::Error::WrongType) if
     /// something else lives at this name; [`Error::Store`](crate::Error::Store) and
-    /// [`Error::Unconfirmed`](crate::Error::Unconfirmed) if the server did not answer within the wait and 40 ms more
+    /// [`Error::Unconfirmed`](crate::Error::Unconfirmed) if the server did not answer within the wait, a round trip and 40 ms more
     /// (without a wait: within the command timeout; without a limit: within the client's
     /// [`outage_patience`](crate::LockClientBuilder::outage_patience)).
     ///
@@ -45,8 +46,8 @@ pub trait RLock: Any + fmt::Debug + Send + Sync {
     ///
     /// # Cancel safety
     ///
-    /// Once polled, the release goes on when the future is dropped. For an owner of another client it does not: dropped
-    /// midway, or without an answer, the hold may or may not have been given up.
+    /// Once polled, the release goes on when the future is dropped. For what was handed over it is not repeated: without an
+    /// answer, the hold may or may not have been given up.
     async fn release(&self, owner: &OwnerId) -> Result<()>;
 
     /// Lets the holds of `owner` live for at least `lease` from now; `false`: this owner does not hold the lock.
@@ -72,8 +73,7 @@ pub trait RLock: Any + fmt::Debug + Send + Sync {
     /// # Errors
     ///
     /// [`Error::WrongLockKind`](crate::Error::WrongLockKind) and [`Error::WrongType`](crate::Error::WrongType) if something
-    /// else lives at this name; [`Error::Store`](crate::Error::Store) and
-    /// [`Error::Unconfirmed`](crate::Error::Unconfirmed) if the server did not answer.
+    /// else lives at this name; [`Error::Store`](crate::Error::Store) if the server did not answer.
     ///
     /// # Cancel safety
     ///
@@ -85,8 +85,7 @@ pub trait RLock: Any + fmt::Debug + Send + Sync {
     /// # Errors
     ///
     /// [`Error::WrongLockKind`](crate::Error::WrongLockKind) and [`Error::WrongType`](crate::Error::WrongType) if something
-    /// else lives at this name; [`Error::Store`](crate::Error::Store) and
-    /// [`Error::Unconfirmed`](crate::Error::Unconfirmed) if the server did not answer.
+    /// else lives at this name; [`Error::Store`](crate::Error::Store) if the server did not answer.
     ///
     /// # Cancel safety
     ///
@@ -95,11 +94,13 @@ pub trait RLock: Any + fmt::Debug + Send + Sync {
 
     /// Who holds the lock, as the server saw it a moment ago.
     ///
+    /// A string that another program wrote may be no UTF-8: each byte that cannot be read is U+FFFD, and such an owner can
+    /// not be released by its text.
+    ///
     /// # Errors
     ///
     /// [`Error::WrongLockKind`](crate::Error::WrongLockKind) and [`Error::WrongType`](crate::Error::WrongType) if something
-    /// else lives at this name; [`Error::Store`](crate::Error::Store) and
-    /// [`Error::Unconfirmed`](crate::Error::Unconfirmed) if the server did not answer.
+    /// else lives at this name; [`Error::Store`](crate::Error::Store) if the server did not answer.
     ///
     /// # Cancel safety
     ///
@@ -112,8 +113,7 @@ pub trait RLock: Any + fmt::Debug + Send + Sync {
     /// # Errors
     ///
     /// [`Error::WrongLockKind`](crate::Error::WrongLockKind) and [`Error::WrongType`](crate::Error::WrongType) if something
-    /// else lives at this name; [`Error::Store`](crate::Error::Store) and
-    /// [`Error::Unconfirmed`](crate::Error::Unconfirmed) if the server did not answer.
+    /// else lives at this name; [`Error::Store`](crate::Error::Store) if the server did not answer.
     ///
     /// # Cancel safety
     ///

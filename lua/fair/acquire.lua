@@ -1,23 +1,23 @@
--- fair/acquire: make this owner hold the lock `holds` times, in his turn. Safe to send twice.
+-- fair/acquire: make this owner hold the lock `holds` times, in its turn. Safe to send twice.
 --
 -- KEYS[1]  lock      hash     owner -> hold count; its TTL is the lease
 -- KEYS[2]  queue     list     waiting owners, the next one first
--- KEYS[3]  timeouts  zset     waiting owner -> when he counts as gone, in milliseconds of the server's clock
+-- KEYS[3]  timeouts  zset     waiting owner -> when Redisson takes it as gone, in milliseconds since 1970
+-- KEYS[4]  seen      zset     waiting owner of ours -> when it counts as gone, in milliseconds of the server's clock
 -- ARGV[1]  owner     string   "<client>:<task>"
 -- ARGV[2]  lease     integer  milliseconds, at least 1
 -- ARGV[3]  holds     integer  the count that this call leads to, at least 1
 -- ARGV[4]  patience  integer  milliseconds after which a silent waiter counts as gone, at least 1
 -- ARGV[5]  waits     integer  1: take a place in the queue if the lock is busy
+-- ARGV[6]  channel   string   where waiters listen, each with ":" and its name added
 -- Returns  1                 acquired: the record says `holds`, its TTL is at least `lease`
---          {0, time, ahead}  busy: milliseconds until it is worth looking, and how many wait before this owner
+--          {0, time, ahead}  busy: milliseconds until it is worth looking, and how many wait before it (17: or more)
 --          -2                LOST: `holds` is above 1, but this owner holds nothing
 --          -3                WRONG_KIND: the hash at this name is not a record of this kind
-local lock, queue, timeouts = KEYS[1], KEYS[2], KEYS[3]
-local owner, lease, holds, patience, waits = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
-for _, number in ipairs({lease, holds, patience}) do
-    if not string.find(number, '^[1-9]%d*$') then
-        return redis.error_reply('ERR nestlock: lease, holds and patience must be integers of at least 1')
-    end
+local lock, queue, timeouts, seen = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local owner, lease, holds, patience, waits, channel = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
+if not string.find(lease .. ' ' .. holds .. ' ' .. patience, '^[1-9]%d* [1-9]%d* [1-9]%d*$') then
+    return redis.error_reply('ERR nestlock: lease, holds and patience must be integers of at least 1')
 end
 local held, fields, ttl = redis.call('hget', lock, owner), redis.call('hlen', lock), redis.call('pttl', lock)
 -- a reader's field has the same name
@@ -27,50 +27,61 @@ if held then
     if held ~= holds then redis.call('hset', lock, owner, holds) end
     return 1
 end
-if fields > 1 or fields == 1 and not string.find(redis.call('hkeys', lock)[1], '^%x+%-%x+%-%x+%-%x+%-%x+:') then
-    return -3
-end
+local field = fields == 1 and redis.call('hkeys', lock)[1] or ''
+if fields > 0 and not string.find(field, '^%x+%-%x+%-%x+%-%x+%-%x+:') then return -3 end
 if holds ~= '1' then return -2 end
 
-local time, score = redis.call('time'), redis.call('zscore', timeouts, owner)
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local gone = now + math.max(ttl, 0) + patience
-local head, deadline, silent = redis.call('lindex', queue, 0), nil, nil
+local score, known = redis.call('zscore', timeouts, owner), redis.call('zscore', seen, owner)
+local head, time, dead = redis.call('lindex', queue, 0), redis.call('time'), {}
+local now, free, due, foreign = time[1] * 1000 + math.floor(time[2] / 1000), fields == 0, nil, nil
 while head and head ~= owner do
-    deadline = tonumber(redis.call('zscore', timeouts, head)) or math.huge
-    -- whoever is next has this much time, however late his place in the queue let him be
-    if deadline > gone then redis.call('zadd', timeouts, gone, head) deadline = gone end
-    -- a client that lets one waiter be silent is gone, and so are its others who are next
-    local client = string.match(head, '^[^:]*')
-    if deadline > now and client ~= silent then break end
-    silent = client
-    redis.call('lpop', queue)
-    redis.call('zrem', timeouts, head)
-    head = redis.call('lindex', queue, 0)
+    local here = redis.call('zscore', seen, head)
+    -- one of Redisson's cannot say that it is here: it is gone when Redisson says so, once the lock is free
+    foreign, due = not here, tonumber(here or free and redis.call('zscore', timeouts, head)) or math.huge
+    if due > now then break end
+    dead[#dead + 1] = head
+    head = redis.call('lindex', queue, #dead)
 end
-if fields == 0 and (not head or head == owner) then
+local mine = free and (not head or head == owner)
+-- free for one of Redisson's, which may not have heard: from now on it has a patience, if somebody waits behind it, and
+-- less if nobody listens either, like those before it that were passed over
+local told = free and not mine and (#dead > 0 or foreign and waits == '1' and due > now + patience)
+-- told first: where PUBLISH is refused, nothing is written
+local heard = told and redis.call('publish', channel .. ':' .. head, '0')
+local limit = now + (heard == 0 and #dead > 0 and math.ceil(patience / 10) or patience)
+if mine then
     redis.call('hset', lock, owner, holds)
     local set = redis.pcall('pexpire', lock, lease)
-    if set ~= 1 then
-        -- a record without a TTL would never end: take the write back
-        redis.call('del', lock)
-        return set
-    end
-    if head then redis.call('lpop', queue) end
-    if score then redis.call('zrem', timeouts, owner) end
-    return 1
+    -- a record without a TTL would never end: take the write back
+    if set ~= 1 then redis.call('del', lock) return set end
+    if head or score or known then dead[#dead + 1] = owner end
 end
+for _, waiter in ipairs(dead) do
+    redis.call('lpop', queue) redis.call('zrem', timeouts, waiter) redis.call('zrem', seen, waiter)
+end
+if mine then return 1 end
+if told and foreign and waits == '1' and due > limit then due = limit redis.call('zadd', timeouts, due, head) end
 
-local place = redis.call('lpos', queue, owner)
-if waits == '1' and place then
-    if (tonumber(score) or 0) < gone then redis.call('zadd', timeouts, gone, owner) end
-elseif waits == '1' then
-    place = redis.call('llen', queue)
-    local last = redis.call('lindex', queue, -1)
-    local after = last and tonumber(redis.call('zscore', timeouts, last)) or gone - patience
-    redis.call('zadd', timeouts, math.min(after + patience, gone + place * patience), owner)
-    redis.call('rpush', queue, owner)
+-- scores as Redisson writes them with its default wait, which each of its clients takes off all when it is served
+local length, free_at, wait = redis.call('llen', queue), now + math.max(ttl, 0), math.max(patience, 300000)
+local safe = free_at + wait
+-- a place further back is believed in; where one of the keys was deleted, looked for
+local place = redis.call('lpos', queue, owner, 'maxlen', 17) or length > 17 and
+    (known and score and 17 or (known or score) and redis.call('lpos', queue, owner))
+-- a look soon after another writes nothing
+local fresh = math.min(tonumber(known) or 0, (tonumber(score) or 0) - safe + now + patience) > now + patience * 2 / 3
+if waits == '1' and not (place and fresh) then
+    local ours = redis.call('zmscore', seen, owner, unpack(redis.call('lrange', queue, 0, 16)))
+    for before = 1, math.min(place or length, 17) do
+        safe = safe + (ours[before + 1] and patience or wait)
+    end
+    if not place and length > 16 then
+        local after = redis.call('zscore', timeouts, redis.call('lindex', queue, -1) or '')
+        safe = math.max(safe, math.min((tonumber(after) or 0) + wait, free_at + (length + 1) * wait))
+    end
+    if not place or place < 17 or (tonumber(score) or 0) < safe then redis.call('zadd', timeouts, safe, owner) end
+    redis.call('zadd', seen, now + patience, owner)
+    if not place then redis.call('rpush', queue, owner) redis.call('zremrangebyscore', seen, '-inf', now - 86400000) end
 end
 -- a look keeps the place, so that a third of the patience is the longest sleep
-local hint = fields == 0 and deadline - now or ttl >= 0 and ttl or patience
-return {0, math.min(hint, math.ceil(patience / 3)), place or redis.call('llen', queue)}
+return {0, math.min(free and due - now or ttl >= 0 and ttl or patience, math.ceil(patience / 3)), place or length}

@@ -2,7 +2,7 @@
 --
 -- KEYS[1]  lock     hash     owner -> hold count; its TTL is the lease
 -- KEYS[2]  queue    list     waiting owners, the next one first
--- ARGV[1]  channel  string   where waiters listen, each with ":" and his name added
+-- ARGV[1]  channel  string   where waiters listen, each with ":" and its name added
 -- Returns  1        free now; the next waiter was told
 --          0        nobody held it
 --          -3       WRONG_KIND: the hash at this name is not a record of this kind

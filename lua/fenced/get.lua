@@ -10,7 +10,12 @@ local data, fence, token = KEYS[1], KEYS[2], ARGV[1]
 if not string.find(token, '^[1-9]%d*$') or tonumber(token) > 9007199254740991 then
     return redis.error_reply('ERR nestlock: a token is an integer from 1 to 2^53 - 1')
 end
-local seen = redis.call('get', fence) or '0'
+local seen = redis.call('get', fence)
+-- locks have TTLs, guarded values have none
+if not seen and redis.call('pttl', data) >= 0 then
+    return redis.error_reply('ERR nestlock: this key has a TTL: perhaps a lock is kept there; PERSIST it to guard it')
+end
+seen = seen or '0'
 if not string.find(seen, '^%d+$') or tonumber(seen) > 9007199254740991 then
     return redis.error_reply('ERR nestlock: the fence beside this key holds no token')
 end

@@ -23,16 +23,20 @@ if mode == 'write' and redis.call('hexists', lock, owner .. ':write') == 0 then 
 -- whoever reads already may read on; others let a waiting writer go first
 if mode ~= 'write' and not held and redis.call('exists', intent) == 1 then return {0, redis.call('pttl', intent)} end
 
--- in this order: a hold key alone harms nobody, and what is out of memory is refused here
+-- what is out of memory is refused here, before anything is written
 redis.call('set', hold .. holds, '1', 'PX', lease)
-if held ~= holds then redis.call('hset', lock, owner, holds) end
-if not mode then redis.call('hset', lock, 'mode', 'read') end
-if ttl < tonumber(lease) then
-    local set = redis.pcall('pexpire', lock, lease)
-    if set ~= 1 then
-        -- a record without a TTL would never end: take the write back
-        if not mode then redis.call('del', lock) end
-        return set
+local done, refused = pcall(function()
+    if mode then
+        -- the TTL first: where HSET is refused, a longer TTL harms nobody. A record without a TTL is left so
+        if ttl >= 0 and ttl < tonumber(lease) then redis.call('pexpire', lock, lease) end
+        if held ~= holds then redis.call('hset', lock, owner, holds) end
+    else
+        redis.call('hset', lock, owner, holds, 'mode', 'read')
+        redis.call('pexpire', lock, lease)
     end
-end
-return 1
+end)
+if done then return 1 end
+-- take back what was written, unless an earlier call wrote it: a record without a TTL would never end
+if not mode then redis.pcall('del', lock) end
+if (tonumber(held) or 0) < tonumber(holds) then redis.pcall('del', hold .. holds) end
+return redis.error_reply(refused.err or refused)

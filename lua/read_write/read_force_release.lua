@@ -12,14 +12,14 @@ local mode = redis.call('hget', lock, 'mode')
 if mode ~= 'read' and mode ~= 'write' and redis.call('hlen', lock) > 0 then return -3 end
 if mode ~= 'read' then return 0 end
 
+local fields = redis.call('hgetall', lock)
 -- told first: where PUBLISH is refused, nothing is written
 redis.call('publish', channel, '1')
-local fields = redis.call('hgetall', lock)
+redis.call('del', lock)
 for at = 1, #fields, 2 do
     -- bounded: a damaged count must not keep the server busy
     for n = 1, math.min(tonumber(fields[at + 1]) or 0, 99999) do
         redis.call('del', of .. fields[at] .. ':rwlock_timeout:' .. n)
     end
 end
-redis.call('del', lock)
 return 1

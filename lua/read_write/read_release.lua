@@ -2,46 +2,86 @@
 --
 -- KEYS[1]  lock     hash     mode -> read or write, reader -> hold count, writer:write -> hold count; has a TTL
 -- ARGV[1]  owner    string   "<client>:<task>"
--- ARGV[2]  holds    integer  the count that this call leads to; 0 ends this owner's reading
+-- ARGV[2]  holds    string   the count that this call leads to; 0 ends this owner's reading
+--                            n>m: the same as m, if the record says n holds
 -- ARGV[3]  channel  string   where waiters listen
 -- ARGV[4]  holds of string   the keys of all readers' holds: this, the reader, ":rwlock_timeout:" and a number
 -- Returns  1        free now; all waiters were told
 --          0        still held, by this owner at most `holds` times
 --          nil      this owner does not hold it
+--          list     CHANGED: {0, holds}: not the n holds of n>m; nothing was written
 local lock, owner, holds, channel, of = KEYS[1], ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 
-if holds ~= '0' and not string.find(holds, '^[1-9]%d*$') then
-    return redis.error_reply('ERR nestlock: holds must be an integer of at least 0')
-end
+local only, to = string.match(holds, '^([1-9]%d*)>(%d+)$')
+holds = tonumber(to or string.match(holds, '^[1-9]%d*$') or holds == '0' and '0')
+if not holds then return redis.error_reply('ERR nestlock: holds must be an integer of at least 0, or n>m') end
 
-local mode, held = redis.call('hget', lock, 'mode'), redis.call('hget', lock, owner)
-if not mode or not held then return nil end
-local mine, given_up = of .. owner .. ':rwlock_timeout:', 0
--- bounded, here and below: a damaged count must not keep the server busy
-for n = tonumber(holds) + 1, math.min(tonumber(held), 99999) do
-    given_up = math.max(given_up, redis.call('pttl', mine .. n))
-    redis.call('del', mine .. n)
-end
-if holds ~= '0' and tonumber(held) > tonumber(holds) then
-    -- what is kept lives no shorter than what is given up. The DEL lets us write on a server that is out of memory
-    redis.call('hset', lock, owner, holds)
-    if redis.call('pttl', mine .. holds) < given_up then redis.call('set', mine .. holds, '1', 'PX', given_up) end
-elseif holds == '0' then
-    redis.call('hdel', lock, owner)
-end
-if mode == 'write' then return 0 end
+local mode, held = redis.call('hget', lock, 'mode'), tonumber(redis.call('hget', lock, owner))
+if mode ~= 'read' and mode ~= 'write' or not held then return nil end
+if only and held ~= tonumber(only) then return {0, held} end
 
--- as long as the longest hold that is left; readers whose holds are all over are gone
-local longest, fields = 0, redis.call('hgetall', lock)
-for at = 1, #fields, 2 do
-    for n = 1, math.min(tonumber(fields[at + 1]) or 0, 99999) do
-        longest = math.max(longest, redis.call('pttl', of .. fields[at] .. ':rwlock_timeout:' .. n))
+-- how long the longest of a reader's holds lives, from one of them on; -2: all are over
+local function life(reader, from, count)
+    local longest = -2
+    -- bounded: a damaged count must not keep the server busy
+    for n = from, math.min(count, 99999) do
+        longest = math.max(longest, redis.call('pttl', of .. reader .. ':rwlock_timeout:' .. n))
     end
+    return longest
 end
-if longest > 0 then
-    redis.call('pexpire', lock, longest)
+
+-- comes after the write that counts: what is refused here is over by itself
+local function forget_holds()
+    for n = holds + 1, math.min(held, 99999) do redis.pcall('del', of .. owner .. ':rwlock_timeout:' .. n) end
+end
+
+if holds > 0 then
+    if held <= holds then return 0 end
+    local given_up = life(owner, holds + 1, held)
+    -- a write that needs no memory lets the next ones pass on a server that is out of memory
+    redis.call('hdel', lock, '')
+    -- what is kept lives no shorter than what is given up
+    if given_up > 0 and life(owner, holds, holds) < given_up then
+        redis.call('set', of .. owner .. ':rwlock_timeout:' .. holds, '1', 'PX', given_up)
+    end
+    redis.call('hset', lock, owner, holds)
+    forget_holds()
     return 0
 end
-redis.call('publish', channel, '1')
-redis.call('del', lock)
-return 1
+
+-- how long the others read on, who of them is dead, all holds being over, and the TTL that this makes
+local longest, dead, wanted, fields = 0, {}, nil, redis.call('hlen', lock)
+if mode == 'read' and fields > 2 then
+    local function look(at)
+        for n = 1, #at, 2 do
+            local reader, count = at[n], tonumber(at[n + 1])
+            if reader ~= owner and count and count >= 1 then
+                local left = life(reader, 1, count)
+                longest = math.max(longest, left)
+                -- not all at once, which could be many
+                if left == -2 and #dead < 100 and not string.find(reader, ':write', 1, true) then dead[#dead + 1] = reader end
+            end
+        end
+    end
+    -- of many readers, a few picked at random tell enough: that somebody reads on, and for at least half of the TTL, if
+    -- this one did. The TTL is then left as it is
+    local ttl, some = redis.call('pttl', lock), fields > 18 and redis.pcall('hrandfield', lock, 8, 'WITHVALUES')
+    if some and not some.err then look(some) end
+    if longest == 0 or 2 * longest < ttl and 2 * life(owner, 1, held) >= ttl then
+        look(redis.call('hgetall', lock))
+        wanted = longest ~= ttl and longest
+    else
+        wanted = longest > ttl and ttl ~= -1 and longest
+    end
+end
+
+if mode == 'read' and longest == 0 then
+    redis.call('publish', channel, '1')
+    redis.call('del', lock)
+    forget_holds()
+    return 1
+end
+redis.call('hdel', lock, owner, unpack(dead))
+forget_holds()
+if wanted then redis.pcall('pexpire', lock, wanted) end
+return 0

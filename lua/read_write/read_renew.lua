@@ -4,9 +4,9 @@
 -- ARGV[2n-1]  owner  string   who must hold KEYS[n]
 -- ARGV[2n]    lease  integer  milliseconds, at least 1
 -- Returns     list   for each lock, in order:
---             1      renewed; a longer TTL is left as it is
+--             1      renewed; a longer TTL is left as it is, and the record's is at least that of the longest hold
 --             0      GONE: no such record
---             -1     TAKEN: the record is there, but this owner does not read
+--             -1     TAKEN: the record is there, but this owner does not read, or was wiped when its holds were over
 --             -2     UNKNOWN: the server refused this one; try again
 --             error  of the server, if there is one lock only and it is refused
 local answers, fit = {}, #ARGV == 2 * #KEYS
@@ -18,30 +18,35 @@ if not fit then
     return redis.error_reply('ERR nestlock: renew needs an owner and a lease of at least 1 for each lock')
 end
 
-local function extend(key, lease)
-    local ttl = redis.call('pttl', key)
-    if ttl >= 0 and ttl < tonumber(lease) then redis.call('pexpire', key, lease) end
-end
-
 local function renew(lock, owner, lease)
-    local held = redis.call('hexists', lock, 'mode') == 1 and redis.call('hget', lock, owner)
-    if not held then return redis.call('exists', lock) == 1 and -1 or 0 end
+    local mode = redis.call('hget', lock, 'mode')
+    local held = (mode == 'read' or mode == 'write') and tonumber(redis.call('hget', lock, owner))
+    -- a writer's field is nobody's read hold
+    if not held or string.find(owner, ':write$') then return redis.call('exists', lock) == 1 and -1 or 0 end
     local mine = (string.find(lock, '{', 1, true) and lock or '{' .. lock .. '}') .. ':' .. owner .. ':rwlock_timeout:'
-    -- a hold whose key is over is renewed with the others: its owner was never told that it ended
-    if redis.call('exists', mine .. '1') == 0 then
-        -- a write that needs no memory lets the next one pass on a server that is out of memory
+    local longest = -2
+    -- bounded: a damaged count must not keep the server busy
+    for n = 1, math.min(held, 99999) do
+        local ttl = redis.call('pttl', mine .. n)
+        longest = math.max(longest, ttl)
+        if ttl >= 0 and ttl < lease then redis.call('pexpire', mine .. n, lease) end
+    end
+    if longest == -2 then
+        -- all holds are over, and nobody has wiped them yet: their owner was never told that they ended. A write that
+        -- needs no memory lets the next one pass on a server that is out of memory
         redis.call('hdel', lock, '')
         redis.call('set', mine .. '1', '1', 'PX', lease)
     end
-    -- bounded: a damaged count must not keep the server busy
-    for n = 1, math.min(tonumber(held), 99999) do extend(mine .. n, lease) end
-    extend(lock, lease)
+    -- Redisson sets this TTL to its own watchdog timeout, however long we read on
+    local ttl = redis.call('pttl', lock)
+    longest = math.max(longest, lease)
+    if ttl >= 0 and ttl < longest then redis.call('pexpire', lock, longest) end
     return 1
 end
 
 for n, lock in ipairs(KEYS) do
     -- pcall: one bad record must not cost the others their renewal
-    local done, answer = pcall(renew, lock, ARGV[2 * n - 1], ARGV[2 * n])
+    local done, answer = pcall(renew, lock, ARGV[2 * n - 1], tonumber(ARGV[2 * n]))
     if done then
         answers[n] = answer
     elseif string.find(answer.err or answer, 'WRONGTYPE', 1, true) then

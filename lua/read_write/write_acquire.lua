@@ -28,8 +28,8 @@ end
 if mode and not held then return {0, ttl} end
 
 if held then
-    -- the TTL first: where HSET is refused, a longer TTL harms nobody
-    if ttl < tonumber(lease) then redis.call('pexpire', lock, lease) end
+    -- the TTL first: where HSET is refused, a longer TTL harms nobody. A record without a TTL is left so
+    if ttl >= 0 and ttl < tonumber(lease) then redis.call('pexpire', lock, lease) end
     if held ~= holds then redis.call('hset', lock, writer, holds) end
     return 1
 end
@@ -40,5 +40,6 @@ if set ~= 1 then
     redis.call('del', lock)
     return set
 end
-redis.call('del', intent)
+-- left behind, it is over soon
+redis.pcall('del', intent)
 return 1

@@ -3,16 +3,20 @@
 -- KEYS[1]  lock     hash     mode -> read or write, reader -> hold count, writer:write -> hold count; has a TTL
 -- KEYS[2]  intent   string   there while a writer waits for readers: the last one that said so
 -- ARGV[1]  owner    string   "<client>:<task>"
--- ARGV[2]  holds    integer  the count that this call leads to; 0 ends this owner's writing, and his waiting
+-- ARGV[2]  holds    string   the count that this call leads to; 0 ends this owner's writing, and its waiting
+--                            n>m: the same as m, if the record says n holds
 -- ARGV[3]  channel  string   where waiters listen
 -- ARGV[4]  holds of string   the keys of all readers' holds: this, the reader, ":rwlock_timeout:" and a number
 -- Returns  1        no writer any more, perhaps this owner still reads; all waiters were told
 --          0        still held, at most `holds` times; the TTL is as it was
 --          nil      this owner does not hold it
+--          list     CHANGED: {0, holds}: not the n holds of n>m; nothing was written
 local lock, intent, owner, holds, channel, of = KEYS[1], KEYS[2], ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 
+local only = nil
 if holds ~= '0' and not string.find(holds, '^[1-9]%d*$') then
-    return redis.error_reply('ERR nestlock: holds must be an integer of at least 0')
+    only, holds = string.match(holds, '^([1-9]%d*)>(%d+)$')
+    if not only then return redis.error_reply('ERR nestlock: holds must be an integer of at least 0, or n>m') end
 end
 
 local held = redis.call('hget', lock, owner .. ':write')
@@ -23,6 +27,7 @@ if not held then
     end
     return nil
 end
+if only and held ~= only then return {0, tonumber(held)} end
 if holds ~= '0' then
     if tonumber(held) > tonumber(holds) then
         -- a write that needs no memory lets the next one pass on a server that is out of memory
@@ -32,18 +37,20 @@ if holds ~= '0' then
     return 0
 end
 
--- told first: where PUBLISH is refused, nothing is written. Nobody runs before this script ends
-redis.call('publish', channel, '1')
-redis.call('hdel', lock, owner .. ':write')
--- he reads on for as long as he may as a reader, however long he could have written
+-- it reads on for as long as it may as a reader, however long it could have written
 local longest = 0
 -- bounded: a damaged count must not keep the server busy
 for n = 1, math.min(tonumber(redis.call('hget', lock, owner)) or 0, 99999) do
     longest = math.max(longest, redis.call('pttl', of .. owner .. ':rwlock_timeout:' .. n))
 end
+-- told first: where PUBLISH is refused, nothing is written. Nobody runs before this script ends
+redis.call('publish', channel, '1')
 if longest > 0 then
+    -- as above. If the TTL is refused, it is longer than need be
+    redis.call('hdel', lock, '')
     redis.call('hset', lock, 'mode', 'read')
-    redis.call('pexpire', lock, longest)
+    redis.call('hdel', lock, owner .. ':write')
+    redis.pcall('pexpire', lock, longest)
 else
     redis.call('del', lock)
 end

@@ -8,7 +8,7 @@
 --          >= 0     busy: milliseconds until the other owner's lease ends
 --          -1       busy, and the record has no TTL
 --          -3       WRONG_KIND: the hash at this name is not a record of this kind
-local owner, lease, ttls = ARGV[1], ARGV[2], {}
+local owner, lease, ttls, held = ARGV[1], ARGV[2], {}, {}
 
 if not string.find(lease, '^[1-9]%d*$') then
     return redis.error_reply('ERR nestlock: lease must be an integer of at least 1')
@@ -18,21 +18,24 @@ for n, lock in ipairs(KEYS) do
     ttls[n] = redis.call('pttl', lock)
     if ttls[n] ~= -2 then
         -- a record of this kind has exactly one field, named "<36 characters>:<task>"
-        local holder = redis.call('hlen', lock) == 1 and redis.call('hkeys', lock)[1]
-        if not holder or not string.find(holder, '^%x+%-%x+%-%x+%-%x+%-%x+:') then return {n, -3} end
-        if holder ~= owner then return {n, ttls[n]} end
+        local record = redis.call('hlen', lock) == 1 and redis.call('hgetall', lock) or {''}
+        if not string.find(record[1], '^%x+%-%x+%-%x+%-%x+%-%x+:') then return {n, -3} end
+        if record[1] ~= owner then return {n, ttls[n]} end
+        held[n] = record[2]
     end
 end
 
 for n, lock in ipairs(KEYS) do
-    local done = redis.pcall('hset', lock, owner, '1')
-    if type(done) == 'number' and ttls[n] < tonumber(lease) then done = redis.pcall('pexpire', lock, lease) end
-    if type(done) == 'table' then
-        -- refused: take back what was free, lest it never end
+    if held[n] ~= '1' then redis.call('hset', lock, owner, '1') end
+end
+for n, lock in ipairs(KEYS) do
+    local set = ttls[n] == -1 or ttls[n] >= tonumber(lease) or redis.pcall('pexpire', lock, lease)
+    if type(set) == 'table' then
+        -- take the writes back: a record without a TTL would never end. What is refused of one is refused of the first
         for at, taken in ipairs(KEYS) do
-            if ttls[at] == -2 then redis.call('del', taken) end
+            if held[at] then redis.call('hset', taken, owner, held[at]) else redis.call('del', taken) end
         end
-        return done
+        return set
     end
 end
 return 1

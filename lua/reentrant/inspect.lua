@@ -9,6 +9,8 @@ local lock = KEYS[1]
 local fields = redis.call('hlen', lock)
 if fields == 0 then return nil end
 
-local owner = redis.call('hkeys', lock)[1]
-if fields > 1 or not string.find(owner, '^%x+%-%x+%-%x+%-%x+%-%x+:') then return -3 end
-return {redis.call('pttl', lock), owner, tonumber(redis.call('hget', lock, owner))}
+if fields > 1 then return -3 end
+local record = redis.call('hgetall', lock)
+local owner, holds = record[1], record[2]
+if not string.find(owner, '^%x+%-%x+%-%x+%-%x+%-%x+:') or not string.find(holds, '^%d+$') then return -3 end
+return {redis.call('pttl', lock), owner, tonumber(holds)}

@@ -2,20 +2,26 @@
 --
 -- KEYS[1]  lock     hash     owner -> hold count; its TTL is the lease
 -- ARGV[1]  owner    string   "<client>:<task>"
--- ARGV[2]  holds    integer  the count that this call leads to; 0 frees the lock
+-- ARGV[2]  holds    string   the count that this call leads to; 0 frees the lock
+--                            n>m: the same as m, if the record says n holds
 -- ARGV[3]  channel  string   where waiters listen; empty: nobody does
 -- Returns  1        free now; waiters were told
 --          0        still held, at most `holds` times; the TTL is as it was
 --          nil      this owner does not hold it
+--          list     CHANGED: {0, holds}: not the n holds of n>m; nothing was written
 local lock, owner, holds, channel = KEYS[1], ARGV[1], ARGV[2], ARGV[3]
 
+local only = nil
 if holds ~= '0' and not string.find(holds, '^[1-9]%d*$') then
-    return redis.error_reply('ERR nestlock: holds must be an integer of at least 0')
+    only, holds = string.match(holds, '^([1-9]%d*)>(%d+)$')
+    if not only then return redis.error_reply('ERR nestlock: holds must be an integer of at least 0, or n>m') end
 end
 
-local held, fields = redis.call('hget', lock, owner), redis.call('hlen', lock)
+local record = redis.call('hmget', lock, owner, 'mode')
+local held, mode = record[1], record[2]
 -- a reader's field has the same name
-if not held or fields > 1 and redis.call('hexists', lock, 'mode') == 1 then return nil end
+if not held or mode then return nil end
+if only and held ~= only then return {0, tonumber(held)} end
 
 if holds ~= '0' then
     if tonumber(held) > tonumber(holds) then
@@ -28,10 +34,6 @@ end
 
 -- told first: where PUBLISH is refused, nothing is written. Nobody runs before this script ends
 if channel ~= '' then redis.call('publish', channel, '0') end
--- DEL and HDEL work when the server is out of memory; other fields are not ours to delete
-if fields == 1 then
-    redis.call('del', lock)
-else
-    redis.call('hdel', lock, owner)
-end
+-- works when the server is out of memory. Other fields are not ours to delete; the last one takes the record along
+redis.call('hdel', lock, owner)
 return 1

@@ -21,9 +21,11 @@ end
 for n, lock in ipairs(KEYS) do
     local owner, lease = ARGV[2 * n - 1], ARGV[2 * n]
     -- pcall: one bad record must not cost the others their renewal
-    local held, ttl = redis.pcall('hexists', lock, owner), redis.pcall('pttl', lock)
-    local refused = type(held) == 'table' and held or type(ttl) == 'table' and ttl
-    if held == 1 and not refused and ttl ~= -1 and ttl < tonumber(lease) then
+    local record, ttl = redis.pcall('hmget', lock, owner, 'mode'), redis.pcall('pttl', lock)
+    local refused = record.err and record or type(ttl) == 'table' and ttl
+    -- a reader's field has the same name
+    local held = record[1] and not record[2]
+    if held and not refused and ttl ~= -1 and ttl < tonumber(lease) then
         local set = redis.pcall('pexpire', lock, lease)
         refused = type(set) == 'table' and set
     end
@@ -33,7 +35,7 @@ for n, lock in ipairs(KEYS) do
         return refused
     elseif refused then
         answers[n] = -2
-    elseif held == 1 then
+    elseif held then
         answers[n] = 1
     else
         answers[n] = ttl == -2 and 0 or -1

@@ -1,7 +1,7 @@
 -- signal/force_release: free the lock, whoever holds it, and tell one waiter. Safe to send twice.
 --
 -- KEYS[1]  lock     string   the owner; its TTL is the lease, in whole seconds
--- KEYS[2]  signal   list     one element, which whoever pops it takes as "free now"
+-- KEYS[2]  signal   list     one element, which whoever pops it takes as "free now"; left as it is if it is no list
 -- ARGV[1]  life     integer  of the signal, in milliseconds
 -- Returns  1        free now
 --          0        nobody held it; one waiter is told all the same
@@ -12,10 +12,21 @@ if not string.find(life, '^[1-9]%d*$') or #life > 15 then
 end
 
 local held = redis.call('get', lock)
--- first, as it needs no memory: a server that is out of memory lets the next write of this script pass
-redis.call('del', signal)
-redis.call('lpush', signal, '1')
-redis.call('pexpire', signal, life)
-if not held then return 0 end
-redis.call('del', lock)
-return 1
+local told = redis.pcall('lpush', signal, '1')
+if type(told) == 'table' then
+    -- a write that needs no memory lets the next one pass on a server that is out of memory
+    local list = redis.pcall('ltrim', signal, 0, -1)
+    -- somebody else's key: waiters of this lock cannot listen there either, and look for themselves
+    if list.err and string.find(list.err, 'WRONGTYPE', 1, true) then return redis.call('del', lock) end
+    told = redis.call('lpush', signal, '1')
+end
+local done = redis.pcall('pexpire', signal, life)
+if done == 1 and held then done = redis.pcall('del', lock) end
+if done ~= 1 then
+    -- refused: nobody is told
+    redis.call('ltrim', signal, 1, -1)
+    return done
+end
+-- one element for each release; nobody came for the others
+if told > 1 then redis.pcall('ltrim', signal, 0, 0) end
+return held and 1 or 0

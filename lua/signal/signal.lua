@@ -12,7 +12,18 @@ if not string.find(life, '^[1-9]%d*$') or #life > 15 then
 end
 
 if redis.call('get', lock) then return 0 end
-redis.call('del', signal)
-redis.call('lpush', signal, '1')
-redis.call('pexpire', signal, life)
+local told = redis.pcall('lpush', signal, '1')
+if type(told) == 'table' then
+    -- a write that needs no memory lets the next one pass on a server that is out of memory
+    redis.call('ltrim', signal, 0, -1)
+    told = redis.call('lpush', signal, '1')
+end
+local done = redis.pcall('pexpire', signal, life)
+if done ~= 1 then
+    -- refused: nobody is told
+    redis.call('ltrim', signal, 1, -1)
+    return done
+end
+-- one element for each release; nobody came for the others
+if told > 1 then redis.pcall('ltrim', signal, 0, 0) end
 return 1

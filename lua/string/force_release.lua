@@ -1,10 +1,13 @@
 -- string/force_release: free the lock, whoever holds it. Safe to send twice.
 --
 -- KEYS[1]  lock     string   the owner; its TTL is the lease
+-- KEYS[2]  fence    string   there if a guarded value is kept at this name, and no lock
 -- Returns  1        free now
 --          0        nobody held it
-local lock = KEYS[1]
+--          -3       WRONG_KIND: a guarded value; it is left as it is
+local lock, fence = KEYS[1], KEYS[2]
 
 if not redis.call('get', lock) then return 0 end
+if redis.call('exists', fence) == 1 then return -3 end
 redis.call('del', lock)
 return 1

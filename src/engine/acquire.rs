@@ -1,28 +1,25 @@
 //! The loop: try, listen, try, wait. The only one.
 
-use std::{
-    future::Future,
-    num::{NonZeroU32, NonZeroU64},
-    pin::Pin,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{future::Future, num::NonZeroU64, pin::Pin, sync::Arc, time::Duration};
 
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::{
-    Core, Kind, Request, UnderWay, Wake,
-    holds::{Agreement, Hold, Plan, Ticket, Watch},
+    Core, Kind, Request, Wake,
+    generation::{Grant, Ticket, Watch},
+    hold::{Hold, Plan, Planned},
     hub::{Place, Waiter, Woken},
+    settle::{Agreement, UnderWay},
 };
 use crate::{
+    clock::Instant,
     error::{Error, LossReason, Result, StoreError},
     options::{AcquireOptions, Wait, checked_lease, millis},
     owner::OwnerId,
-    store::Acquired,
+    store::{Acquired, Inspected},
 };
 
-/// How long past the end of the wait the answer to a request under way is awaited.
+/// How long past the end of the wait, and a round trip, the answer to a request under way is awaited.
 const GRACE: Duration = Duration::from_millis(40);
 /// So many holds are not handed over while a subscription is under way: a waiter with as many before him has missed no
 /// message, and need not try again when he listens. Should he have, he looks for himself within the poll cap.
@@ -45,10 +42,11 @@ pub(crate) struct Acquire<'a> {
     pub(super) kind: &'a Arc<dyn Kind>,
     pub(super) owner: OwnerId,
     pub(super) lease: Duration,
-    /// Whether the watchdog renews, and how often at most.
-    watched: bool,
-    renewals: Option<NonZeroU32>,
+    /// How the watchdog renews it, if it does.
+    watch: Option<Watch>,
     waits: bool,
+    /// See [`AcquireOptions::after_a_loss`].
+    pub(super) after_loss: bool,
     started: Instant,
     /// When the wait is over; `None`: never.
     pub(super) limit: Option<Instant>,
@@ -59,6 +57,10 @@ enum Attempt<'a> {
     Busy(Busy<'a>),
     /// It may work a little later. Nothing is held.
     Failed(Error),
+    /// The time is over, and no answer has come. What was sent is undone.
+    GivenUp,
+    /// The books have changed meanwhile: at once again.
+    Again,
 }
 
 struct Busy<'a> {
@@ -77,13 +79,15 @@ impl<'a> Acquire<'a> {
             Some(lease) => checked_lease(kind.name(), lease)?,
             None => core.default_lease(kind),
         };
+        let watched = options.lease.is_none() && (options.rare().renewed.is_some() || !kind.is_endless());
+        let renewals = options.rare().max_renewals.map(|renewals| renewals.get() - 1);
         Ok(Self {
             core,
             kind,
             lease,
-            watched: options.lease.is_none() && (options.rare().renewed.is_some() || !kind.is_endless()),
-            renewals: options.rare().max_renewals,
+            watch: watched.then_some(Watch { ttl: lease, renewals }),
             waits: options.wait != Wait::No,
+            after_loss: options.rare().after_loss,
             started,
             limit: options.wait.until(started),
             owner: core.resolve(kind, options)?,
@@ -98,7 +102,7 @@ impl<'a> Acquire<'a> {
             _ => None,
         };
         let mut told = None;
-        let mut attempts = 0_u32;
+        let (mut attempts, mut was_busy) = (0_u32, false);
         // in a box, as it is rare
         let mut failing: Option<Box<Failing>> = None;
         loop {
@@ -107,8 +111,8 @@ impl<'a> Acquire<'a> {
             let tried = Instant::now();
             // an outage ends the call within the patience, not an attempt later
             let patience = failing.as_ref().map(|failing| failing.since + self.core.config.outage_patience);
-            // nothing of an attempt lives on while its waiter sleeps
-            let failure = match self.attempt_in_time(self.limit.or(patience)).await? {
+            // nothing of an attempt lives on while its waiter sleeps. In a box, so that a waiter stays small
+            let failure = match Box::pin(self.attempt(self.give_up(patience))).await? {
                 Attempt::Entered(entered) => {
                     forget(&mut told);
                     match &waiter {
@@ -124,6 +128,7 @@ impl<'a> Acquire<'a> {
                 }
                 Attempt::Busy(busy) => {
                     forget(&mut told);
+                    was_busy = true;
                     if self.limit.is_some_and(|limit| limit <= Instant::now()) {
                         return Ok(None);
                     }
@@ -132,6 +137,10 @@ impl<'a> Acquire<'a> {
                     }
                     None
                 }
+                Attempt::Again => continue,
+                // the last that was heard of it
+                Attempt::GivenUp if was_busy && self.limit.is_some() => return Ok(None),
+                Attempt::GivenUp => return Err(super::store_error(self.kind.name(), super::silent(NO_ANSWER))),
                 Attempt::Failed(error) => {
                     drop(told.take()); // the next waiter may have better luck
                     let failing = failing.get_or_insert_with(|| Box::new(Failing { since: tried, pause: PAUSE.0 }));
@@ -207,56 +216,65 @@ fn forget(told: &mut Option<OwnedSemaphorePermit>) {
 }
 
 impl<'a> Acquire<'a> {
-    /// One attempt, given up a little after the end of the wait: it then counts as cancelled.
-    ///
-    /// In a box, so that a waiter, which spends its time elsewhere, stays small.
-    fn attempt_in_time(
-        &self,
-        limit: Option<Instant>,
-    ) -> Pin<Box<dyn Future<Output = Result<Attempt<'a>>> + Send + '_>> {
-        match self.give_up(limit) {
-            Some(give_up) => Box::pin(async move {
-                tokio::select! {
-                    biased;
-                    attempt = self.attempt() => attempt,
-                    () = self.core.sleep_until(give_up) => self.failed(super::silent(NO_ANSWER)),
-                }
-            }),
-            None => Box::pin(self.attempt()),
+    /// When an attempt is given up: a little after the end of the wait, or when `patience` is over. A try has the time
+    /// that one request may take.
+    pub(super) fn give_up(&self, patience: Option<Instant>) -> Option<Instant> {
+        match self.limit {
+            Some(_) if !self.waits => Some(self.started + self.core.config.command_timeout() + GRACE),
+            Some(limit) => Some(limit + GRACE + self.core.round_trip.get()),
+            None => patience,
         }
     }
 
-    /// When an attempt is given up. `None`: the command timeout ends it earlier, without a timer on the hot path.
-    pub(super) fn give_up(&self, limit: Option<Instant>) -> Option<Instant> {
-        let give_up = limit? + GRACE;
-        (self.waits && give_up < Instant::now() + self.core.config.command_timeout()).then_some(give_up)
+    /// `None`: it was given up, and counts as cancelled. Without a timer where the command timeout ends a request earlier.
+    pub(super) async fn in_time<F: Future>(&self, give_up: Option<Instant>, step: F) -> Option<F::Output> {
+        match give_up {
+            Some(give_up) if give_up < Instant::now() + self.core.config.command_timeout() => tokio::select! {
+                biased;
+                output = step => Some(output),
+                () = self.core.sleep_until(give_up) => None,
+            },
+            _ => Some(step.await),
+        }
     }
 
     /// One attempt, in the owner's turn.
-    async fn attempt(&self) -> Result<Attempt<'a>> {
+    async fn attempt(&self, give_up: Option<Instant>) -> Result<Attempt<'a>> {
         let Self { core, kind, .. } = *self;
+        if self.owner.is_value()
+            && let Some(attempt) = self.attempt_by_a_value_that_was_handed_over().await
+        {
+            return attempt;
+        }
         let under_way = UnderWay { core, hold: core.holds.get_or_insert(kind, &self.owner) };
         let hold = &under_way.hold;
         // whoever has the turn sends two requests at most
-        let _turn = match core.turn(hold, Instant::now() + 2 * core.config.command_timeout()).await {
+        let patience = Instant::now() + 2 * core.config.command_timeout();
+        let _turn = match core.turn(hold, give_up.map_or(patience, |give_up| give_up.min(patience))).await {
             Ok(turn) => turn,
             Err(error) => return self.failed(error),
         };
 
         // what this owner left behind comes first: a dropped guard, a cancelled call, a lost reply
+        let max_holds = core.config.max_holds.min(kind.max_holds());
         let plan = loop {
-            match hold.agree(core).await {
-                Agreement::Reached { .. } => {}
-                Agreement::Refused(error) => return self.failed(error),
-                Agreement::Silent(error) if hold.count() > 0 => return self.failed(error),
-                Agreement::Silent(_) => hold.abandon_name_in_doubt(core),
+            match hold.plan(kind, &core.holds, max_holds, self.waits, self.after_loss)? {
+                Planned::Send(plan) => break plan,
+                Planned::Gone => {
+                    core.holds.forget(hold);
+                    return Ok(Attempt::Again);
+                }
+                Planned::Unsettled => {}
             }
-            if let Some(plan) = hold.plan(kind, &core.holds, core.config.max_holds.min(kind.max_holds()))? {
-                break plan;
+            match self.in_time(give_up, core.agree(hold)).await {
+                Some(Agreement::Reached { .. }) => {}
+                Some(Agreement::Refused(error)) => return self.failed(error),
+                Some(Agreement::Silent(error)) if hold.count() > 0 => return self.failed(error),
+                Some(Agreement::Silent(_)) => core.abandon_name_in_doubt(hold),
+                None => return Ok(Attempt::GivenUp),
             }
         };
-        let link = core.store.link(kind.name());
-        hold.sending(link.epoch());
+        hold.sending(core.epoch(hold));
         // looked at after the hold is in doubt: a shutdown that this look misses will wait for this turn
         if let Err(closed) = core.check_open() {
             hold.not_sent(&plan);
@@ -265,7 +283,13 @@ impl<'a> Acquire<'a> {
         let sent = Instant::now();
         let request =
             Request { owner: &plan.owner, lease_ms: millis(self.lease), holds: plan.holds, waits: self.waits };
-        match core.store.acquire(kind.acquire(request)).await {
+        let Some(answer) = self.in_time(give_up, core.store.acquire(kind.acquire(request))).await else {
+            return Ok(Attempt::GivenUp);
+        };
+        if answer.is_ok() {
+            core.round_trip.take(sent.elapsed());
+        }
+        match answer {
             Ok(Acquired::Yes { token }) => match self.enter(hold, &plan, sent, token)? {
                 Some(ticket) => Ok(Attempt::Entered((Arc::clone(hold), ticket))),
                 None => self.failed(super::silent(TOO_LATE)),
@@ -273,17 +297,13 @@ impl<'a> Acquire<'a> {
             Ok(Acquired::Busy { ttl, ahead }) => {
                 let queued = self.waits && kind.queues();
                 let place = queued.then(|| Place::new(core, hold));
-                hold.busy(&plan, queued);
+                hold.busy(&plan, queued, core.epoch(hold));
                 let far = ahead.is_some_and(|ahead| ahead >= FAR);
                 Ok(Attempt::Busy(Busy { ttl, wake: kind.wake(&plan.owner), place, far }))
             }
-            Ok(Acquired::Lost) => {
-                hold.server_holds_nothing();
-                hold.lose(LossReason::RecordMissing);
-                Err(hold.lost_error(LossReason::RecordMissing))
-            }
+            Ok(Acquired::Lost) => Err(hold.refused_as_lost(&plan)),
             Ok(Acquired::WrongKind) => {
-                hold.server_holds_nothing();
+                hold.refused_as_another_kind(&plan);
                 Err(Error::WrongLockKind { lock: kind.name().to_string() })
             }
             Err(error) => {
@@ -295,22 +315,46 @@ impl<'a> Acquire<'a> {
         }
     }
 
+    /// The server cannot tell whoever acquires under a text from whoever this client handed it over to: only while the
+    /// latter holds nothing may it be asked. In a box, as it is rare.
+    fn attempt_by_a_value_that_was_handed_over(
+        &self,
+    ) -> Pin<Box<dyn Future<Output = Option<Result<Attempt<'a>>>> + Send + '_>> {
+        Box::pin(async move {
+            let handed_over = self.core.holds.handed_over(self.kind, &self.owner)?;
+            match self.core.inspect(self.kind).await {
+                Ok(Inspected::Held { ttl, holders }) if holders.iter().any(|(holder, _)| *holder == self.owner) => {
+                    Some(Ok(Attempt::Busy(Busy { ttl, wake: self.kind.wake(&self.owner), place: None, far: false })))
+                }
+                Ok(_) => {
+                    handed_over.lose(LossReason::RecordMissing);
+                    self.core.tidy(&handed_over);
+                    None
+                }
+                Err(error) => Some(Err(error)),
+            }
+        })
+    }
+
     /// Takes in that the server has acquired. `None`: so late that the lease is over already.
     pub(super) fn enter(
         &self,
-        hold: &Hold,
+        hold: &Arc<Hold>,
         plan: &Plan,
         sent: Instant,
         token: Option<NonZeroU64>,
     ) -> Result<Option<Ticket>> {
-        let watch = self.watched.then_some(Watch { ttl: self.lease, renewals: self.renewals });
-        let ticket = hold.enter(plan, sent, self.lease, watch, token);
-        if self.watched && self.lease < self.core.config.watchdog_timeout {
-            self.core.sooner.notify_one();
-        }
+        let core = self.core;
+        // where others hold the record too, they may cut its TTL short: Redisson's readers do
+        let kept_every = (self.kind.shares() && self.watch.is_none()).then_some(core.config.watchdog_timeout / 3);
+        let grant = Grant { sent, lease: self.lease, watch: self.watch, kept_every, token };
+        let ticket = hold.enter(plan, &grant, core.epoch(hold))?;
         // looked at after the hold is entered: a shutdown that this look misses will end it
-        if let Err(closed) = self.core.check_open() {
+        if let Err(closed) = core.check_open() {
             hold.lose(LossReason::ShutDown);
+            if let Some(ticket) = ticket {
+                core.release_later(hold, &ticket);
+            }
             return Err(closed);
         }
         Ok(ticket)

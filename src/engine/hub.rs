@@ -2,24 +2,29 @@
 //!
 //! A message is a hint: who is woken tries again. So a lost message costs time, never correctness, and a gate's
 //! waiters poll together once in a while: one of them, not all.
+//!
+//! The gate of a read-write lock has a side for those who may hold the lock together, who are all woken by any message,
+//! and one for the others, of whom one is: it gets the lock, or somebody else has it, whose release tells the next.
 
 use std::{
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use dashmap::{DashMap, Entry};
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore, broadcast, mpsc},
-    time::{Sleep, sleep, sleep_until},
+    time::{Sleep, sleep},
 };
 
-use super::{Core, Kind, holds::Hold};
+use super::{Core, Kind, hold::Hold};
 use crate::{
+    clock::Instant,
     error::StoreErrorKind,
+    log,
     store::{ChannelMessage, Link},
 };
 
@@ -51,8 +56,10 @@ pub(crate) struct Gate {
     pub(super) channel: Arc<str>,
     /// The lock that its first waiter waits for.
     pub(super) kind: Arc<dyn Kind>,
-    permits: Arc<Semaphore>,
-    waiters: AtomicUsize,
+    /// Those who want the lock for themselves.
+    alone: Side,
+    /// Those who may hold it together, where the lock has two sides.
+    together: Option<Box<Side>>,
     /// A request to listen was made, and nobody has stopped to listen since.
     listened: AtomicBool,
     /// It was subscribed to once; from then on, a subscription means that messages may have been missed.
@@ -61,45 +68,121 @@ pub(crate) struct Gate {
     quiet: bool,
     /// The ACL user may not listen: waiters poll, and nobody subscribes again while they do.
     denied: AtomicBool,
-    /// When all were told last: whoever tried before, and comes to wait afterwards, was not.
-    told_all: Mutex<Option<Instant>>,
-    /// Somebody tries alone. If he gets a lock that others may hold with him, nobody else tells them.
-    told_one: AtomicBool,
-    /// The next time that one waiter tries without having been told to; of those who keep a place on the server by
-    /// looking, one for himself.
-    next_poll: Mutex<Instant>,
-    next_poll_of_places: Mutex<Instant>,
 }
 
-impl Gate {
-    pub(super) fn wake_one(&self) {
+/// The waiters of a gate that are told alike.
+#[derive(Debug)]
+struct Side {
+    permits: Arc<Semaphore>,
+    waiters: AtomicUsize,
+    /// When all were told last: whoever tried before, and comes to wait afterwards, was not.
+    told_all: Mutex<Option<Instant>>,
+    /// Somebody tries alone. If it gets a lock that others may hold with it, nobody else tells them.
+    told_one: AtomicBool,
+    /// The next time that one waiter tries without having been told to.
+    next_poll: Mutex<Instant>,
+}
+
+impl Side {
+    fn new() -> Self {
+        Self {
+            permits: Arc::new(Semaphore::new(0)),
+            waiters: AtomicUsize::new(0),
+            told_all: Mutex::new(None),
+            told_one: AtomicBool::new(false),
+            next_poll: Mutex::new(Instant::now()),
+        }
+    }
+
+    fn wake_one(&self) {
         self.told_one.store(true, Ordering::Release);
         // one also where nobody waits: somebody may have tried already, and be about to wait
-        if self.permits.available_permits() < self.waiters.load(Ordering::Acquire).max(1) {
+        if self.permits.available_permits() < self.waiters().max(1) {
             self.permits.add_permits(1);
         }
     }
 
     fn wake_all(&self) {
         self.told_one.store(false, Ordering::Release);
-        *self.told_all() = Some(Instant::now());
-        let wanted = self.waiters.load(Ordering::Acquire).max(1);
-        let missing = wanted.saturating_sub(self.permits.available_permits());
+        // locked until the permits are there: who looks in between would try without its own, which then wakes another
+        let mut told_all = self.told_all();
+        *told_all = Some(Instant::now());
+        let missing = self.waiters().max(1).saturating_sub(self.permits.available_permits());
         self.permits.add_permits(missing);
+    }
+
+    fn waiters(&self) -> usize {
+        self.waiters.load(Ordering::SeqCst)
+    }
+
+    fn told_all(&self) -> MutexGuard<'_, Option<Instant>> {
+        self.told_all.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn next_poll(&self) -> MutexGuard<'_, Instant> {
+        self.next_poll.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Gate {
+    fn new(kind: &Arc<dyn Kind>, channel: &Arc<str>, quiet: bool) -> Self {
+        Self {
+            channel: Arc::clone(channel),
+            kind: Arc::clone(kind),
+            alone: Side::new(),
+            together: kind.has_two_sides().then(|| Box::new(Side::new())),
+            listened: AtomicBool::new(true),
+            was_live: AtomicBool::new(false),
+            quiet,
+            denied: AtomicBool::new(false),
+        }
+    }
+
+    fn side(&self, shares: bool) -> &Side {
+        self.together.as_deref().filter(|_| shares).unwrap_or(&self.alone)
+    }
+
+    fn sides(&self) -> impl Iterator<Item = &Side> {
+        // those who may be in together first: a writer that comes second waits for them alone, since it holds the next
+        // ones back; they have no such means against the next writers
+        self.together.as_deref().into_iter().chain([&self.alone])
+    }
+
+    /// The lock may be free for one.
+    pub(super) fn wake_one(&self) {
+        match &self.together {
+            Some(_) => self.wake_all(),
+            None => self.alone.wake_one(),
+        }
+    }
+
+    /// The lock may be free for many: but only one of those who want it alone can have it.
+    fn wake_all(&self) {
+        match &self.together {
+            Some(together) => {
+                together.wake_all();
+                self.alone.wake_one();
+            }
+            None => self.alone.wake_all(),
+        }
     }
 
     /// The subscription has arrived. The first time, one waiter tries again: it gets the lock, and its release is
     /// heard; or somebody has the lock, whose release will be. Later, all do.
     fn live(&self) {
         if self.was_live.swap(true, Ordering::AcqRel) {
-            self.wake_all();
+            self.sides().for_each(Side::wake_all);
         } else if !self.quiet {
-            self.wake_one();
+            self.sides().for_each(Side::wake_one);
         }
     }
 
     pub(super) fn waiters(&self) -> usize {
-        self.waiters.load(Ordering::SeqCst)
+        self.sides().map(Side::waiters).sum()
+    }
+
+    fn close(&self) {
+        self.sides().for_each(|side| side.permits.close());
     }
 
     /// Stops to listen, unless more than `so_many` wait: whoever comes to wait asks for it again.
@@ -115,16 +198,7 @@ impl Gate {
 
     /// Takes back what nobody is left to hear.
     pub(super) fn take_unheard(&self) -> bool {
-        self.waiters() == 0 && self.permits.forget_permits(usize::MAX) > 0
-    }
-
-    fn told_all(&self) -> MutexGuard<'_, Option<Instant>> {
-        self.told_all.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn next_poll(&self, of_places: bool) -> MutexGuard<'_, Instant> {
-        let next = if of_places { &self.next_poll_of_places } else { &self.next_poll };
-        next.lock().unwrap_or_else(PoisonError::into_inner)
+        self.waiters() == 0 && self.alone.permits.forget_permits(usize::MAX) > 0
     }
 }
 
@@ -134,13 +208,17 @@ pub(crate) struct Waiter<'a> {
     core: &'a Core,
     hub: &'a Hub,
     gate: Arc<Gate>,
+    /// Whether it may hold the lock together with others.
+    shares: bool,
     /// Where the lock has a queue: the place in it.
     place: Option<Box<Place<'a>>>,
 }
 
 impl Drop for Waiter<'_> {
     fn drop(&mut self) {
-        if self.gate.waiters.fetch_sub(1, Ordering::SeqCst) == 1 {
+        self.side().waiters.fetch_sub(1, Ordering::SeqCst);
+        // two that leave both sides at once may both see that they were the last: that is said twice, and harms nobody
+        if self.gate.waiters() == 0 {
             if self.hub.closed.load(Ordering::Acquire) {
                 // nobody unsubscribes any more
                 self.hub.gates.remove_if(&self.gate.channel, |_, kept| Arc::ptr_eq(kept, &self.gate));
@@ -166,7 +244,7 @@ impl<'a> Place<'a> {
 
 impl Drop for Place<'_> {
     fn drop(&mut self) {
-        self.hold.leave_queue_once(self.core);
+        self.hold.leave_queue_once(self.core.epoch(&self.hold));
         self.core.tidy(&self.hold);
     }
 }
@@ -192,36 +270,25 @@ impl Hub {
 
     /// Counts one waiter more at a channel; the first one subscribes. A permit that nobody was there to take stays: who
     /// comes now may have tried before the message came.
-    fn enter(&self, kind: &Arc<dyn Kind>, channel: &Arc<str>, quiet: bool) -> Arc<Gate> {
+    fn enter<'a>(&'a self, core: &'a Core, kind: &Arc<dyn Kind>, channel: &Arc<str>, quiet: bool) -> Waiter<'a> {
+        let shares = kind.shares();
+        // counted while the entry is locked: nobody removes the gate meanwhile
+        let count = |gate: &Arc<Gate>| {
+            gate.side(shares).waiters.fetch_add(1, Ordering::SeqCst);
+            Arc::clone(gate)
+        };
         let gate = match self.gates.entry(Arc::clone(channel)) {
-            Entry::Occupied(gate) => {
-                gate.get().waiters.fetch_add(1, Ordering::SeqCst);
-                Arc::clone(gate.get())
-            }
+            Entry::Occupied(gate) => count(gate.get()),
             Entry::Vacant(place) => {
-                let gate = Arc::new(Gate {
-                    channel: Arc::clone(channel),
-                    kind: Arc::clone(kind),
-                    permits: Arc::new(Semaphore::new(0)),
-                    waiters: AtomicUsize::new(1),
-                    listened: AtomicBool::new(true),
-                    was_live: AtomicBool::new(false),
-                    quiet,
-                    denied: AtomicBool::new(false),
-                    told_all: Mutex::new(None),
-                    told_one: AtomicBool::new(false),
-                    next_poll: Mutex::new(Instant::now()),
-                    next_poll_of_places: Mutex::new(Instant::now()),
-                });
-                place.insert(Arc::clone(&gate));
+                let gate = count(&place.insert(Arc::new(Gate::new(kind, channel, quiet))));
                 let _ = self.requests.send(Request::Subscribe(Arc::clone(&gate)));
                 gate
             }
         };
         if self.closed.load(Ordering::Acquire) {
-            gate.permits.close();
+            gate.close();
         }
-        gate
+        Waiter { core, hub: self, gate, shares, place: None }
     }
 
     fn get(&self, channel: &str) -> Option<Arc<Gate>> {
@@ -232,9 +299,10 @@ impl Hub {
         self.gates.iter().map(|gate| Arc::clone(&gate)).collect()
     }
 
+    /// Messages may have been missed: everybody looks.
     pub(super) fn wake_all(&self) {
         for gate in self.all() {
-            gate.wake_all();
+            gate.sides().for_each(Side::wake_all);
         }
     }
 
@@ -247,7 +315,7 @@ impl Hub {
     pub(crate) fn close(&self) {
         self.closed.store(true, Ordering::Release);
         for gate in self.all() {
-            gate.permits.close();
+            gate.close();
         }
         self.gates.clear();
     }
@@ -256,12 +324,12 @@ impl Hub {
 impl Core {
     /// Waits at a channel from now on. `quiet`: no message can have been sent there yet.
     pub(super) fn join(&self, kind: &Arc<dyn Kind>, channel: &Arc<str>, quiet: bool) -> Waiter<'_> {
-        Waiter { core: self, hub: &self.hub, gate: self.hub.enter(kind, channel, quiet), place: None }
+        self.hub.enter(self, kind, channel, quiet)
     }
 
     /// Waits for an element of a list from now on.
     pub(super) fn join_list(&self, kind: &Arc<dyn Kind>, list: &Arc<str>) -> Waiter<'_> {
-        Waiter { core: self, hub: &self.signals, gate: self.signals.enter(kind, list, true), place: None }
+        self.signals.enter(self, kind, list, true)
     }
 
     /// As [`Core::join`], if somebody waits there already. Whoever listens before trying needs to try but once.
@@ -279,20 +347,20 @@ impl<'a> Waiter<'a> {
 
     /// It has the lock: where the channel is its owner's alone, the owner's next waiter can re-enter.
     pub(crate) fn tell_next(&self) {
-        if self.gate.waiters.load(Ordering::Acquire) > 1 {
-            self.gate.wake_one();
+        if self.side().waiters() > 1 {
+            self.side().wake_one();
         }
     }
 
     /// It got a lock that others may hold as well: whoever was not told tries, too.
     pub(crate) fn pass_on(&self) {
-        if self.gate.told_one.load(Ordering::Acquire) {
-            self.gate.wake_all();
+        if self.side().told_one.load(Ordering::Acquire) {
+            self.side().wake_all();
         }
     }
 
-    fn next_poll(&self) -> MutexGuard<'_, Instant> {
-        self.gate.next_poll(self.place.is_some())
+    fn side(&self) -> &Side {
+        self.gate.side(self.shares)
     }
 
     /// Whether it listens to this channel.
@@ -305,18 +373,18 @@ impl<'a> Waiter<'a> {
         let (now, cap) = (Instant::now(), self.core.config.poll_cap);
         // one millisecond more: the server rounds the TTL down
         let poll = now + ttl.map_or(cap, |ttl| cap.min(ttl + Duration::from_millis(1)));
-        let mut next = self.next_poll();
+        let mut next = self.side().next_poll();
         *next = if *next <= now { poll } else { poll.min(*next) };
     }
 
     /// Whether everybody was told since this waiter `tried`: it need not sleep.
     pub(crate) fn was_told_since(&self, tried: Instant) -> bool {
-        self.gate.told_all().is_some_and(|told| told > tried)
+        self.side().told_all().is_some_and(|told| told > tried)
     }
 
     /// The permit of somebody who was told before he slept: left behind, it would make another one try in vain.
     pub(crate) fn take_permit(&self) -> Option<OwnedSemaphorePermit> {
-        Arc::clone(&self.gate.permits).try_acquire_owned().ok()
+        Arc::clone(&self.side().permits).try_acquire_owned().ok()
     }
 
     /// Sleeps until told, until it is this waiter's turn to look, or until `limit`.
@@ -324,7 +392,7 @@ impl<'a> Waiter<'a> {
         if !self.gate.listened.swap(true, Ordering::SeqCst) {
             let _ = self.hub.requests.send(Request::Subscribe(Arc::clone(&self.gate)));
         }
-        let told = Arc::clone(&self.gate.permits).acquire_owned();
+        let told = Arc::clone(&self.side().permits).acquire_owned();
         tokio::pin!(told);
         loop {
             tokio::select! {
@@ -342,17 +410,17 @@ impl<'a> Waiter<'a> {
     }
 
     fn alarm(&self, limit: Option<Instant>) -> Sleep {
-        let next = *self.next_poll();
+        let next = *self.side().next_poll();
         self.core.sleep_until(limit.map_or(next, |limit| limit.min(next)))
     }
 
     fn is_my_turn_to_look(&self) -> bool {
         let now = Instant::now();
-        let mut next = self.next_poll();
+        let mut next = self.side().next_poll();
         let due = *next <= now;
         if due {
             *next = now + self.core.config.poll_cap;
-            self.gate.told_one.store(true, Ordering::Release);
+            self.side().told_one.store(true, Ordering::Release);
         }
         due
     }
@@ -366,7 +434,7 @@ pub(crate) async fn read(hub: &Hub, link: &Link) {
         match messages.recv().await {
             Ok(message) => deliver(hub, &message),
             Err(RecvError::Lagged(missed)) => {
-                tracing::warn!(missed, "pub/sub messages were missed; waking all waiters");
+                log::later!(WARN, missed = missed; "pub/sub messages were missed; waking all waiters");
                 hub.wake_all();
             }
             Err(RecvError::Closed) => return,
@@ -379,13 +447,13 @@ fn deliver(hub: &Hub, message: &ChannelMessage) {
     match message.value.as_bytes() {
         Some(b"0") => gate.wake_one(),
         Some(b"1") => gate.wake_all(),
-        _ => tracing::debug!(channel = &*message.channel, "ignoring a message that is neither 0 nor 1"),
+        _ => log::later!(DEBUG, channel = message.channel; "ignoring a message that is neither 0 nor 1"),
     }
 }
 
 /// Subscribes for new gates, unsubscribes for those that were left, and again for all after a reconnect.
 pub(crate) async fn subscribe(hub: &Hub, link: &Link, mut queue: mpsc::UnboundedReceiver<Request>) {
-    let mut reconnects = link.reconnects();
+    let mut connections = link.connections();
     let mut wanted: Vec<Arc<Gate>> = Vec::new();
     let mut left: Vec<(Instant, Arc<Gate>)> = Vec::new();
     loop {
@@ -396,16 +464,13 @@ pub(crate) async fn subscribe(hub: &Hub, link: &Link, mut queue: mpsc::Unbounded
                 Some(request) => sort_in(request, &mut wanted, &mut left),
                 None => return,
             },
-            event = reconnects.recv() => {
-                if matches!(event, Err(broadcast::error::RecvError::Closed)) {
-                    return;
-                }
+            _ = connections.changed() => {
                 (wanted, connected) = (hub.all(), true);
                 // a denial costs a connection: without end, if the new one began with the same
                 wanted.retain(|gate| !gate.denied.load(Ordering::Acquire));
             }
             () = sleep(RETRY), if retry => {}
-            () = sleep_until(grace.unwrap_or_else(Instant::now).into()), if grace.is_some() => {}
+            () = sleep(grace.map_or(GRACE, |grace| grace.saturating_duration_since(Instant::now()))), if grace.is_some() => {}
         }
         while let Ok(request) = queue.try_recv() {
             sort_in(request, &mut wanted, &mut left);
@@ -420,7 +485,7 @@ pub(crate) async fn subscribe(hub: &Hub, link: &Link, mut queue: mpsc::Unbounded
             }
             for batch in unused.chunks(BATCH) {
                 if let Err(error) = link.unsubscribe(batch.to_vec()).await {
-                    tracing::debug!(%error, "cannot unsubscribe");
+                    log::later!(DEBUG, error = error; "cannot unsubscribe");
                 }
             }
         }
@@ -458,7 +523,7 @@ async fn subscribe_batch(link: &Link, batch: &[Arc<Gate>]) -> Vec<Arc<Gate>> {
     }
     if let [gate] = batch {
         gate.denied.store(true, Ordering::Release);
-        tracing::warn!(channel = %gate.channel, %error, "may not subscribe; waiters poll instead");
+        log::later!(WARN, channel = gate.channel, error = error; "may not subscribe; waiters poll instead");
         return Vec::new();
     }
     let (first, second) = batch.split_at(batch.len() / 2);
@@ -473,8 +538,7 @@ pub(super) fn remove_left(hub: &Hub, left: &mut Vec<(Instant, Arc<Gate>)>) -> Ve
     let over = left.iter().take_while(|(since, _)| since.elapsed() >= GRACE).count();
     let mut channels = Vec::new();
     for (_, gate) in left.drain(..over) {
-        let unused =
-            |_: &Arc<str>, kept: &mut Arc<Gate>| Arc::ptr_eq(kept, &gate) && kept.waiters.load(Ordering::Acquire) == 0;
+        let unused = |_: &Arc<str>, kept: &mut Arc<Gate>| Arc::ptr_eq(kept, &gate) && kept.waiters() == 0;
         if hub.gates.remove_if_mut(&gate.channel, unused).is_some() {
             channels.push(gate.channel.to_string());
         }

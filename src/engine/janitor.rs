@@ -5,22 +5,30 @@ use std::{
         Arc,
         atomic::{AtomicUsize, Ordering},
     },
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use tokio::{
-    sync::{Notify, Semaphore, mpsc},
+    sync::{Notify, Semaphore, mpsc, oneshot},
     time::sleep,
 };
 
 use super::{
-    Core,
-    holds::{Agreement, Ghost, Hold, Leftover},
+    Core, Kind,
+    hold::{Hold, Leftover, Standing},
+    settle::{Agreement, Ghost},
+    watchdog::BATCH,
 };
-use crate::store::Released;
+use crate::{
+    clock::Instant,
+    error::{Error, Result},
+    log,
+    owner::OwnerId,
+    store::Released,
+};
 
-/// How many settlements run at once; the rest waits its turn.
-const CONCURRENCY: usize = 256;
+/// How many requests of settlements are under way at once; the rest waits its turn.
+const CONCURRENCY: usize = 512;
 /// The pause after a settlement failed: from, to.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
 
@@ -30,18 +38,33 @@ pub(crate) struct Janitor {
     jobs: mpsc::UnboundedSender<Job>,
     pending: AtomicUsize,
     idle: Notify,
+    slots: Semaphore,
 }
 
 #[derive(Debug)]
 pub(crate) enum Job {
     Settle(Arc<Hold>),
     Bust(Ghost),
+    /// Take one hold off what the server records; tell what came of the first try.
+    TakeOff {
+        kind: Arc<dyn Kind>,
+        owner: OwnerId,
+        /// The guard of a lock that was handed over in part was given up: this goes on until it counts.
+        hold: Option<Arc<Hold>>,
+        tell: Option<oneshot::Sender<Result<()>>>,
+    },
+    /// Make the server record so many holds of a lock that was handed over.
+    Lower {
+        hold: Arc<Hold>,
+        holds: u32,
+    },
 }
 
 impl Janitor {
     pub(crate) fn new() -> (Self, mpsc::UnboundedReceiver<Job>) {
         let (jobs, list) = mpsc::unbounded_channel();
-        (Self { jobs, pending: AtomicUsize::new(0), idle: Notify::new() }, list)
+        let slots = Semaphore::new(CONCURRENCY);
+        (Self { jobs, pending: AtomicUsize::new(0), idle: Notify::new(), slots }, list)
     }
 
     /// Makes the server agree with a hold, sometime soon.
@@ -56,18 +79,23 @@ impl Janitor {
         self.post(Job::Bust(ghost));
     }
 
-    fn post(&self, job: Job) {
+    pub(crate) fn post(&self, job: Job) {
         self.pending.fetch_add(1, Ordering::AcqRel);
         if let Err(refused) = self.jobs.send(job) {
-            self.done();
-            tracing::warn!(job = ?refused.0, "the lock client has ended; the lease will free the lock");
+            self.done(1);
+            log::later!(WARN, job = format!("{:?}", refused.0); "the lock client has ended; the lease will free the lock");
         }
     }
 
-    fn done(&self) {
-        if self.pending.fetch_sub(1, Ordering::AcqRel) == 1 {
+    fn done(&self, jobs: usize) {
+        if self.pending.fetch_sub(jobs, Ordering::AcqRel) == jobs {
             self.idle.notify_waiters();
         }
+    }
+
+    /// Whoever makes a request of a settlement has one of these, and holds it no longer than that.
+    pub(super) fn slots(&self) -> &Semaphore {
+        &self.slots
     }
 
     /// How many jobs are not done.
@@ -89,49 +117,85 @@ impl Janitor {
 
 /// Works through the list until the client ends.
 pub(crate) async fn run(core: Arc<Core>, mut list: mpsc::UnboundedReceiver<Job>) {
-    let slots = Arc::new(Semaphore::new(CONCURRENCY));
-    while let Some(job) = list.recv().await {
-        let Ok(slot) = Arc::clone(&slots).acquire_owned().await else { return };
-        let core = Arc::clone(&core);
-        tokio::spawn(async move {
-            let done = Done(&core.janitor);
+    let mut jobs = Vec::new();
+    while list.recv_many(&mut jobs, BATCH).await > 0 {
+        let (mut holds, mut others) = (Vec::new(), Vec::new());
+        for job in jobs.drain(..) {
             match job {
-                Job::Settle(hold) => settle(&core, hold).await,
-                // ghosts wait most of the time
-                Job::Bust(ghost) => {
-                    drop(slot);
-                    bust(&core, &ghost).await;
-                    core.holds.doubt_is_over(&ghost);
-                }
+                Job::Settle(hold) => holds.push(hold),
+                other => others.push(other),
             }
-            drop(done);
+        }
+        for job in others {
+            let core = Arc::clone(&core);
+            tokio::spawn(async move {
+                let _done = Done(&core.janitor, 1);
+                match job {
+                    Job::Settle(_) => {}
+                    Job::Bust(ghost) => {
+                        bust(&core, &ghost).await;
+                        core.holds.doubt_is_over(ghost.kind.name(), &ghost.owner);
+                    }
+                    Job::TakeOff { kind, owner, hold, tell } => take_off(&core, &kind, &owner, hold, tell).await,
+                    Job::Lower { hold, holds } => lower(&core, &hold, holds).await,
+                }
+            });
+        }
+        if !holds.is_empty() {
+            tokio::spawn(settle_all(Arc::clone(&core), holds));
+        }
+    }
+}
+
+/// Counts jobs as done even if one panics.
+struct Done<'a>(&'a Janitor, usize);
+
+impl Drop for Done<'_> {
+    fn drop(&mut self) {
+        self.0.done(self.1);
+    }
+}
+
+/// Settles many holds: by one request, what can be; what is left then, each by itself.
+async fn settle_all(core: Arc<Core>, holds: Vec<Arc<Hold>>) {
+    let mut done = Done(&core.janitor, holds.len());
+    if holds.len() > 1 {
+        core.settle_together(&holds).await;
+    }
+    for hold in holds {
+        done.1 -= 1;
+        let core_of_task = Arc::clone(&core);
+        tokio::spawn(async move {
+            let _done = Done(&core_of_task.janitor, 1);
+            settle(&core_of_task, hold).await;
         });
     }
 }
 
-/// Counts a job as done even if it panics.
-struct Done<'a>(&'a Janitor);
-
-impl Drop for Done<'_> {
-    fn drop(&mut self) {
-        self.0.done();
-    }
-}
-
 async fn settle(core: &Core, hold: Arc<Hold>) {
-    let record_ends = hold.deadline().max(Instant::now() + core.default_lease(hold.kind()));
+    let record_ends = hold.record_ends().max(Instant::now() + core.default_lease(hold.kind()));
     let give_up = record_ends + core.config.command_timeout();
     let mut pause = PAUSE.0;
     loop {
-        let turn = hold.turn.lock().await;
+        // whoever has the turn may be a future that nobody polls any more: then the watchdog makes an orphan of the hold
+        let turn = core.turn(&hold, Instant::now() + core.holds.due.overdue()).await;
+        if hold.standing() != Standing::Ours {
+            hold.listed.store(false, Ordering::Release);
+            break;
+        }
+        let Ok(turn) = turn else { continue };
         // from here on a change needs another look
         hold.listed.store(false, Ordering::Release);
-        let error = match hold.agree(core).await {
+        let slot = core.janitor.slots().acquire().await;
+        let error = match core.agree(&hold).await {
             Agreement::Reached { .. } => break,
             Agreement::Refused(error) => {
-                if !error.is_transient() || Instant::now() > give_up {
-                    tracing::warn!(lock = %hold.lock_name(), %error, "cannot settle; the lease will free the lock");
-                    hold.abandon_name_in_doubt(core);
+                // an answer that may change, and a record that may live: the release goes on
+                if Instant::now() > give_up {
+                    log::later!(
+                        WARN, lock = hold.lock_name(), error = error; "cannot settle; the lease has freed the lock"
+                    );
+                    core.abandon_name_in_doubt(&hold);
                     hold.write_off(error.kind());
                     break;
                 }
@@ -139,15 +203,15 @@ async fn settle(core: &Core, hold: Arc<Hold>) {
             }
             // a ghost from here on: whoever wants the lock meanwhile uses another name
             Agreement::Silent(error) => {
-                hold.abandon_name_in_doubt(core);
+                core.abandon_name_in_doubt(&hold);
                 error
             }
         };
-        drop(turn);
+        drop((turn, slot));
         if hold.leftover() != Leftover::Doubt || hold.listed.swap(true, Ordering::AcqRel) {
             break; // settled, or on the list again
         }
-        tracing::debug!(lock = %hold.lock_name(), %error, "settling again");
+        log::later!(DEBUG, lock = hold.lock_name(), error = error; "settling again");
         core.store.wait_up(hold.lock_name(), PAUSE.1).await;
         sleep(pause).await;
         pause = (pause * 2).min(PAUSE.1);
@@ -166,10 +230,11 @@ async fn bust(core: &Core, ghost: &Ghost) {
     let mut pause = PAUSE.0;
     let mut once_more = true;
     loop {
-        match core.store.release(ghost.kind.release(&ghost.owner, 0)).await {
+        let answer = core.store.release(ghost.kind.release(&ghost.owner, 0)).await;
+        match answer {
             Ok(released) => {
                 if released != Released::NotHeld {
-                    tracing::debug!(%lock, owner = %ghost.owner, "removed a hold that nobody had");
+                    log::later!(DEBUG, lock = lock, owner = ghost.owner; "removed a hold that nobody had");
                 }
                 if link.epoch() == ghost.epoch || !once_more {
                     return;
@@ -178,13 +243,61 @@ async fn bust(core: &Core, ghost: &Ghost) {
                 sleep(core.config.command_timeout()).await;
                 continue;
             }
-            Err(error) if error.is_transient() && Instant::now() < give_up => {}
+            Err(_) if Instant::now() < give_up => {}
             Err(error) => {
-                tracing::warn!(%lock, owner = %ghost.owner, %error, "cannot settle; the lease will free the lock");
+                log::later!(
+                    WARN, lock = lock, owner = ghost.owner, error = error;
+                    "cannot settle; the lease has freed the lock"
+                );
                 return;
             }
         }
         core.store.wait_up(lock, PAUSE.1).await;
+        sleep(pause).await;
+        pause = (pause * 2).min(PAUSE.1);
+    }
+}
+
+/// Takes one hold off what the server records, whoever keeps the count besides.
+async fn take_off(
+    core: &Core,
+    kind: &Arc<dyn Kind>,
+    owner: &OwnerId,
+    hold: Option<Arc<Hold>>,
+    mut tell: Option<oneshot::Sender<Result<()>>>,
+) {
+    let give_up = Instant::now() + core.default_lease(kind) + core.config.command_timeout();
+    let mut pause = PAUSE.0;
+    loop {
+        let outcome = core.release_elsewhere(kind, owner).await;
+        let refused = matches!(outcome, Err(Error::Store { .. }));
+        let unknown = matches!(outcome, Err(Error::Unconfirmed { .. }));
+        if let Some(tell) = tell.take() {
+            let _ = tell.send(outcome);
+        }
+        let Some(hold) = &hold else { return };
+        if unknown || Instant::now() > give_up {
+            // nobody knows whether it counted: the lease ends what is left
+            return hold.stop_watching();
+        }
+        if !refused {
+            return;
+        }
+        core.store.wait_up(kind.name(), PAUSE.1).await;
+        sleep(pause).await;
+        pause = (pause * 2).min(PAUSE.1);
+    }
+}
+
+/// Makes the server record so many holds of a lock that was handed over while a request was under way.
+async fn lower(core: &Core, hold: &Arc<Hold>, holds: u32) {
+    let give_up = Instant::now() + core.default_lease(hold.kind()) + core.config.command_timeout();
+    let mut pause = PAUSE.0;
+    while Instant::now() < give_up {
+        if core.store.release(hold.kind().release(&hold.owner(), holds)).await.is_ok() {
+            return;
+        }
+        core.store.wait_up(hold.lock_name(), PAUSE.1).await;
         sleep(pause).await;
         pause = (pause * 2).min(PAUSE.1);
     }

@@ -5,7 +5,7 @@ use std::{fmt, sync::Arc};
 use crate::{
     options::Backoff,
     owner::OwnerId,
-    store::{Call, Script},
+    store::{Arg, Call, Script},
 };
 
 /// One acquire, as a kind sees it.
@@ -44,7 +44,7 @@ pub(crate) struct Sibling {
 pub(crate) struct Together {
     /// Arguments: the owner and the lease.
     pub(crate) acquire: &'static Script,
-    /// Arguments: the owner, and for each lock where its waiters listen.
+    /// Arguments: for each lock its owner, and where its waiters listen.
     pub(crate) release: &'static Script,
 }
 
@@ -94,9 +94,19 @@ pub(crate) trait Kind: Send + Sync + fmt::Debug + 'static {
         u32::MAX
     }
 
+    /// Whether its guards carry a fencing token.
+    fn has_token(&self) -> bool {
+        false
+    }
+
     /// Whether many owners may hold it together.
     fn shares(&self) -> bool {
         false
+    }
+
+    /// Whether its waiters' channel is also that of waiters for a sibling, of which one shares and the other does not.
+    fn has_two_sides(&self) -> bool {
+        self.sibling().is_some()
     }
 
     /// The kind that the same owner may hold at the same name, under the same name of his.
@@ -114,6 +124,16 @@ pub(crate) trait Kind: Send + Sync + fmt::Debug + 'static {
 
     /// Makes `owner` hold the lock `holds` times, fewer than before. With 0, nothing of him is left.
     fn release(&self, owner: &OwnerId, holds: u32) -> Call;
+
+    /// The same, if the server records exactly `seen` holds: for whoever does not keep the count alone. Where owners are any
+    /// text, there is no count.
+    fn release_if(&self, owner: &OwnerId, holds: u32, seen: u32) -> Call {
+        let mut call = self.release(owner, holds);
+        if !self.takes_values() {
+            call.args[1] = Arg::Text(format!("{seen}>{holds}").into());
+        }
+        call
+    }
 
     /// The script that renews many locks: keys are their records, arguments an owner and a lease for each.
     fn renew(&self) -> &'static Script;

@@ -3,31 +3,44 @@
 //! An element is for one waiter, of whatever process, and lives for a while after the release: a waiter need not listen
 //! before he tries. The gates are the hub's. What was popped and meets no waiter any more is pushed again.
 
-use std::{
-    collections::HashMap,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
-use tokio::{
-    sync::mpsc,
-    time::{sleep, sleep_until, timeout},
-};
+use tokio::{sync::mpsc, time::sleep};
 
 use super::{
     Core, Kind,
     hub::{GRACE, Gate, RETRY, Request, remove_left},
 };
-use crate::error::{StoreError, StoreErrorKind};
+use crate::{
+    clock::Instant,
+    error::{StoreError, StoreErrorKind},
+    log,
+};
 
 /// How long one BLPOP waits: a connection that died in silence is found out a little later.
 const WAIT: Duration = Duration::from_secs(5);
 /// How long a BLPOP waits that only asks whether a list may be popped from.
 const ASK: Duration = Duration::from_millis(1);
+/// So many lists are always asked for at once.
+const FEW: usize = 200;
+/// A list at which something happened is asked for alone, with others of its kind, for so long.
+const BUSY: Duration = Duration::from_secs(1);
+/// Meanwhile all are looked at as often: so long for each list, and at least and at most.
+const LOOKS: (Duration, Duration, Duration) =
+    (Duration::from_micros(25), Duration::from_millis(50), Duration::from_millis(250));
 
 /// Pops for all who wait, until the client ends.
 pub(crate) async fn read(core: Arc<Core>, requests: mpsc::UnboundedReceiver<Request>) {
-    let mut reader = Reader { core, requests, wanted: HashMap::new(), left: Vec::new(), bell: None };
+    let mut reader = Reader {
+        core,
+        requests,
+        wanted: HashMap::new(),
+        left: Vec::new(),
+        bell: None,
+        busy: HashMap::new(),
+        looked: Instant::now(),
+        epoch: None,
+    };
     while reader.wait_until_wanted().await {
         match reader.pop().await {
             Ok(Some(gate)) => reader.deliver(&gate),
@@ -48,6 +61,19 @@ struct Reader {
     left: Vec<(Instant, Arc<Gate>)>,
     /// A list of this client's own: an element there ends a BLPOP that has not all lists.
     bell: Option<Arc<str>>,
+    /// Lists at which something happened lately, and when.
+    busy: HashMap<Arc<str>, Instant>,
+    /// When all lists were looked at last.
+    looked: Instant,
+    /// The connection that was asked last.
+    epoch: Option<u64>,
+}
+
+/// What one BLPOP is about.
+struct Round {
+    asked: HashMap<Arc<str>, Arc<Gate>>,
+    /// When it is to end, though nothing has happened.
+    until: Option<Instant>,
 }
 
 impl Reader {
@@ -82,10 +108,18 @@ impl Reader {
         if core.check_open().is_err() {
             link.abandon();
         }
+        // elements may be lost with a connection, or have come while there was none
+        let epoch = link.epoch();
+        if self.epoch.replace(epoch).is_some_and(|before| before != epoch) {
+            core.signals.wake_all();
+        }
         // who leaves meanwhile leaves a BLPOP behind that may pop for him
-        let asked = self.wanted.clone();
+        let Round { asked, until } = self.round();
         let mut lists: Vec<Arc<str>> = asked.keys().cloned().collect();
-        let bell = self.bell.get_or_insert_with(|| format!("{}:{}", lists[0], core.client.as_str()).into());
+        let any = lists.first().or(self.wanted.keys().next());
+        let bell = self
+            .bell
+            .get_or_insert_with(|| format!("{}:{}", any.map_or("", |list| &**list), core.client.as_str()).into());
         lists.push(Arc::clone(bell));
         let bell = Arc::clone(bell);
         let popped = link.pop(&lists, WAIT);
@@ -93,29 +127,58 @@ impl Reader {
         let mut rung = false;
         loop {
             let changed = tokio::select! {
-                popped = &mut popped => return Ok(popped?.and_then(|list| asked.get(&list).cloned())),
+                biased;
+                popped = &mut popped => {
+                    if asked.len() >= self.wanted.len() {
+                        self.looked = Instant::now();
+                    }
+                    return Ok(popped?.and_then(|list| asked.get(&list).cloned()));
+                }
                 request = self.requests.recv() => match request {
                     Some(request) => self.take_in(request),
                     None => return Ok(None),
                 },
                 () = grace(&self.left), if !self.left.is_empty() => self.forget_left(),
+                () = sleep(until.unwrap_or(self.looked).saturating_duration_since(Instant::now())), if until.is_some() && !rung => true,
             };
             if changed && !std::mem::replace(&mut rung, true) {
                 let (core, bell) = (Arc::clone(&core), Arc::clone(&bell));
                 tokio::spawn(async move {
                     // lost, it costs as much as a lost signal
                     if let Err(error) = core.store.push(&bell, WAIT).await {
-                        tracing::debug!(%error, "cannot end a BLPOP");
+                        log::later!(DEBUG, error = error; "cannot end a BLPOP");
                     }
                 });
             }
         }
     }
 
+    /// Which lists the next BLPOP asks for. One for all of them costs the server time with their number, and is over after
+    /// one element: so while there is something going on at a few of many, those are asked for alone, and all are just
+    /// looked at now and then. An element elsewhere has time: it lives for a second.
+    fn round(&mut self) -> Round {
+        let now = Instant::now();
+        self.busy.retain(|_, since| now.saturating_duration_since(*since) < BUSY);
+        let wanted = self.wanted.len();
+        let every = (LOOKS.0 * u32::try_from(wanted).unwrap_or(u32::MAX)).clamp(LOOKS.1, LOOKS.2);
+        if wanted <= FEW || self.busy.is_empty() || self.busy.len() > wanted / 4 {
+            return Round { asked: self.wanted.clone(), until: None };
+        }
+        if now >= self.looked + every {
+            return Round { asked: self.wanted.clone(), until: Some(now) };
+        }
+        let busy = self.busy.keys().filter_map(|list| self.wanted.get_key_value(list));
+        let asked = busy.map(|(list, gate)| (Arc::clone(list), Arc::clone(gate))).collect();
+        Round { asked, until: Some(self.looked + every) }
+    }
+
     /// Whether other lists are wanted now.
     fn take_in(&mut self, request: Request) -> bool {
         match request {
-            Request::Subscribe(gate) => self.wanted.insert(Arc::clone(&gate.channel), gate).is_none(),
+            Request::Subscribe(gate) => {
+                self.busy.insert(Arc::clone(&gate.channel), Instant::now());
+                self.wanted.insert(Arc::clone(&gate.channel), gate).is_none()
+            }
             Request::Left(gate) => {
                 if gate.take_unheard() {
                     self.hand_back(&gate.kind);
@@ -137,6 +200,7 @@ impl Reader {
 
     /// Wakes one waiter.
     fn deliver(&mut self, gate: &Arc<Gate>) {
+        self.busy.insert(Arc::clone(&gate.channel), Instant::now());
         if gate.waiters() == 0 {
             self.hand_back(&gate.kind);
         } else {
@@ -153,7 +217,7 @@ impl Reader {
         let (core, Some(call)) = (Arc::clone(&self.core), kind.signal()) else { return };
         tokio::spawn(async move {
             if let Err(error) = core.store.signal(call).await {
-                tracing::debug!(%error, "cannot hand a signal back; waiters look for themselves");
+                log::later!(DEBUG, error = error; "cannot hand a signal back; waiters look for themselves");
             }
         });
     }
@@ -165,7 +229,7 @@ impl Reader {
                 Ok(Some(_)) => self.deliver(&gate),
                 Ok(None) => {}
                 Err(error) => {
-                    tracing::warn!(%list, %error, "cannot wait for this list; waiters poll instead");
+                    log::later!(WARN, list = list, error = error; "cannot wait for this list; waiters poll instead");
                     self.wanted.remove(&list);
                 }
             }
@@ -173,7 +237,7 @@ impl Reader {
         if let Some(bell) = self.bell.take()
             && let Err(error) = self.ask(&bell).await
         {
-            tracing::warn!(list = %bell, %error, "cannot wait for this list; waiters of others poll instead");
+            log::later!(WARN, list = bell, error = error; "cannot wait for this list; waiters of others poll instead");
             self.wanted.clear();
         }
     }
@@ -182,27 +246,27 @@ impl Reader {
         self.core.store.lists().await?.pop(&[Arc::clone(list)], ASK).await
     }
 
-    /// After an error: where the connection broke, elements may be lost with it, and all look once.
+    /// After an error: as soon as there is another connection, if this one broke; else a little later.
     async fn recover(&mut self, error: StoreError) {
         if self.core.check_open().is_err() {
             return;
         }
-        tracing::debug!(%error, "cannot wait for lists; trying again");
-        let broke = error.may_have_executed() || error.kind() == StoreErrorKind::Unavailable;
-        match self.core.store.lists().await {
-            Ok(link) if broke => {
-                if error.kind() == StoreErrorKind::Timeout {
-                    link.reset().await;
-                }
-                if timeout(WAIT, link.wait_up()).await.is_ok() {
-                    self.core.signals.wake_all();
-                }
-            }
-            _ => sleep(RETRY).await,
+        log::later!(DEBUG, error = error; "cannot wait for lists; trying again");
+        let Ok(link) = self.core.store.lists().await else { return sleep(RETRY).await };
+        if error.kind() == StoreErrorKind::Timeout {
+            link.reset().await;
+        }
+        if self.epoch != Some(link.epoch()) {
+            return;
+        }
+        sleep(RETRY).await;
+        // it may have popped an element all the same
+        if error.may_have_executed() {
+            self.core.signals.wake_all();
         }
     }
 }
 
 fn grace(left: &[(Instant, Arc<Gate>)]) -> tokio::time::Sleep {
-    sleep_until(left.first().map_or_else(Instant::now, |(since, _)| *since + GRACE).into())
+    sleep(left.first().map_or(GRACE, |(since, _)| (*since + GRACE).saturating_duration_since(Instant::now())))
 }

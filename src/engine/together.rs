@@ -1,20 +1,22 @@
-//! Several locks of one owner by one request: acquired all or none, and given back.
+//! Several locks by one request: acquired all or none, and given back.
 //!
 //! It is a shortcut, never needed: nobody waits here, neither for a lock nor for a turn. Whatever is not plain (a re-entry,
 //! a doubt, a turn that is taken, a refusal) is left to the way on which each lock goes by itself.
 
-use std::{iter, sync::Arc, time::Instant};
+use std::sync::Arc;
 
 use futures_util::future::join_all;
 
 use super::{
-    Core, Kind, Together, UnderWay, Wake,
+    Core, Kind, Together, Wake,
     acquire::{Acquire, Entered, NO_ANSWER, TOO_LATE},
-    holds::{Asked, Hold},
+    hold::{Hold, Left, Planned},
+    settle::UnderWay,
     silent, store_error,
     watchdog::BATCH,
 };
 use crate::{
+    clock::Instant,
     error::{Error, Result, StoreError},
     options::millis,
     store::{Acquired, Arg, Call},
@@ -40,19 +42,15 @@ fn scripts<'a>(core: &Core, kinds: impl ExactSizeIterator<Item = &'a Arc<dyn Kin
 impl Acquire<'_> {
     /// Acquires all of these locks, of which this acquire's is the first, if nobody holds any.
     pub(crate) async fn together(&self, kinds: &[Arc<dyn Kind>]) -> Result<Outcome> {
-        let attempt = self.attempt_together(kinds);
-        match self.give_up(self.limit) {
-            None => attempt.await,
-            Some(give_up) => tokio::select! {
-                biased;
-                outcome = attempt => outcome,
-                () = self.core.sleep_until(give_up) => self.no_answer(silent(NO_ANSWER)),
-            },
+        match self.in_time(self.give_up(None), self.attempt_together(kinds)).await {
+            Some(outcome) => outcome,
+            None => self.no_answer(silent(NO_ANSWER)),
         }
     }
 
     async fn attempt_together(&self, kinds: &[Arc<dyn Kind>]) -> Result<Outcome> {
         let Self { core, .. } = *self;
+        core.check_open()?;
         let Some(scripts) = scripts(core, kinds.iter()) else { return Ok(Outcome::NotThisWay) };
         let under_way: Vec<_> =
             kinds.iter().map(|kind| UnderWay { core, hold: core.holds.get_or_insert(kind, &self.owner) }).collect();
@@ -64,7 +62,8 @@ impl Acquire<'_> {
             if hold.count() > 0 {
                 return Ok(Outcome::NotThisWay);
             }
-            let Some(plan) = hold.plan(kind, &core.holds, core.config.max_holds)? else {
+            let Planned::Send(plan) = hold.plan(kind, &core.holds, core.config.max_holds, false, self.after_loss)?
+            else {
                 return Ok(Outcome::NotThisWay);
             };
             plans.push((hold, plan));
@@ -74,9 +73,8 @@ impl Acquire<'_> {
         if plans.iter().any(|(_, plan)| plan.owner != owner) {
             return Ok(Outcome::NotThisWay);
         }
-        let epoch = core.store.link(self.kind.name()).epoch();
         for (hold, _) in &plans {
-            hold.sending(epoch);
+            hold.sending(core.epoch(hold));
         }
         let not_sent = || {
             for (hold, plan) in &plans {
@@ -91,6 +89,7 @@ impl Acquire<'_> {
         let sent = Instant::now();
         match core.store.acquire_together(call).await {
             Ok(None) => {
+                core.round_trip.take(sent.elapsed());
                 let (mut entered, mut late) = (Vec::new(), false);
                 for (hold, plan) in &plans {
                     match self.enter(hold, plan, sent, None)? {
@@ -100,7 +99,7 @@ impl Acquire<'_> {
                 }
                 if late {
                     for (hold, ticket) in &entered {
-                        core.release_later(hold, *ticket);
+                        core.release_later(hold, ticket);
                     }
                     return self.no_answer(silent(TOO_LATE));
                 }
@@ -108,7 +107,7 @@ impl Acquire<'_> {
             }
             Ok(Some((at, why))) => {
                 for (hold, plan) in &plans {
-                    hold.busy(plan, false);
+                    hold.busy(plan, false, core.epoch(hold));
                 }
                 match why {
                     Acquired::WrongKind => Err(Error::WrongLockKind { lock: kinds[at].name().to_string() }),
@@ -141,54 +140,73 @@ impl Core {
             .into_iter()
             .map(|(hold, ticket)| {
                 let under_way = UnderWay { core: self, hold };
-                let generation = under_way.hold.leave(Some(ticket))?;
-                Ok((under_way, generation))
+                let left = under_way.hold.leave(&ticket)?;
+                Ok((under_way, left))
             })
             .collect();
         let budget = Instant::now() + self.config.command_timeout();
-        let holds: Vec<&Hold> = given_up.iter().flatten().map(|(under_way, _)| &*under_way.hold).collect();
+        let here = given_up.iter().flatten().filter(|(_, left)| matches!(left, Left::Here(_)));
+        let holds: Vec<&Arc<Hold>> = here.map(|(under_way, _)| &under_way.hold).collect();
         if let Err(error) = self.agree_together(&holds).await
             && Instant::now() >= budget
         {
             return Err(store_error(holds[0].lock_name(), error));
         }
         let released = given_up.into_iter().map(|given_up| async move {
-            let (under_way, generation) = given_up?;
-            self.released(&under_way.hold, generation, budget).await
+            let (under_way, left) = given_up?;
+            self.left(&under_way.hold, left, budget).await
         });
         join_all(released).await.into_iter().collect()
     }
 
-    /// Makes the server agree with holds that were given up, if that ends all of them.
-    async fn agree_together(&self, holds: &[&Hold]) -> Result<(), StoreError> {
+    /// Makes the server agree with holds that nobody awaits, as far as one request can.
+    pub(super) async fn settle_together(&self, holds: &[Arc<Hold>]) {
+        let can = |hold: &&Arc<Hold>| hold.kind().together().is_some();
+        let together: Vec<_> = holds.iter().filter(can).collect();
+        if together.len() < 2 {
+            return;
+        }
+        let Ok(_slot) = self.janitor.slots().acquire().await else { return };
+        // what is left is settled one by one
+        let _ = self.agree_together(&together).await;
+    }
+
+    /// Makes the server agree with those of these holds that end with it, if that needs nothing but one request.
+    async fn agree_together(&self, holds: &[&Arc<Hold>]) -> Result<(), StoreError> {
         let Some(scripts) = scripts(self, holds.iter().map(|hold| hold.kind())) else { return Ok(()) };
-        let turns: Result<Vec<_>, _> = holds.iter().map(|hold| hold.turn.try_lock()).collect();
-        let Ok(_turns) = turns else { return Ok(()) };
-        let asked: Vec<_> = holds.iter().filter_map(|hold| Some((hold, hold.asking(self)?))).collect();
-        let not_asked = || {
-            for (hold, asked) in &asked {
-                hold.not_asked(asked);
+        let (mut turns, mut asked) = (Vec::with_capacity(holds.len()), Vec::with_capacity(holds.len()));
+        for hold in holds {
+            let Ok(turn) = hold.turn.try_lock() else { continue };
+            match hold.asking(self.epoch(hold)) {
+                Some(release) if release.ends_a_hold() => {
+                    turns.push(turn);
+                    asked.push((*hold, release));
+                }
+                Some(release) => hold.not_asked(&release),
+                None => {}
             }
-        };
-        let Some((_, Asked { owner, .. })) = asked.first() else { return Ok(()) };
-        if asked.len() < holds.len() || !asked.iter().all(|(_, asked)| asked.ends_a_hold() && asked.owner == *owner) {
-            not_asked();
+        }
+        if asked.is_empty() {
             return Ok(());
         }
-        let names = holds.iter().map(|hold| Arc::clone(hold.lock_name())).collect();
-        let channels = holds.iter().map(|hold| match hold.kind().wake(owner) {
-            Wake::Channel(channel) => Arg::from(&channel),
-            Wake::Signal(_) | Wake::Poll(_) => Arg::from(&Arc::from("")),
-        });
-        let args = iter::once(Arg::from(owner)).chain(channels).collect();
+        let names = asked.iter().map(|(hold, _)| Arc::clone(hold.kind().name())).collect();
+        let of_one = |(hold, release): &(&Arc<Hold>, _)| {
+            let release: &super::hold::Asked = release;
+            let channel = match hold.kind().wake(&release.owner) {
+                Wake::Channel(channel) => Arg::from(&channel),
+                Wake::Signal(_) | Wake::Poll(_) => Arg::from(&Arc::from("")),
+            };
+            [Arg::from(&release.owner), channel]
+        };
+        let args = asked.iter().flat_map(of_one).collect();
         match self.store.release_together(Call::new(scripts.release, names, args)).await {
             Ok(answers) => {
-                for ((hold, asked), released) in asked.iter().zip(answers) {
-                    hold.answered(self, asked, released);
+                for ((hold, release), released) in asked.iter().zip(answers) {
+                    self.agreed(hold, release, released);
                 }
             }
             Err(error) if error.may_have_executed() => return Err(error),
-            Err(_) => not_asked(),
+            Err(_) => asked.iter().for_each(|(hold, release)| hold.not_asked(release)),
         }
         Ok(())
     }

@@ -1,125 +1,184 @@
 //! Renews leaseless holds every third of their TTL, in batches, and notices holds whose lease is over.
 //!
-//! The hot path does nothing for the watchdog: a hold taken after a pass is not due before the next one, since it is
-//! due a third of the TTL after it was taken.
+//! What is due comes from a queue in order of time; what is sent goes in order of deadlines, as many batches at once as
+//! fill the way to the server and back.
 
 use std::{
+    cmp::Reverse,
     collections::HashMap,
-    sync::Arc,
-    time::{Duration, Instant},
+    sync::{Arc, atomic::Ordering::Relaxed},
+    time::Duration,
 };
-
-use tokio::time::sleep;
 
 use super::{
     Core, Kind,
-    holds::{Due, Hold},
+    due::LOOK,
+    hold::{Look, Renewal},
 };
 use crate::{
-    error::StoreError,
+    clock::Instant,
+    error::{StoreError, StoreErrorKind},
+    log,
     options::millis,
     owner::OwnerId,
     store::{Arg, Call, Renewed, Script},
 };
+use futures_util::stream::{FuturesUnordered, StreamExt};
 
 /// Locks in one script call: the server is blocked for a millisecond or so.
 pub(super) const BATCH: usize = 500;
-/// However soon a renewal is due again: no spinning.
-const SHORTEST_PAUSE: Duration = Duration::from_millis(2);
+/// What the server takes for a batch, or a little more: so many batches are under way as fit into a round trip.
+const WORK: Duration = Duration::from_millis(2);
+const MOST_UNDER_WAY: usize = 64;
+/// So often in a row parts of one batch are refused before all of it counts as refused: more often than it takes to find the
+/// one lock of [`BATCH`] that is to blame. To ask for each would only hammer the server.
+const MOST_REFUSALS: u32 = 12;
 
-struct Renewal {
-    hold: Arc<Hold>,
-    owner: OwnerId,
-    generation: u64,
-    ttl: Duration,
+/// What is to be renewed, by script, the most urgent last.
+#[derive(Default)]
+struct Pending(HashMap<&'static str, (&'static Script, Vec<Renewal>)>);
+
+impl Pending {
+    fn add(&mut self, renewals: Vec<Renewal>) {
+        for renewal in renewals {
+            let script = renewal.hold.kind().renew();
+            self.0.entry(script.name).or_insert_with(|| (script, Vec::new())).1.push(renewal);
+        }
+        for (_, renewals) in self.0.values_mut() {
+            renewals.sort_unstable_by_key(|renewal| Reverse(renewal.deadline));
+        }
+    }
+
+    /// The batch that has the least time left.
+    fn next(&mut self) -> Option<(&'static Script, Vec<Renewal>)> {
+        let urgent = |(_, renewals): &&mut (&'static Script, Vec<Renewal>)| renewals.last().map(|last| last.deadline);
+        let (script, renewals) = self.0.values_mut().filter(|of| !of.1.is_empty()).min_by_key(urgent)?;
+        let rest = renewals.len().saturating_sub(BATCH);
+        Some((*script, renewals.split_off(rest)))
+    }
 }
 
 /// Runs until the client ends.
 pub(crate) async fn run(core: Arc<Core>) {
-    let period = core.config.watchdog_timeout / 3;
+    let (mut pending, mut under_way) = (Pending::default(), FuturesUnordered::new());
+    let mut connections = core.store.connections();
     loop {
-        // a hold taken while the pass lasts is due a period after the pass began
-        let latest = Instant::now() + period;
-        let next = pass(&core).await.unwrap_or(latest).min(latest);
-        let pause = next.saturating_duration_since(Instant::now()).max(SHORTEST_PAUSE);
+        let due = look(&core);
+        if !due.is_empty() {
+            pending.add(due);
+        }
+        while under_way.len() < at_once(&core)
+            && let Some((script, batch)) = pending.next()
+        {
+            under_way.push(renew(&core, script, batch));
+        }
+        let longest = if core.holds.reap_again() { LOOK } else { core.config.watchdog_timeout / 3 };
         tokio::select! {
-            () = sleep(pause) => {}
-            // a hold with a shorter TTL was taken
-            () = core.sooner.notified() => {}
+            Some(()) = under_way.next(), if !under_way.is_empty() => {}
+            // the server may be another one, or have forgotten everything
+            changed = connections.changed() => match changed {
+                Ok(()) => {
+                    let now = Instant::now();
+                    core.holds.for_each(|hold| hold.check_soon(now));
+                }
+                Err(_) => return,
+            },
+            () = core.holds.due.wait(longest) => {}
         }
     }
 }
 
-/// Renews what is due; returns when the next hold will be.
-async fn pass(core: &Arc<Core>) -> Option<Instant> {
-    let now = Instant::now();
-    let (mut next, mut expired) = (None::<Instant>, Vec::new());
-    let mut renewals: HashMap<(&'static str, Duration), (&'static Script, Vec<Renewal>)> = HashMap::new();
-    core.holds.for_each(|hold| match hold.due(now) {
-        Due::Never => {}
-        Due::At(at) => next = Some(next.map_or(at, |next| next.min(at))),
-        Due::Expired => expired.push(Arc::clone(hold)),
-        Due::Renew { owner, generation, ttl } => {
-            let script = hold.kind().renew();
-            let renewal = Renewal { hold: Arc::clone(hold), owner, generation, ttl };
-            renewals.entry((script.name, ttl)).or_insert_with(|| (script, Vec::new())).1.push(renewal);
-        }
-    });
-    for hold in expired {
-        hold.lose_if_over();
-        core.tidy(&hold);
-    }
-    for (script, batch) in renewals.into_values() {
-        for chunk in batch.chunks(BATCH) {
-            let soonest = renew(core, script, chunk).await;
-            next = Some(next.map_or(soonest, |next| next.min(soonest)));
-        }
-    }
-    core.holds.sweep();
-    next
+fn at_once(core: &Core) -> usize {
+    let fit = core.round_trip.get().as_nanos() / WORK.as_nanos();
+    MOST_UNDER_WAY.min(2 + fit as usize)
 }
 
-/// Renews one batch; returns when it is due again. A refusal that concerns one lock must not cost the others their
-/// renewal, so a refused batch is halved.
-async fn renew(core: &Arc<Core>, script: &'static Script, batch: &[Renewal]) -> Instant {
-    // a batch has one TTL
-    let lease = batch[0].ttl;
-    let (sent, answers) = send(core, script, batch).await;
-    let again = sent + lease / 3;
-    let retry = Instant::now() + lease / 30;
-    match answers {
-        Ok(answers) => {
-            let mut soonest = again;
-            for (renewal, answer) in batch.iter().zip(answers) {
-                let next = if answer == Renewed::Unknown { retry } else { again };
-                soonest = soonest.min(next);
-                renewal.hold.renewed(renewal.generation, answer, sent, lease, Some(next));
-                // lost, or released meanwhile
-                core.tidy(&renewal.hold);
+/// Looks at what is due; returns what is to be renewed.
+fn look(core: &Arc<Core>) -> Vec<Renewal> {
+    let (now, mut renewals) = (Instant::now(), Vec::new());
+    for hold in core.holds.due.take(now) {
+        match hold.look(now) {
+            Look::Nothing => {}
+            Look::Renew(renewal) => renewals.push(renewal),
+            Look::Ended => core.tidy(&hold),
+            Look::Stuck => {
+                log::later!(
+                    WARN, lock = hold.lock_name(), owner = hold.owner();
+                    "a request of a future that is not polled is undone"
+                );
+                core.orphan(&hold);
             }
-            soonest
         }
-        Err(error) if batch.len() > 1 && !error.is_transient() => {
-            let (left, right) = batch.split_at(batch.len() / 2);
-            let left = Box::pin(renew(core, script, left)).await;
-            left.min(Box::pin(renew(core, script, right)).await)
+    }
+    renewals
+}
+
+/// Renews one batch. A refusal that concerns one lock must not cost the others their renewal, so a batch that is refused is
+/// halved; but not where everything is refused.
+async fn renew(core: &Arc<Core>, script: &'static Script, batch: Vec<Renewal>) {
+    let mut refused_in_a_row = 0;
+    let mut parts = vec![batch];
+    while let Some(mut part) = parts.pop() {
+        let now = Instant::now();
+        // whatever ended meanwhile needs no renewal
+        part.retain(|renewal| renewal.hold.is_current(&renewal.generation));
+        if part.is_empty() {
+            continue;
         }
-        Err(error) => {
-            tracing::warn!(locks = batch.len(), %error, "renewal failed; trying again until the lease ends");
-            for renewal in batch {
-                renewal.hold.renewed(renewal.generation, Renewed::Unknown, sent, lease, Some(retry));
-                core.tidy(&renewal.hold);
+        let ttls: Vec<Duration> = part.iter().map(|renewal| renewal.keep.ttl(now)).collect();
+        match core.store.renew(call(script, &part, &ttls)).await {
+            Ok(answers) => {
+                core.round_trip.take(now.elapsed());
+                core.renewals_are_refused.store(false, Relaxed);
+                refused_in_a_row = 0;
+                for ((renewal, ttl), answer) in part.iter().zip(ttls).zip(answers) {
+                    let Renewal { hold, generation, period, .. } = renewal;
+                    if answer == Renewed::Unknown {
+                        hold.not_renewed(generation, Instant::now() + *period / 10);
+                    } else {
+                        hold.renewed(generation, answer, now, ttl, Some(now + *period));
+                    }
+                    // lost, or released meanwhile
+                    core.tidy(hold);
+                }
             }
-            retry
+            Err(error) => {
+                refused_in_a_row += 1;
+                let hopeless = refused_in_a_row >= MOST_REFUSALS || core.renewals_are_refused.load(Relaxed);
+                let halves = may_concern_one(&error) && !hopeless;
+                if halves && part.len() > 1 {
+                    let right = part.split_off(part.len() / 2);
+                    parts.extend([right, part]);
+                    continue;
+                }
+                if !halves {
+                    part.extend(parts.drain(..).flatten());
+                    core.renewals_are_refused.store(true, Relaxed);
+                }
+                log::later!(
+                    WARN, locks = part.len(), error = error; "renewal failed; trying again until the lease ends"
+                );
+                for Renewal { hold, generation, period, .. } in &part {
+                    hold.not_renewed(generation, Instant::now() + *period / 10);
+                    core.tidy(hold);
+                }
+            }
         }
     }
 }
 
-async fn send(core: &Core, script: &'static Script, batch: &[Renewal]) -> (Instant, Result<Vec<Renewed>, StoreError>) {
+/// Whether the script was refused for what it names, rather than for what it is, or for the server's state.
+fn may_concern_one(error: &StoreError) -> bool {
+    use StoreErrorKind as K;
+    !error.may_have_executed()
+        && matches!(error.kind(), K::NoPermission | K::CrossSlot | K::Moved | K::WrongType | K::Other)
+}
+
+fn call(script: &'static Script, batch: &[Renewal], ttls: &[Duration]) -> Call {
     let keys = batch.iter().map(|renewal| Arc::clone(renewal.hold.kind().record())).collect();
-    let args = batch.iter().flat_map(|renewal| [Arg::from(&renewal.owner), millis(renewal.ttl).into()]).collect();
-    let sent = Instant::now();
-    (sent, core.store.renew(Call::new(script, keys, args)).await)
+    let of_one =
+        |(renewal, ttl): (&Renewal, &Duration)| [Arg::from(&renewal.generation.owner), Arg::from(millis(*ttl))];
+    Call::new(script, keys, batch.iter().zip(ttls).flat_map(of_one).collect())
 }
 
 /// Lets a hold live for at least `lease` from now: the watchdog's script on one lock.

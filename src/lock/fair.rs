@@ -11,17 +11,19 @@ use crate::{
     store::{Call, Script, script},
 };
 
-script!(ACQUIRE = "fair/acquire", keys = 3, args = 5);
-script!(RELEASE = "fair/release", keys = 3, args = 3);
+script!(ACQUIRE = "fair/acquire", keys = 4, args = 6);
+script!(RELEASE = "fair/release", keys = 4, args = 3);
 script!(FORCE_RELEASE = "fair/force_release", keys = 2, args = 1);
 
-/// The reentrant lock's record, a list of waiters, and a sorted set of the times when they count as gone.
+/// The reentrant lock's record, a list of waiters, and two sorted sets of the times when they count as gone: Redisson's,
+/// which its clients lower, and one for our waiters alone.
 #[derive(Debug)]
 pub(crate) struct Fair {
     record: Reentrant,
     queue: Arc<str>,
     timeouts: Arc<str>,
-    /// Each waiter listens to a channel of his own: this one with `:` and his name added.
+    seen: Arc<str>,
+    /// Each waiter listens to a channel of its own: this one with `:` and its name added.
     channel: Arc<str>,
     patience: Duration,
 }
@@ -32,13 +34,14 @@ impl Fair {
             record: Reentrant::new(name),
             queue: name.derived("redisson_lock_queue"),
             timeouts: name.derived("redisson_lock_timeout"),
+            seen: name.derived("nestlock_fair_seen"),
             channel: name.channel(),
             patience,
         }
     }
 
     fn keys(&self) -> Vec<Arc<str>> {
-        [self.name(), &self.queue, &self.timeouts].map(Arc::clone).into()
+        [self.name(), &self.queue, &self.timeouts, &self.seen].map(Arc::clone).into()
     }
 }
 
@@ -65,8 +68,9 @@ impl Kind for Fair {
 
     fn acquire(&self, request: Request<'_>) -> Call {
         let Request { owner, lease_ms, holds, waits } = request;
+        let (patience, waits) = (millis(self.patience), u32::from(waits));
         let args =
-            vec![owner.into(), lease_ms.into(), holds.into(), millis(self.patience).into(), u32::from(waits).into()];
+            vec![owner.into(), lease_ms.into(), holds.into(), patience.into(), waits.into(), (&self.channel).into()];
         Call::new(&ACQUIRE, self.keys(), args)
     }
 

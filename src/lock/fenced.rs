@@ -6,7 +6,7 @@ use super::reentrant::Reentrant;
 use crate::{
     engine::{Kind, Request, Wake},
     error::{Error, Result},
-    keys::LockName,
+    keys::{FENCE, LockName},
     owner::OwnerId,
     store::{Arg, Call, Script, script},
 };
@@ -37,6 +37,10 @@ impl Kind for Fenced {
 
     fn family(&self) -> &'static str {
         self.record.family()
+    }
+
+    fn has_token(&self) -> bool {
+        true
     }
 
     fn wake(&self, owner: &OwnerId) -> Wake {
@@ -74,7 +78,7 @@ pub(crate) struct FencedKey {
 
 impl FencedKey {
     pub(crate) fn new(key: &LockName) -> Self {
-        Self { data: Arc::clone(key.as_arc()), fence: key.derived("nestlock_fence") }
+        Self { data: Arc::clone(key.as_arc()), fence: key.derived(FENCE) }
     }
 
     pub(crate) fn set(&self, value: &[u8], token: u64) -> Result<Call> {

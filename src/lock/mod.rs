@@ -11,7 +11,7 @@ mod signal;
 mod spin;
 mod string;
 
-use std::{sync::Arc, time::Duration};
+use std::{any::Any, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 
@@ -51,6 +51,12 @@ pub struct Lock {
 impl Lock {
     pub(crate) fn new(anchor: &Arc<Anchor>, kind: impl Kind) -> Self {
         Self { anchor: Arc::clone(anchor), kind: Arc::new(kind) }
+    }
+
+    /// A member of a lock over several, if it is one of these.
+    fn of(member: &Arc<dyn RLock>) -> Option<&Self> {
+        let member: &dyn Any = &**member;
+        member.downcast_ref()
     }
 }
 

@@ -1,20 +1,18 @@
 //! Several locks as one: all or nothing. Redisson's `RedissonMultiLock`. No Redis here.
 
-use std::{
-    any::Any,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use futures_util::future::join_all;
 
 use crate::{
+    clock::Instant,
     engine::{Anchor, Kind, acquire::Acquire, random_fraction, together::Outcome},
-    error::{Error, Result},
+    error::{Error, Result, StoreError, StoreErrorKind},
     guard::LockGuard,
     options::{AcquireOptions, Wait},
     owner::OwnerId,
+    quorum::ask,
     rlock::RLock,
 };
 
@@ -23,6 +21,8 @@ use super::Lock;
 /// The pause after a round in which some members were busy grows by this, up to [`MAX_PAUSE`]; all of it is random.
 const PAUSE_STEP: Duration = Duration::from_millis(2);
 const MAX_PAUSE: Duration = Duration::from_millis(50);
+/// How long past the end of the wait answers to requests under way are awaited.
+const GRACE: Duration = Duration::from_millis(40);
 
 /// Several locks that are held together or not at all, made by [`LockClient::multi_lock`](crate::LockClient::multi_lock).
 ///
@@ -47,8 +47,7 @@ impl MultiLock {
         }
         let names: Vec<_> = members.iter().map(|member| member.name()).collect();
         let kind = |member: &Arc<dyn RLock>| {
-            let member: &dyn Any = &**member;
-            let lock = member.downcast_ref::<Lock>().filter(|lock| Arc::ptr_eq(&lock.anchor, anchor))?;
+            let lock = Lock::of(member).filter(|lock| Arc::ptr_eq(&lock.anchor, anchor))?;
             Some(Arc::clone(&lock.kind))
         };
         let kinds = members.iter().map(kind).collect();
@@ -76,35 +75,38 @@ impl MultiLock {
         })
     }
 
-    /// Acquires one member, and waits for it; then all others, without waiting.
-    async fn round(&self, first: usize, wait: Wait, options: &AcquireOptions) -> Result<Round> {
+    /// Acquires one member, and waits for it; then all others, without waiting, and for their answers until `over`.
+    async fn round(&self, first: usize, wait: Wait, options: &AcquireOptions, over: Option<Instant>) -> Result<Round> {
         let awaited = AcquireOptions { wait, ..options.clone() };
         let Some(guard) = self.members[first].acquire(awaited).await? else { return Ok(Round::Busy) };
         let at_once = AcquireOptions { wait: Wait::No, ..options.clone() };
         let others = self.members.iter().enumerate().filter(|(at, _)| *at != first);
-        let others = join_all(others.map(|(at, member)| {
-            let options = at_once.clone();
-            async move { (at, member.acquire(options).await) }
-        }))
-        .await;
+        let others = others.map(|(at, member)| (at, member.acquire(at_once.clone())));
+        let answers = ask(&self.anchor, others, over, |_| false).await;
 
+        let silent = (0..self.members.len()).find(|at| *at != first && answers.iter().all(|(other, _)| other != at));
         let (mut guards, mut busy, mut failure) = (vec![(first, guard)], None, None);
-        for (at, outcome) in others {
+        for (at, outcome) in answers {
             match outcome {
                 Ok(Some(guard)) => guards.push((at, guard)),
                 Ok(None) => busy = busy.or(Some(at)),
                 Err(error) => failure = failure.or(Some(error)),
             }
         }
-        if busy.is_none() && failure.is_none() {
+        if guards.len() == self.members.len() {
             guards.sort_unstable_by_key(|(at, _)| *at);
             return Ok(Round::Entered(guards.into_iter().map(|(_, guard)| guard).collect()));
         }
-        // what fails here is settled by the member's client, or ends with its lease
-        join_all(guards.into_iter().map(|(_, guard)| guard.unlock())).await;
-        match (failure, busy) {
-            (Some(error), _) => Err(error),
-            (None, busy) => Ok(Round::Again(busy.unwrap_or(first))),
+        // what fails or is late here is settled by the member's client, or ends with its lease
+        let released = guards.into_iter().map(|(at, guard)| (at, guard.unlock()));
+        ask(&self.anchor, released, over.map(|over| over.max(Instant::now() + GRACE)), |_| false).await;
+        match (failure, busy, silent) {
+            (Some(error), ..) => Err(error),
+            (None, None, Some(silent)) => {
+                let source = StoreError::new(StoreErrorKind::Timeout, true, "no answer before the wait was over");
+                Err(Error::Unconfirmed { lock: self.members[silent].name().to_owned(), source })
+            }
+            (None, busy, _) => Ok(Round::Again(busy.unwrap_or(first))),
         }
     }
 }
@@ -130,6 +132,7 @@ impl RLock for MultiLock {
 
     async fn acquire(&self, options: AcquireOptions) -> Result<Option<LockGuard>> {
         let limit = options.wait.until(Instant::now());
+        let over = limit.filter(|_| options.wait != Wait::No).map(|limit| limit + GRACE);
         let mut first = match self.together(&options).await? {
             Round::Entered(guards) => return Ok(Some(LockGuard::of_many(Arc::clone(&self.name), guards))),
             Round::Busy => return Ok(None),
@@ -139,17 +142,15 @@ impl RLock for MultiLock {
         loop {
             let wait = match limit {
                 None => Wait::Forever,
-                Some(limit) => match limit.saturating_duration_since(Instant::now()) {
-                    Duration::ZERO => Wait::No,
-                    left => Wait::For(left),
-                },
+                Some(_) if options.wait == Wait::No => Wait::No,
+                Some(limit) => Wait::For(limit.saturating_duration_since(Instant::now())),
             };
-            match self.round(first, wait, &options).await? {
+            match self.round(first, wait, &options, over).await? {
                 Round::Entered(guards) => {
                     return Ok(Some(LockGuard::of_many(Arc::clone(&self.name), guards)));
                 }
                 Round::Busy => return Ok(None),
-                Round::Again(_) if wait == Wait::No => return Ok(None),
+                Round::Again(_) if limit.is_some_and(|limit| limit <= Instant::now()) => return Ok(None),
                 Round::Again(busy) => first = busy,
             }
             // two that take turns in disturbing each other would go on for ever

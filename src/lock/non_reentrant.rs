@@ -30,6 +30,10 @@ impl<K: Kind> Kind for NonReentrant<K> {
         self.0.wake(owner)
     }
 
+    fn has_token(&self) -> bool {
+        self.0.has_token()
+    }
+
     fn queues(&self) -> bool {
         self.0.queues()
     }

@@ -31,8 +31,17 @@ const INTENT_MS: u64 = 2_000;
 /// A lock with two sides: any number of owners may hold [`read`](Self::read), or one may hold [`write`](Self::write).
 ///
 /// Each side is an [`RLock`](crate::RLock), reentrant by itself. Whoever writes may also read, and then give up writing
-/// and read on. Whoever reads can not write: [`Error::UpgradeRefused`](crate::Error::UpgradeRefused) at once, since he
-/// would wait for himself.
+/// and read on. Whoever reads cannot write: [`Error::UpgradeRefused`](crate::Error::UpgradeRefused) at once, since it
+/// would wait for itself.
+///
+/// # Deadlocks
+///
+/// A writer that waits holds new readers back, but for owners that read already. So a task that reads must not wait for
+/// another task, under another owner, that wants to read: if a writer comes between them, the writer waits for the first
+/// task, the first for the second, and the second for the writer. Nobody times out if nobody has a limit. Two tasks of
+/// one request are enough. Read once for each request and pass on what was read; or let its tasks be one owner
+/// ([`AcquireOptions::owner`](crate::AcquireOptions::owner) with [`LockClient::owner`](crate::LockClient::owner)), which
+/// may always read on; or bound the inner wait ([`RLock::try_lock_for`](crate::RLock::try_lock_for)).
 #[derive(Debug, Clone)]
 pub struct ReadWriteLock {
     read: Lock,

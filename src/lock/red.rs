@@ -2,24 +2,23 @@
 //!
 //! <https://redis.io/docs/latest/develop/use/patterns/distributed-locks/>
 
-use std::{
-    fmt,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{fmt, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use uuid::Uuid;
 
 use crate::{
+    clock::Instant,
     engine::{Anchor, random_fraction},
     error::{Error, NodeSaid, Result},
     guard::LockGuard,
-    options::{AcquireOptions, Wait, checked_lease},
+    options::{AcquireOptions, ENDLESS, Wait, checked_lease},
     owner::OwnerId,
-    quorum::{Nodes, Quorum, may_pass},
+    quorum::{Nodes, Quorum, Terms, may_pass},
     rlock::RLock,
 };
+
+use super::Lock;
 
 /// How a [`RedLock`] asks its servers. The defaults are redsync's.
 #[derive(Clone)]
@@ -96,7 +95,8 @@ impl RedLockOptions {
         self
     }
 
-    /// How many rounds one acquire makes at most, where its options allow it to wait. Default 32, at least 1.
+    /// How many rounds one acquire makes at most whose wait has a limit; without a limit, how many may fail in a row: a
+    /// busy lock is then waited for as long as it takes. Without a wait there is one round. Default 32, at least 1.
     /// RedLock-Hyperf: 2; node-redlock: 10 retries, which are 11 rounds.
     pub fn tries(mut self, tries: u32) -> Self {
         self.tries = tries;
@@ -157,8 +157,8 @@ impl RedLockOptions {
     }
 
     /// [`LockGuard::extend`] also takes the lock on servers where it is free: one that was restarted without its data is
-    /// part of it again. Only while most servers hold the lock: one that was lost is reported as lost, not made anew.
-    /// Default off.
+    /// part of it again, after one call. Only while most servers hold the lock: one that was lost is reported as lost, not
+    /// made anew. Default off.
     pub fn recreate_on_extend(mut self, on: bool) -> Self {
         self.recreate_on_extend = on;
         self
@@ -190,11 +190,14 @@ impl RedLockOptions {
         }
     }
 
-    /// The pause after this many rounds.
+    /// The pause after this many rounds: no more than the clock can count.
     fn pause(&self, tries: u32) -> Duration {
         match &self.retry_delay {
-            RetryDelay::Uniform(least, most) => *least + most.saturating_sub(*least).mul_f64(random_fraction()),
-            RetryDelay::OfTry(delay) => delay(tries),
+            RetryDelay::Uniform(least, most) => {
+                let [least, most] = [least, most].map(|delay| delay.min(&ENDLESS));
+                *least + most.saturating_sub(*least).mul_f64(random_fraction())
+            }
+            RetryDelay::OfTry(delay) => delay(tries).min(ENDLESS),
         }
     }
 }
@@ -232,6 +235,12 @@ impl RedLock {
             let reason = "only a RedLock over servers has a value; leave it out".into();
             return Err(Error::InvalidConfig { reason });
         }
+        if let Some((one, other)) = twins(&locks) {
+            let (name, [one, other]) = (one.name(), [one, other].map(|lock| lock.anchor.store.address()));
+            let reason =
+                format!("{one} and {other} are one server, and its lock {name:?} would count twice; leave one out");
+            return Err(Error::InvalidConfig { reason });
+        }
         let options = Arc::new(options.validate(&name)?);
         Ok(Self { nodes: Arc::new(Nodes { anchor: Arc::clone(anchor), name, locks, labels }), options, valued })
     }
@@ -264,6 +273,16 @@ impl RedLock {
             Value::Fixed(value) => value.clone(),
             Value::Made(make) => make(),
         })
+    }
+
+    /// The same for each member, as whoever calls now: an extension may be another task's call.
+    fn as_now(&self, asked: &AcquireOptions) -> Vec<AcquireOptions> {
+        let named = asked.rare().owner.is_some() || asked.rare().value.is_some();
+        let of_member = |member: &Arc<dyn RLock>| match Lock::of(member) {
+            Some(lock) if !named => asked.clone().owner(OwnerId::current(&lock.anchor.client)),
+            _ => asked.clone(),
+        };
+        self.nodes.locks.iter().map(|member| of_member(member).after_a_loss()).collect()
     }
 
     /// Asks all members once.
@@ -299,9 +318,10 @@ impl RedLock {
         }
         let agreed = guards.len();
         if agreed > 0 {
-            let margin = ttl.mul_f64((self.options.drift_factor - 0.01).max(0.0));
-            let rejoin = self.options.recreate_on_extend.then_some(asked);
-            let quorum = Quorum::new(nodes, guards, limit, margin, rejoin);
+            let rejoin = if self.options.recreate_on_extend { self.as_now(&asked) } else { Vec::new() };
+            let drift = (self.options.drift_factor - 0.01).max(0.0);
+            let terms = Terms { limit, ttl, drift, rejoin, leased: asked.lease.is_some() };
+            let quorum = Quorum::new(nodes, guards, terms);
             if agreed >= needed && quorum.remaining().is_ok() {
                 return Ok(Round::Entered(LockGuard::of_most(quorum)));
             }
@@ -318,6 +338,14 @@ impl RedLock {
     }
 }
 
+/// Two members that are one lock of one server.
+fn twins(members: &[Arc<dyn RLock>]) -> Option<(&Lock, &Lock)> {
+    let locks: Vec<_> = members.iter().filter_map(Lock::of).collect();
+    let are_one = |a: &Lock, b: &Lock| a.name() == b.name() && a.anchor.store.is_of_same_server(&b.anchor.store);
+    let pairs = locks.iter().enumerate().flat_map(|(at, one)| locks[at + 1..].iter().map(move |other| (*one, *other)));
+    pairs.into_iter().find(|(one, other)| are_one(one, other))
+}
+
 enum Round {
     Entered(LockGuard),
     Busy,
@@ -331,24 +359,27 @@ impl RLock for RedLock {
         &self.nodes.name
     }
 
-    /// As [`RLock::acquire`] says, by rounds: `None` also when [`RedLockOptions::tries`] rounds found it busy.
+    /// As [`RLock::acquire`] says, by rounds: `None` also when the [`RedLockOptions::tries`] are over before the wait.
     /// [`Error::NoQuorum`] if too few servers answered in the last one.
+    ///
+    /// The last round begins when the wait is over, if not before. It takes a round limit at most, and as long again to
+    /// give back what a minority granted; see [`RedLockOptions::timeout_factor`].
     async fn acquire(&self, options: AcquireOptions) -> Result<Option<LockGuard>> {
         let limit = options.wait.until(Instant::now());
-        let tries = if options.wait == Wait::No { 1 } else { self.options.tries };
-        let mut made = 0;
+        // what counts against the tries: each round, or without a limit those that failed, in a row
+        let (mut made, mut counted) = (0_u32, 0);
         loop {
-            let outcome = self.round(&options).await?;
-            made += 1;
-            let failure = match outcome {
+            let failure = match self.round(&options).await? {
                 Round::Entered(guard) => return Ok(Some(guard)),
                 Round::Busy => None,
                 Round::Failed(error) => Some(error),
             };
-            let next = Instant::now() + self.options.pause(made);
-            if made >= tries || limit.is_some_and(|limit| limit <= Instant::now()) {
+            made = made.saturating_add(1);
+            counted = if limit.is_none() && failure.is_none() { 0 } else { counted + 1 };
+            if counted >= self.options.tries || limit.is_some_and(|limit| limit <= Instant::now()) {
                 return failure.map_or(Ok(None), Err);
             }
+            let next = Instant::now() + self.options.pause(made);
             self.nodes.anchor.sleep_until(limit.map_or(next, |limit| limit.min(next))).await;
         }
     }

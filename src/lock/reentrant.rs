@@ -12,7 +12,7 @@ use crate::{
 script!(ACQUIRE = "reentrant/acquire", keys = 1, args = 3);
 script!(RELEASE = "reentrant/release", keys = 1, args = 3);
 script!(ACQUIRE_TOGETHER = "reentrant/acquire_together", keys = 0 + 1 per_lock, args = 2);
-script!(RELEASE_TOGETHER = "reentrant/release_together", keys = 0 + 1 per_lock, args = 1 + 1 per_lock);
+script!(RELEASE_TOGETHER = "reentrant/release_together", keys = 0 + 1 per_lock, args = 0 + 2 per_lock);
 script!(RENEW = "reentrant/renew", keys = 0 + 1 per_lock, args = 0 + 2 per_lock);
 script!(FORCE_RELEASE = "reentrant/force_release", keys = 1, args = 1);
 script!(INSPECT = "reentrant/inspect", keys = 1, args = 0);

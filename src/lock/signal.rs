@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::{
     engine::{Kind, Request, Wake},
-    keys::LockName,
+    keys::{LockName, SIGNAL_LIST, SIGNAL_RECORD},
     options::{ENDLESS, SignalOptions, millis},
     owner::OwnerId,
     store::{Call, Script, script},
@@ -17,9 +17,6 @@ script!(RENEW = "signal/renew", keys = 0 + 1 per_lock, args = 0 + 2 per_lock);
 script!(FORCE_RELEASE = "signal/force_release", keys = 2, args = 1);
 script!(SIGNAL = "signal/signal", keys = 2, args = 1);
 script!(INSPECT = "signal/inspect", keys = 1, args = 0);
-
-/// What stands before a name: the key of its record.
-const RECORD: &str = "lock:";
 
 /// A string `lock:name`: the owner; and a list `lock-signal:name` of one element, which lives for a second.
 #[derive(Debug)]
@@ -38,20 +35,20 @@ impl Signal {
     fn named(name: &Arc<str>, options: SignalOptions) -> Self {
         Self {
             name: Arc::clone(name),
-            record: format!("{RECORD}{name}").into(),
-            list: format!("lock-signal:{name}").into(),
+            record: format!("{SIGNAL_RECORD}{name}").into(),
+            list: format!("{SIGNAL_LIST}{name}").into(),
             options,
         }
     }
 
     /// The lock that has a record at this key. `None`: none has.
     pub(crate) fn of_record(key: &str) -> Option<Self> {
-        Some(Self::named(&key.strip_prefix(RECORD)?.into(), SignalOptions::default()))
+        Some(Self::named(&key.strip_prefix(SIGNAL_RECORD)?.into(), SignalOptions::default()))
     }
 
     /// What the keys of all records look like, for `SCAN`.
     pub(crate) fn records(prefix: &str) -> String {
-        let mut pattern = RECORD.to_owned();
+        let mut pattern = SIGNAL_RECORD.to_owned();
         for letter in prefix.chars() {
             if "*?[]\\".contains(letter) {
                 pattern.push('\\');

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::{
     engine::{Kind, Request, Wake},
-    keys::LockName,
+    keys::{FENCE, LockName},
     options::Backoff,
     owner::OwnerId,
     store::{Call, Script, script},
@@ -14,19 +14,21 @@ use crate::{
 script!(ACQUIRE = "string/acquire", keys = 1, args = 2);
 script!(RELEASE = "string/release", keys = 1, args = 1);
 script!(RENEW = "string/renew", keys = 0 + 1 per_lock, args = 0 + 2 per_lock);
-script!(FORCE_RELEASE = "string/force_release", keys = 1, args = 0);
+script!(FORCE_RELEASE = "string/force_release", keys = 2, args = 0);
 script!(INSPECT = "string/inspect", keys = 1, args = 0);
 
 /// A string `name`: the owner, with the lease as its TTL. There is no count, so that it is not reentrant.
 #[derive(Debug)]
 pub(crate) struct StringRecord {
     name: Arc<str>,
+    /// Where the fence of a guarded value of this name would be.
+    fence: Arc<str>,
     backoff: Backoff,
 }
 
 impl StringRecord {
     pub(crate) fn new(name: &LockName, backoff: Backoff) -> Self {
-        Self { name: Arc::clone(name.as_arc()), backoff }
+        Self { name: Arc::clone(name.as_arc()), fence: name.derived(FENCE), backoff }
     }
 
     fn key(&self) -> Vec<Arc<str>> {
@@ -68,7 +70,7 @@ impl Kind for StringRecord {
     }
 
     fn force_release(&self) -> Call {
-        Call::new(&FORCE_RELEASE, self.key(), vec![])
+        Call::new(&FORCE_RELEASE, vec![Arc::clone(&self.name), Arc::clone(&self.fence)], vec![])
     }
 
     fn inspect(&self) -> Call {

@@ -9,7 +9,7 @@ use std::{
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     task::{Context, Poll},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use fred::{
@@ -17,7 +17,7 @@ use fred::{
     error::{Error as FredError, ErrorKind as FredKind},
     interfaces::{ClientLike, EventInterface, LuaInterface, PubsubInterface},
     types::{
-        Builder, ClientState, ClusterHash, CustomCommand, Message, RespVersion, Value,
+        Builder, ClusterHash, ConnectHandle, CustomCommand, Message, RespVersion, Value,
         config::{Config as FredConfig, Options, Server, ServerConfig},
     },
 };
@@ -29,14 +29,16 @@ use tokio::{
 };
 use uuid::Uuid;
 
-use super::script::{Arg, Call};
+use super::{
+    pace::{Pace, nobody_listens},
+    script::{Arg, Call},
+};
 use crate::{
     error::{StoreError, StoreErrorKind},
+    log,
     options::Config,
 };
 
-/// The first delay before a reconnect, and the longest: a server that comes back is noticed within a quarter second.
-const RECONNECT_DELAYS: (u32, u32) = (10, 150);
 /// How many requests may wait in one connection's queue.
 const MAX_QUEUED: usize = 50_000;
 /// Pub/sub messages that may wait for the hub; beyond, fred drops the oldest and says so.
@@ -45,6 +47,27 @@ const MESSAGE_CAPACITY: usize = 4096;
 const HEARTBEAT: Duration = Duration::from_secs(1);
 /// Heartbeats without an answer before the connection is given up.
 const MISSED_HEARTBEATS: u32 = 2;
+/// How long a runtime of the user's may take to begin a task, or to end one, before the client does without it.
+const DRIVER_PATIENCE: Duration = Duration::from_secs(2);
+/// As long may the answers take that are under way when a connection is given up that works.
+const DRAIN: Duration = Duration::from_secs(1);
+/// A connection that breaks is replaced within milliseconds, usually: as long is a request kept back.
+const BLINK: Duration = Duration::from_millis(250);
+/// How often a request is given to fred again that was never sent.
+const MAX_UNSENT: u32 = 20;
+/// How long whoever gives a connection up waits for the next one.
+const RESET: Duration = Duration::from_secs(2);
+/// What the handshake may take, beyond the time to connect.
+const HANDSHAKE: Duration = Duration::from_secs(8);
+
+/// What a request meets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    Up,
+    /// The connection was lost a moment ago, and nothing says that there will be no other.
+    Blinking,
+    Down,
+}
 
 /// One connection.
 pub(crate) struct Link {
@@ -53,9 +76,17 @@ pub(crate) struct Link {
     own: Handle,
     /// The runtime that drives the socket, until it ends.
     driver: Mutex<Handle>,
-    up: watch::Sender<bool>,
+    /// A request may wait for minutes, and holds up those behind it.
+    blocks: bool,
+    pace: Arc<Pace>,
+    connect_timeout: Duration,
+    state: watch::Sender<State>,
+    /// How long a request waits for the next connection.
+    patience: Duration,
     /// The epoch of the connection that may be used now, or could be until a moment ago.
     ready: watch::Sender<u64>,
+    /// The epoch of a connection that is of no use any more.
+    given_up: watch::Sender<u64>,
     /// Connections made so far: answers of one epoch came in the order of their requests.
     epoch: AtomicU64,
     connects: Mutex<broadcast::Receiver<Server>>,
@@ -67,114 +98,177 @@ pub(crate) struct Link {
 
 impl fmt::Debug for Link {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Link").field("up", &*self.up.borrow()).field("epoch", &self.epoch).finish_non_exhaustive()
+        f.debug_struct("Link").field("state", &*self.state.borrow()).field("epoch", &self.epoch).finish_non_exhaustive()
     }
 }
 
 impl Drop for Link {
     /// A connect that was given up midway leaves no router behind on a runtime of the user's.
     fn drop(&mut self) {
-        if let Some(router) = lock(&self.router).take() {
-            router.abort();
-        }
+        self.stop_router();
     }
 }
 
 impl Link {
     /// Connects, and keeps connected until [`Link::close`]. Must run on the client's own runtime.
-    pub(crate) async fn connect(
+    pub(super) async fn connect(
         server: &FredConfig,
         config: &Config,
         own: Handle,
         driver: Handle,
+        pace: &Arc<Pace>,
     ) -> Result<Arc<Self>, StoreError> {
-        let client = build(server, config)?;
-        // before init(), so that no event is missed
-        let (errors, reconnects, connects) = (client.error_rx(), client.reconnect_rx(), client.reconnect_rx());
-        let link = Arc::new(Self {
-            client,
-            own,
-            driver: Mutex::new(driver),
-            up: watch::Sender::new(true),
-            ready: watch::Sender::new(1),
-            epoch: AtomicU64::new(0),
-            connects: Mutex::new(connects),
-            alive: AtomicBool::new(true),
-            closed: AtomicBool::new(false),
-            router: Mutex::new(None),
-        });
+        let link = Self::new(server, config, own, driver, pace, false)?;
         let router = link.init().await.map_err(classify)?;
-        link.set_up(true);
-        link.own.spawn(Arc::clone(&link).supervise(router, errors, reconnects));
+        link.set_up();
+        link.own.spawn(Arc::clone(&link).supervise(Some(router)));
+        link.own.spawn(Arc::clone(&link).beat());
         Ok(link)
     }
 
-    /// Looks after a connection that may be silent. Not for one that waits for lists: its PING would wait as well.
-    pub(crate) fn keep_alive(self: &Arc<Self>) {
-        self.own.spawn(Arc::clone(self).beat());
+    /// A link for requests that wait for long: no heartbeat goes over it. It connects when it can.
+    pub(super) fn blocking(
+        server: &FredConfig,
+        config: &Config,
+        own: &Handle,
+        pace: &Arc<Pace>,
+    ) -> Result<Arc<Self>, StoreError> {
+        let link = Self::new(server, config, own.clone(), own.clone(), pace, true)?;
+        own.spawn(Arc::clone(&link).supervise(None));
+        Ok(link)
     }
 
-    async fn init(&self) -> Result<fred::types::ConnectHandle, FredError> {
+    fn new(
+        server: &FredConfig,
+        config: &Config,
+        own: Handle,
+        driver: Handle,
+        pace: &Arc<Pace>,
+        blocks: bool,
+    ) -> Result<Arc<Self>, StoreError> {
+        let client = build(server, config)?;
+        // before init(), so that no connect is missed
+        let connects = Mutex::new(client.reconnect_rx());
+        Ok(Arc::new(Self {
+            client,
+            own,
+            driver: Mutex::new(driver),
+            blocks,
+            pace: Arc::clone(pace),
+            connect_timeout: config.connect_timeout,
+            state: watch::Sender::new(State::Down),
+            patience: BLINK.min(config.command_timeout()),
+            ready: watch::Sender::new(1),
+            given_up: watch::Sender::new(0),
+            epoch: AtomicU64::new(0),
+            connects,
+            alive: AtomicBool::new(true),
+            closed: AtomicBool::new(false),
+            router: Mutex::new(None),
+        }))
+    }
+
+    async fn init(&self) -> Result<ConnectHandle, FredError> {
         // fred spawns its router on the runtime that polls init()
         let driver = lock(&self.driver).clone();
         let client = self.client.clone();
         let init = async move { client.init().await };
-        let router = InRuntime { runtime: &driver, future: Box::pin(init) }.await?;
+        let init = InRuntime { runtime: &driver, future: Box::pin(init) };
+        // on a runtime that ends meanwhile it would hang
+        let router = timeout(self.connect_timeout.saturating_add(HANDSHAKE), init)
+            .await
+            .unwrap_or_else(|_| Err(FredError::new(FredKind::Timeout, "no connection in time")))?;
         *lock(&self.router) = Some(router.abort_handle());
         Ok(router)
     }
 
-    /// Follows fred's events, and starts its router again when that ends: later calls would hang for ever.
-    async fn supervise(
-        self: Arc<Self>,
-        mut router: fred::types::ConnectHandle,
-        mut errors: broadcast::Receiver<(FredError, Option<Server>)>,
-        mut reconnects: broadcast::Receiver<Server>,
-    ) {
-        use broadcast::error::RecvError::Closed;
-        while !self.closed.load(Ordering::Acquire) {
-            tokio::select! {
-                biased;
-                event = reconnects.recv() => match event {
-                    Err(Closed) => return,
-                    _ => self.set_up(true),
+    /// Connects whenever there is no connection. fred has no policy for that here: its router ends with the connection.
+    async fn supervise(self: Arc<Self>, mut router: Option<ConnectHandle>) {
+        let (mut searches, mut given_up) = (self.pace.searches(), self.given_up.subscribe());
+        let mut connected = None;
+        loop {
+            let mut connection = match router.take() {
+                Some(connection) => connection,
+                None => match self.reconnect(connected).await {
+                    Some(connection) => connection,
+                    None => return,
                 },
-                event = errors.recv() => match event {
-                    Err(Closed) => return,
-                    // fred still says Connected during the first delay after a cut; a stale event must not hide that
-                    // the connection is back
-                    _ => self.set_up(self.client.state() == ClientState::Connected),
-                },
-                // a stale error that was read between the event of a reconnect and the state after it
-                () = sleep(HEARTBEAT), if !self.is_up() => self.set_up(self.client.state() == ClientState::Connected),
-                ended = &mut router => {
-                    if self.closed.load(Ordering::Acquire) {
-                        return;
+            };
+            connected = Some(Instant::now());
+            searches.mark_unchanged();
+            let epoch = self.epoch();
+            self.set_up();
+            log::later!(DEBUG, epoch = epoch; "connected");
+            let works = tokio::select! {
+                _ = &mut connection => false,
+                _ = given_up.wait_for(|given_up| *given_up >= epoch) => false,
+                _ = searches.changed() => true,
+            };
+            self.blink();
+            if works {
+                self.drain().await;
+            }
+            self.stop_router();
+            // answers over it may come until it has ended
+            if !connection.is_finished() && timeout(DRIVER_PATIENCE, connection).await.is_err() {
+                self.do_without_driver();
+            }
+        }
+    }
+
+    /// Connects as soon as the server lets us in; `None`: closed meanwhile.
+    async fn reconnect(&self, before: Option<Instant>) -> Option<ConnectHandle> {
+        let lost = Instant::now();
+        loop {
+            if self.is_closed() {
+                self.set(State::Down);
+                return None;
+            }
+            let driver = lock(&self.driver).clone();
+            if !matches!(timeout(DRIVER_PATIENCE, driver.spawn(async {})).await, Ok(Ok(()))) {
+                self.do_without_driver();
+            }
+            match self.pace.knock(before, self.init()).await {
+                Ok(_) if self.is_closed() => self.stop_router(),
+                Ok(router) => return Some(router),
+                Err(error) => {
+                    // else it may have broken once more, on the way
+                    if nobody_listens(&error) || lost.elapsed() > self.patience {
+                        self.set(State::Down);
                     }
-                    self.set_up(false);
-                    tracing::warn!(?ended, "the connection task ended; starting it again");
-                    // perhaps with its runtime
-                    *lock(&self.driver) = self.own.clone();
-                    router = loop {
-                        match self.init().await {
-                            Ok(router) => break router,
-                            Err(error) => tracing::debug!(%error, "cannot connect"),
-                        }
-                        sleep(Duration::from_millis(RECONNECT_DELAYS.1.into())).await;
-                        if self.closed.load(Ordering::Acquire) {
-                            return;
-                        }
-                    };
-                    self.set_up(true);
+                    log::later!(DEBUG, error = error; "cannot connect");
                 }
             }
+        }
+    }
+
+    /// The runtime of the user's has ended, or is blocked.
+    fn do_without_driver(&self) {
+        *lock(&self.driver) = self.own.clone();
+    }
+
+    fn stop_router(&self) {
+        if let Some(router) = lock(&self.router).take() {
+            router.abort();
+        }
+    }
+
+    /// Lets the answers come that are under way.
+    async fn drain(&self) {
+        let answers = async {
+            // who has just seen the link up may send his request after the first
+            self.echo().await?;
+            self.echo().await
+        };
+        if !self.blocks && !matches!(timeout(DRAIN, answers).await, Ok(Ok(()))) {
+            log::later!(DEBUG, epoch = self.epoch(); "the old connection does not answer any more");
         }
     }
 
     /// Asks a silent connection whether it lives. fred's own check never fires on an idle one, nor under load.
     async fn beat(self: Arc<Self>) {
         let mut missed = 0;
-        while !self.closed.load(Ordering::Acquire) {
+        while !self.is_closed() {
             sleep(HEARTBEAT).await;
             if self.alive.swap(false, Ordering::AcqRel) || !self.is_up() {
                 missed = 0;
@@ -187,45 +281,65 @@ impl Link {
             }
             if missed >= MISSED_HEARTBEATS {
                 missed = 0;
-                tracing::warn!("no answer to heartbeats; reconnecting");
+                log::later!(WARN, missed = MISSED_HEARTBEATS; "no answer to heartbeats; reconnecting");
                 self.reset().await;
             }
         }
     }
 
-    /// Drops the connection and makes a new one.
+    /// Drops the connection, and waits a little for a new one.
     pub(crate) async fn reset(&self) {
-        let limit = Duration::from_secs(2);
-        if !matches!(timeout(limit, self.client.force_reconnection()).await, Ok(Ok(()))) {
-            // a router that is stuck writing into a full socket hears nothing; the supervisor starts another
-            if let Some(router) = &*lock(&self.router) {
-                router.abort();
-            }
-        }
+        self.blink();
+        self.given_up.send_replace(self.epoch());
+        let _ = timeout(RESET, self.wait_up()).await;
     }
 
-    fn set_up(&self, up: bool) {
-        self.up.send_if_modified(|was| std::mem::replace(was, up) != up);
-        if up {
-            let epoch = self.epoch();
-            self.ready.send_if_modified(|was| std::mem::replace(was, epoch) != epoch);
-        }
+    fn set(&self, state: State) {
+        self.state.send_if_modified(|was| std::mem::replace(was, state) != state);
     }
 
-    /// Changes whenever a new connection can be used: to its epoch. The first one, made by [`Link::connect`], counts as
-    /// seen.
-    #[allow(dead_code, reason = "the watchdog will renew everything after a reconnect")]
+    /// The connection is of no use any more; there may be another one in a moment.
+    fn blink(&self) {
+        self.state
+            .send_if_modified(|state| *state == State::Up && std::mem::replace(state, State::Blinking) == State::Up);
+    }
+
+    /// Requests may be sent over the connection that was just made.
+    fn set_up(&self) {
+        self.set(State::Up);
+        let epoch = self.epoch();
+        self.ready.send_if_modified(|was| std::mem::replace(was, epoch) != epoch);
+    }
+
+    /// Changes whenever a new connection can be used: to its epoch. The first one counts as seen.
     pub(crate) fn connections(&self) -> watch::Receiver<u64> {
         self.ready.subscribe()
     }
 
     pub(crate) fn is_up(&self) -> bool {
-        *self.up.borrow()
+        *self.state.borrow() == State::Up
+    }
+
+    /// Refuses a request while there is no connection: later it may mean something else.
+    async fn check_up(&self) -> Result<(), StoreError> {
+        if self.is_up() {
+            return Ok(());
+        }
+        let mut state = self.state.subscribe();
+        let over = timeout(self.patience, state.wait_for(|state| *state != State::Blinking)).await;
+        if matches!(over, Ok(Ok(state)) if *state == State::Up) {
+            return Ok(());
+        }
+        Err(StoreError::new(StoreErrorKind::Unavailable, false, "not connected"))
+    }
+
+    fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
     }
 
     /// Waits until the server can be reached.
     pub(crate) async fn wait_up(&self) {
-        let _ = self.up.subscribe().wait_for(|up| *up).await;
+        let _ = self.state.subscribe().wait_for(|state| *state == State::Up).await;
     }
 
     /// How many connections were made so far. A connect counts before the first command goes over it.
@@ -241,31 +355,57 @@ impl Link {
         }
     }
 
-    /// Runs a script: EVALSHA, and where the server does not know it, EVAL. Nothing else is ever sent twice.
+    /// Runs a script: EVALSHA, and where the server does not know it, EVAL. Nothing else is ever sent twice: what is given
+    /// to fred again was still in its queue when the connection ended.
     ///
     /// Dropped midway, the request may still execute; it was queued by the first poll, so that whatever is sent
     /// after the drop comes second.
     pub(crate) fn eval(&self, call: Call) -> impl Future<Output = Result<Value, StoreError>> + Send + '_ {
         // not an async fn: that would keep room for the whole future beside the box
         self.in_own_runtime(async move {
-            if !self.is_up() {
-                return Err(StoreError::new(StoreErrorKind::Unavailable, false, "not connected"));
+            self.check_up().await?;
+            let mut answer = self.run(&call).await;
+            let mut tries = MAX_UNSENT;
+            while tries > 0 && matches!(&answer, Err(error) if *error.kind() == FredKind::Canceled) {
+                // that the connection is over is known a moment after fred has dropped its queue
+                tries -= 1;
+                sleep(Duration::from_millis(1)).await;
+                self.check_up().await?;
+                answer = Box::pin(self.run(&call)).await;
             }
-            let answer = match self.client.evalsha(call.script.sha1.as_str(), keys(&call), args(&call)).await {
-                Err(error) if error.details().starts_with("NOSCRIPT") => {
-                    Box::pin(self.client.eval(call.script.source, keys(&call), args(&call))).await
-                }
-                answer => answer,
-            };
             if answer.is_ok() {
                 self.alive.store(true, Ordering::Release);
             }
-            answer.map_err(classify)
+            answer.map_err(|error| self.failed(error))
         })
     }
 
-    /// Waits until everything sent before was executed. The echo is compared: fred may mix up answers.
+    async fn run(&self, call: &Call) -> Result<Value, FredError> {
+        match self.client.evalsha(call.script.sha1.as_str(), keys(call), args(call)).await {
+            Err(error) if error.details().starts_with("NOSCRIPT") => {
+                Box::pin(self.client.eval(call.script.source, keys(call), args(call))).await
+            }
+            answer => answer,
+        }
+    }
+
+    /// A failure, as told to the caller. A server that is a replica now makes the links look for another one.
+    fn failed(&self, error: FredError) -> StoreError {
+        let error = classify(error);
+        if error.kind() == StoreErrorKind::ReadOnly {
+            self.pace.search();
+        }
+        error
+    }
+
+    /// Waits until everything sent before was executed.
     pub(crate) async fn barrier(&self) -> Result<(), StoreError> {
+        self.in_own_runtime(self.check_up()).await?;
+        self.echo().await
+    }
+
+    /// Sends PING with a word, and compares the answer: fred may mix them up.
+    async fn echo(&self) -> Result<(), StoreError> {
         let sent = Uuid::new_v4().to_string();
         let echo: String = self.in_own_runtime(self.client.ping(Some(sent.clone()))).await.map_err(classify)?;
         if echo != sent {
@@ -277,11 +417,13 @@ impl Link {
 
     /// Sends SUBSCRIBE. It has arrived only after a [`Link::barrier`].
     pub(crate) async fn subscribe(&self, channels: Vec<String>) -> Result<(), StoreError> {
+        self.in_own_runtime(self.check_up()).await?;
         self.in_own_runtime(self.client.subscribe(channels)).await.map_err(classify)
     }
 
     /// Sends UNSUBSCRIBE.
     pub(crate) async fn unsubscribe(&self, channels: Vec<String>) -> Result<(), StoreError> {
+        self.in_own_runtime(self.check_up()).await?;
         self.in_own_runtime(self.client.unsubscribe(channels)).await.map_err(classify)
     }
 
@@ -322,6 +464,13 @@ impl Link {
         Err(StoreError::new(StoreErrorKind::Protocol, true, "SCAN was answered by something else"))
     }
 
+    /// The server's `run_id`, which no other server has; `None`: it does not say.
+    pub(crate) async fn run_id(&self) -> Option<String> {
+        let answer = self.custom("INFO", ["server"].into_iter(), None).await.ok()?;
+        let text = answer.as_str()?;
+        text.lines().find_map(|line| line.strip_prefix("run_id:")).map(|id| id.trim().to_owned())
+    }
+
     /// A command that is no script and needs no repetition.
     async fn custom(
         &self,
@@ -329,14 +478,12 @@ impl Link {
         words: impl Iterator<Item = &str>,
         timeout: Option<Duration>,
     ) -> Result<Value, StoreError> {
-        if !self.is_up() {
-            return Err(StoreError::new(StoreErrorKind::Unavailable, false, "not connected"));
-        }
+        self.in_own_runtime(self.check_up()).await?;
         let words: Vec<Value> = words.map(Value::from).collect();
         let command = CustomCommand::new_static(name, ClusterHash::FirstKey, false);
         // with_options() has no effect on scripts, but on this
         let client = self.client.with_options(&Options { timeout, ..Options::default() });
-        self.in_own_runtime(client.custom(command, words)).await.map_err(classify)
+        self.in_own_runtime(client.custom(command, words)).await.map_err(|error| self.failed(error))
     }
 
     /// Messages of the channels subscribed to.
@@ -344,18 +491,11 @@ impl Link {
         self.client.message_rx()
     }
 
-    /// One event for each connection made.
-    pub(crate) fn reconnects(&self) -> broadcast::Receiver<Server> {
-        self.client.reconnect_rx()
-    }
-
     /// Ends the connection without a word: QUIT would wait behind a BLPOP.
     pub(crate) fn abandon(&self) {
         self.closed.store(true, Ordering::Release);
-        if let Some(router) = lock(&self.router).take() {
-            router.abort();
-        }
-        self.set_up(false);
+        self.stop_router();
+        self.set(State::Down);
     }
 
     /// Ends the connection. Idempotent.
@@ -363,11 +503,11 @@ impl Link {
         if self.closed.swap(true, Ordering::AcqRel) {
             return;
         }
-        self.in_own_runtime(async { timeout(Duration::from_millis(500), self.client.quit()).await }).await.ok();
-        if let Some(router) = lock(&self.router).take() {
-            router.abort();
+        if self.is_up() {
+            self.in_own_runtime(async { timeout(Duration::from_millis(500), self.client.quit()).await }).await.ok();
         }
-        self.set_up(false);
+        self.stop_router();
+        self.set(State::Down);
     }
 
     fn in_own_runtime<F: Future>(&self, future: F) -> InRuntime<'_, F> {
@@ -415,14 +555,7 @@ fn build(server: &FredConfig, config: &Config) -> Result<Client, StoreError> {
     server.version = RespVersion::RESP3; // pushes and answers on one connection
     server.fail_fast = true;
     let mut builder = Builder::from_config(server);
-    builder.set_policy(fred::types::config::ReconnectPolicy::Exponential {
-        attempts: 0,
-        max_attempts: 0,
-        min_delay: RECONNECT_DELAYS.0,
-        max_delay: RECONNECT_DELAYS.1,
-        base: 2,
-        jitter: 10,
-    });
+    // no policy for reconnects: `Pace` has one, for all links
     builder.with_connection_config(|connection| {
         connection.max_command_attempts = 1; // a replayed release would free the next hold: never
         connection.max_redirections = 0;
@@ -450,7 +583,7 @@ pub(crate) fn address(server: &FredConfig) -> String {
 }
 
 /// What the server's error codes mean. Each of these is said before a script has changed anything.
-const REFUSALS: [(&str, StoreErrorKind); 16] = {
+const REFUSALS: [(&str, StoreErrorKind); 17] = {
     use StoreErrorKind as K;
     [
         ("NOSCRIPT", K::NoScript),
@@ -462,6 +595,8 @@ const REFUSALS: [(&str, StoreErrorKind); 16] = {
         ("MASTERDOWN", K::MasterDown),
         ("CLUSTERDOWN", K::ClusterDown),
         ("READONLY", K::ReadOnly),
+        // of a BLPOP, when the master becomes a replica
+        ("UNBLOCKED", K::ReadOnly),
         ("CROSSSLOT", K::CrossSlot),
         ("OOM", K::OutOfMemory),
         ("MISCONF", K::Misconfigured),
@@ -480,24 +615,27 @@ fn classify(error: FredError) -> StoreError {
 }
 
 fn verdict(kind: &FredKind, details: &str) -> (StoreErrorKind, bool) {
-    let code = details.split([' ', ':']).next().unwrap_or("");
-    let wrapped = code == "ERR" && details.contains("Error running script"); // Redis 6 and older
-    for (refusal, kind) in REFUSALS {
-        if code == refusal || wrapped && details.split([' ', ':', '-']).any(|word| word == refusal) {
-            return (kind, false);
-        }
+    let said = said_inside(details);
+    let code = said.split([' ', ':']).next().unwrap_or("");
+    if let Some((_, kind)) = REFUSALS.into_iter().find(|(refusal, _)| *refusal == code) {
+        return (kind, false);
     }
+    let text = said.strip_prefix("ERR ").unwrap_or(said);
     // our own refusals come before the first write
-    if details.starts_with("ERR nestlock: ") {
+    if text.starts_with("nestlock: ") {
         return (StoreErrorKind::Other, false);
     }
-    // Redis 7.0 and older say so, without a code, where a script meets the ACL. Our scripts ask before they write
-    if details.contains("The user executing the script can't") {
+    // without a code of its own, where a script meets the ACL: Redis up to 7.0, and later. Our scripts ask before they
+    // write
+    if ["The user executing the script can't ", "ACL failure in script: "].iter().any(|denied| text.starts_with(denied))
+    {
         return (StoreErrorKind::NoPermission, false);
     }
     match kind {
         FredKind::Timeout => (StoreErrorKind::Timeout, true),
-        FredKind::IO | FredKind::Canceled => (StoreErrorKind::Disconnected, true),
+        FredKind::IO => (StoreErrorKind::Disconnected, true),
+        // still in the queue when the connection ended: fred drops the queue, and says so to each
+        FredKind::Canceled => (StoreErrorKind::Unavailable, false),
         FredKind::Backpressure => (StoreErrorKind::Overloaded, false),
         FredKind::Auth => (StoreErrorKind::Auth, false),
         FredKind::Protocol | FredKind::Parse => (StoreErrorKind::Protocol, true),
@@ -513,9 +651,76 @@ fn verdict(kind: &FredKind, details: &str) -> (StoreErrorKind, bool) {
     }
 }
 
+/// What a command inside a script said. Redis 6 wraps it, once or twice:
+/// `ERR Error running script (call to f_30ad...): @user_script:1: @user_script: 1: -OOM command not allowed ...`
+fn said_inside(details: &str) -> &str {
+    let Some((_, mut said)) = details.strip_prefix("ERR Error running script").and_then(|rest| rest.split_once(": "))
+    else {
+        return details;
+    };
+    while let Some((_, inner)) = said.strip_prefix("@user_script:").and_then(|rest| rest.split_once(": ")) {
+        said = inner;
+    }
+    said.strip_prefix('-').unwrap_or(said)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// What redis-server 6.2.14 said, word for word: `{}` stands for what they put before it.
+    #[test]
+    fn what_redis_6_wraps_is_sorted_as_what_later_ones_say() {
+        use StoreErrorKind as K;
+        const CALL: &str =
+            "ERR Error running script (call to f_30ada88aea1b8902e826c526ebaa64270516b3ec): @user_script:1: ";
+        for (twice, said, kind) in [
+            (false, "WRONGTYPE Operation against a key holding the wrong kind of value", K::WrongType),
+            (true, "-OOM command not allowed when used memory > 'maxmemory'.", K::OutOfMemory),
+            (true, "-NOREPLICAS Not enough good replicas to write.", K::NoReplicas),
+            (true, "-READONLY You can't write against a read only replica.", K::ReadOnly),
+            (
+                true,
+                "-MISCONF Redis is configured to save RDB snapshots, but it is currently not able to persist on disk. \
+                 Commands that may modify the data set are disabled, because this instance is configured to report errors \
+                 during writes if RDB snapshotting fails (stop-writes-on-bgsave-error option). Please check the Redis logs \
+                 for details about the RDB error.",
+                K::Misconfigured,
+            ),
+            (true, "The user executing the script can't run this command or subcommand", K::NoPermission),
+            (
+                true,
+                "The user executing the script can't access at least one of the keys mentioned in the command arguments",
+                K::NoPermission,
+            ),
+            (
+                true,
+                "The user executing the script can't publish to the channel mentioned in the command",
+                K::NoPermission,
+            ),
+        ] {
+            let details = format!("{CALL}{}{said}", if twice { "@user_script: 1: " } else { "" });
+            assert_eq!(verdict(&FredKind::Unknown, &details), (kind, false), "{details}");
+        }
+        // what a word further on says is nothing
+        for said in ["ERR value is BUSY or not a READONLY integer", "@user_script: 1: Unknown Redis command, ASK MOVED"]
+        {
+            let details = format!("{CALL}{said}");
+            assert_eq!(verdict(&FredKind::Unknown, &details), (K::Other, true), "{details}");
+        }
+    }
+
+    /// Redis 7.2 and Valkey.
+    #[test]
+    fn what_later_servers_say_of_the_acl_is_no_permission() {
+        for denied in [
+            "ERR ACL failure in script: User u has no permissions to run the 'hset' command script: 30ad, on @user_script:1.",
+            "ERR ACL failure in script: No permissions to access a key script: 30ad, on @user_script:1.",
+            "NOPERM User u has no permissions to run the 'evalsha' command",
+        ] {
+            assert_eq!(verdict(&FredKind::Unknown, denied), (StoreErrorKind::NoPermission, false), "{denied}");
+        }
+    }
 
     #[test]
     fn s9_codes_are_found_plain_and_wrapped() {
@@ -537,6 +742,9 @@ mod tests {
         assert_eq!(kind("ERR nestlock: the token key holds no token"), (StoreErrorKind::Other, false));
         assert_eq!(kind("channel closed"), (StoreErrorKind::Other, true));
         assert_eq!(kind("Failed to route command."), (StoreErrorKind::Unavailable, false));
+        let unblocked = "UNBLOCKED force unblock from blocking operation, instance state changed (master -> replica?)";
+        assert_eq!(kind(unblocked), (StoreErrorKind::ReadOnly, false));
+        assert_eq!(verdict(&FredKind::Canceled, "Canceled."), (StoreErrorKind::Unavailable, false));
         assert_eq!(verdict(&FredKind::IO, "Connection closed."), (StoreErrorKind::Disconnected, true));
         assert_eq!(verdict(&FredKind::Timeout, "Request timed out."), (StoreErrorKind::Timeout, true));
     }

@@ -1,21 +1,26 @@
 //! The only room with a door to Redis: scripts go in, answers and typed errors come out.
 
 mod link;
+mod pace;
 mod reply;
 mod script;
 
 use std::{sync::Arc, time::Duration};
 
-use fred::types::{Message, config::Config as FredConfig};
-use tokio::{runtime::Handle, sync::OnceCell};
+use fred::types::{
+    Message,
+    config::{Config as FredConfig, ServerConfig},
+};
+use tokio::{runtime::Handle, sync::OnceCell, time::timeout};
 
+use self::pace::Pace;
 pub(crate) use self::{
     link::Link,
     reply::{Acquired, Forced, Guarded, Inspected, Released, Renewed},
     script::{Arg, Arity, Call, Script, script},
 };
 use crate::{
-    error::{Error, Result, StoreError},
+    error::{Error, Result, StoreError, StoreErrorKind},
     options::Config,
 };
 
@@ -50,6 +55,8 @@ impl Endpoint {
             "rediss" | "valkeys" => {
                 return refuse(format!("{scheme}:// needs TLS; enable the feature `rustls` of nestlock"));
             }
+            _ if scheme.ends_with("-cluster") => return Err(no_cluster()),
+            _ if scheme.ends_with("-sentinel") => return Err(no_sentinel()),
             // the rest of the URL may hold a password
             _ => return refuse(format!("the URL's scheme is {scheme:?}; use redis://, rediss:// or redis+unix://")),
         }
@@ -58,6 +65,27 @@ impl Endpoint {
             Err(error) => refuse(format!("the URL cannot be read ({})", error.kind().to_str())),
         }
     }
+
+    /// Refuses what would be followed by no link.
+    fn check(&self) -> Result<()> {
+        match &self.0.server {
+            ServerConfig::Centralized { .. } | ServerConfig::Unix { .. } => Ok(()),
+            ServerConfig::Clustered { .. } => Err(no_cluster()),
+            ServerConfig::Sentinel { .. } => Err(no_sentinel()),
+        }
+    }
+}
+
+fn no_cluster() -> Error {
+    let reason = "clusters are not supported yet; connect to one server with redis:// or ServerConfig::new_centralized \
+                  (a cluster of one node, which has all slots, is one), or use a RedLock over several";
+    Error::InvalidConfig { reason: reason.into() }
+}
+
+fn no_sentinel() -> Error {
+    let reason = "Sentinel is not supported yet; connect to an address that leads to the master (a virtual IP, a \
+                  service, a proxy) with redis:// or ServerConfig::new_centralized: after a failover it is looked up again";
+    Error::InvalidConfig { reason: reason.into() }
 }
 
 /// The server, seen through its links: one for scripts, one for subscriptions, and, once somebody waits for a list, one
@@ -67,7 +95,10 @@ pub(crate) struct Store {
     scripts: Arc<Link>,
     subscriptions: Arc<Link>,
     address: String,
+    /// What tells the server from all others, as it said when the client connected.
+    run_id: Option<String>,
     lists: OnceCell<Arc<Link>>,
+    pace: Arc<Pace>,
     endpoint: Endpoint,
     config: Config,
     own: Handle,
@@ -83,28 +114,28 @@ pub(crate) struct Page {
 impl Store {
     /// Connects. Must run on the client's own runtime.
     pub(crate) async fn connect(endpoint: &Endpoint, config: &Config, own: &Handle, driver: Handle) -> Result<Self> {
+        endpoint.check()?;
         let unreachable = |source: StoreError| Error::Connect {
             address: link::address(&endpoint.0),
             source: source.before_any_request(),
         };
+        let pace = Arc::new(Pace::new());
         let both = async {
-            let scripts = Link::connect(&endpoint.0, config, own.clone(), driver).await?;
-            let subscriptions = Link::connect(&endpoint.0, config, own.clone(), own.clone()).await?;
-            for link in [&scripts, &subscriptions] {
-                link.keep_alive();
-            }
-            let address = link::address(&endpoint.0);
-            let (endpoint, config, own) = (endpoint.clone(), config.clone(), own.clone());
-            Ok(Self { scripts, subscriptions, address, lists: OnceCell::new(), endpoint, config, own })
+            let scripts = Link::connect(&endpoint.0, config, own.clone(), driver, &pace).await?;
+            let subscriptions = Link::connect(&endpoint.0, config, own.clone(), own.clone(), &pace).await?;
+            // some that speak the protocol say the same everywhere
+            let run_id = scripts.run_id().await.filter(|id| id.len() == 40 && id.bytes().any(|byte| byte != b'0'));
+            Ok((scripts, subscriptions, run_id))
         };
-        match tokio::time::timeout(config.connect_timeout, both).await {
-            Ok(store) => store.map_err(unreachable),
-            Err(_) => Err(unreachable(StoreError::new(
-                crate::error::StoreErrorKind::Timeout,
-                false,
-                format!("no connection within {:?}", config.connect_timeout),
-            ))),
-        }
+        let late = |_| {
+            let late = format!("no connection within {:?}", config.connect_timeout);
+            Err(StoreError::new(StoreErrorKind::Timeout, false, late))
+        };
+        let links = timeout(config.connect_timeout, both).await.unwrap_or_else(late);
+        let (scripts, subscriptions, run_id) = links.map_err(unreachable)?;
+        let address = link::address(&endpoint.0);
+        let (endpoint, config, own) = (endpoint.clone(), config.clone(), own.clone());
+        Ok(Self { scripts, subscriptions, address, run_id, lists: OnceCell::new(), pace, endpoint, config, own })
     }
 
     /// The link that carries everything about this key. There is one on a standalone server.
@@ -117,10 +148,20 @@ impl Store {
         &self.address
     }
 
+    /// Whether both are known to lead to one server. One that was restarted between the two connects is not recognised.
+    pub(crate) fn is_of_same_server(&self, other: &Self) -> bool {
+        std::ptr::eq(self, other) || self.run_id.is_some() && self.run_id == other.run_id
+    }
+
     /// Whether one script may name all these keys: they are on one link. A cluster also asks that they are in one slot.
     pub(crate) fn takes_together<'a>(&self, mut keys: impl Iterator<Item = &'a Arc<str>>) -> bool {
         let first = keys.next().map(|key| self.link(key));
         first.is_some_and(|first| keys.all(|key| Arc::ptr_eq(self.link(key), first)))
+    }
+
+    /// Changes whenever the connection that carries scripts was made anew, to its epoch.
+    pub(crate) fn connections(&self) -> tokio::sync::watch::Receiver<u64> {
+        self.scripts.connections()
     }
 
     /// The link that carries subscriptions.
@@ -131,8 +172,12 @@ impl Store {
     /// The link that waits for elements of lists, made when it is first asked for. Must be asked for on the client's
     /// own runtime.
     pub(crate) async fn lists(&self) -> Result<&Arc<Link>, StoreError> {
-        let connect = || Link::connect(&self.endpoint.0, &self.config, self.own.clone(), self.own.clone());
-        self.lists.get_or_try_init(connect).await
+        let link = || async { Link::blocking(&self.endpoint.0, &self.config, &self.own, &self.pace) };
+        let link = self.lists.get_or_try_init(link).await?;
+        match timeout(self.config.connect_timeout, link.wait_up()).await {
+            Ok(()) => Ok(link),
+            Err(_) => Err(StoreError::new(StoreErrorKind::Unavailable, false, "not connected")),
+        }
     }
 
     /// Waits until this key's server can be reached, at most `limit`.
@@ -180,7 +225,8 @@ impl Store {
 
     /// Runs an inspect script.
     pub(crate) async fn inspect(&self, call: Call) -> Result<Inspected, StoreError> {
-        reply::inspected(&self.eval(call).await?)
+        let answer = self.eval(call).await.and_then(|value| reply::inspected(&value));
+        answer.map_err(StoreError::of_a_read)
     }
 
     /// Runs a script that tells one waiter.
@@ -195,7 +241,7 @@ impl Store {
 
     /// Keys of a pattern, strings only: the page after `cursor`, which begins and ends at `0`.
     pub(crate) async fn scan(&self, cursor: &str, pattern: &str) -> Result<Page, StoreError> {
-        let (next, keys) = self.scripts.scan(cursor, pattern).await?;
+        let (next, keys) = self.scripts.scan(cursor, pattern).await.map_err(StoreError::of_a_read)?;
         Ok(Page { keys, next: (next != "0").then_some(next) })
     }
 

@@ -33,6 +33,10 @@ pub(crate) enum Released {
     Free,
     StillHeld,
     NotHeld,
+    /// Nothing was done: the record says so many holds.
+    Changed {
+        holds: u32,
+    },
 }
 
 /// What a renew script answered for one lock.
@@ -129,6 +133,12 @@ pub(crate) fn released(value: &Value) -> Result<Released, StoreError> {
         Value::Integer(1) => Released::Free,
         Value::Integer(0) => Released::StillHeld,
         Value::Null => Released::NotHeld,
+        Value::Array(parts) => match parts.as_slice() {
+            [Value::Integer(0), Value::Integer(holds @ 1..)] => {
+                Released::Changed { holds: u32::try_from(*holds).map_err(|_| nonsense(value))? }
+            }
+            _ => return Err(nonsense(value)),
+        },
         other => return Err(nonsense(other)),
     })
 }
@@ -178,7 +188,9 @@ pub(crate) fn inspected(value: &Value) -> Result<Inspected, StoreError> {
             let [millis, holders @ ..] = parts.as_slice() else { return Err(nonsense(value)) };
             let (pairs, []) = holders.as_chunks::<2>() else { return Err(nonsense(value)) };
             let holder = |[owner, holds]: &[Value; 2]| {
-                Some((OwnerId::recorded(&owner.as_str()?), u32::try_from(holds.as_u64()?).ok()?))
+                // any bytes are somebody, and any count is one
+                let owner = String::from_utf8_lossy(owner.as_bytes()?);
+                Some((OwnerId::recorded(&owner), u32::try_from(holds.as_u64()?).unwrap_or(u32::MAX)))
             };
             match (millis.as_i64(), pairs.iter().map(holder).collect::<Option<Vec<_>>>()) {
                 (Some(millis), Some(holders)) if !holders.is_empty() => {
@@ -192,17 +204,17 @@ pub(crate) fn inspected(value: &Value) -> Result<Inspected, StoreError> {
 }
 
 pub(crate) fn guarded(value: &Value) -> Result<Guarded, StoreError> {
-    let parts = match &value {
+    let parts = match value {
         Value::Integer(1) => return Ok(Guarded::Done(None)),
         Value::Array(parts) => parts.as_slice(),
-        _ => return Err(nonsense(&value)),
+        _ => return Err(nonsense(value)),
     };
     Ok(match parts {
         [Value::Integer(1), Value::Null] => Guarded::Done(None),
         [Value::Integer(1), Value::String(text)] => Guarded::Done(Some(text.as_bytes().to_vec())),
         [Value::Integer(1), Value::Bytes(bytes)] => Guarded::Done(Some(bytes.to_vec())),
         [Value::Integer(0), Value::Integer(seen @ 1..)] => Guarded::Stale { seen: seen.unsigned_abs() },
-        _ => return Err(nonsense(&value)),
+        _ => return Err(nonsense(value)),
     })
 }
 

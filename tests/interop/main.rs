@@ -1,6 +1,7 @@
 //! nestlock beside the libraries of other languages that keep the same records: see README.md, and `make interop`.
 #![allow(missing_docs, unreachable_pub, dead_code)]
 #![allow(
+    clippy::cast_possible_wrap,
     clippy::cast_sign_loss,
     clippy::cast_precision_loss,
     clippy::doc_markdown,
@@ -16,8 +17,10 @@ mod answers;
 mod clock;
 mod history;
 mod pair;
+mod redisson_record;
 mod rust_worker;
 mod servers;
+mod sides;
 mod signal_record;
 mod string_record;
 #[path = "../it/support/wire.rs"]

@@ -6,6 +6,7 @@ use nestlock::{
     AcquireOptions, Backoff, Error, LockClient, LockGuard, OwnerId, RLock, RedLock, RedLockOptions, Result,
 };
 use rand::{Rng, SeedableRng, rngs::StdRng};
+use tokio::sync::mpsc::{self, UnboundedReceiver};
 
 use super::{
     clock::monotonic_ns,
@@ -25,10 +26,6 @@ pub fn command(record: Record) -> Command {
     command
 }
 
-fn say(what: impl std::fmt::Display) {
-    println!("{MARK}{what}");
-}
-
 /// What `acquire` or `adopt` left here.
 enum Held {
     Guard(LockGuard),
@@ -36,11 +33,15 @@ enum Held {
     Adopted(OwnerId),
 }
 
+/// What a task answers from. Each task is an owner.
 struct State {
     record: Record,
     clients: Vec<LockClient>,
     first: SocketAddr,
-    held: HashMap<String, Held>,
+    /// What stands before the answers.
+    tag: String,
+    /// The last one of each name is released first.
+    held: HashMap<String, Vec<Held>>,
 }
 
 /// `false`: it was lost.
@@ -53,14 +54,35 @@ fn unless_lost<T>(result: Result<T>) -> Result<bool> {
 }
 
 impl State {
-    async fn connect(record: Record, urls: &[&str]) -> Result<Self> {
+    /// `words`: the servers, and settings as `name=ms`.
+    async fn connect(record: Record, words: &[&str]) -> Result<Self> {
+        let (settings, urls): (Vec<&str>, Vec<&str>) = words.iter().partition(|word| word.contains('='));
         let mut clients = Vec::new();
-        for url in urls {
-            // no waiter may get by with looking for himself
-            clients.push(LockClient::builder().poll_cap(Duration::from_secs(60)).connect(url).await?);
+        for url in &urls {
+            // no waiter may get by with looking for itself
+            let mut builder = LockClient::builder().poll_cap(Duration::from_secs(60));
+            for setting in &settings {
+                let (name, ms) = setting.split_once('=').expect("a setting");
+                let time = Duration::from_millis(ms.parse().expect("ms"));
+                builder = match name {
+                    "watchdog" => builder.watchdog_timeout(time).command_timeout(time / 3),
+                    "patience" => builder.fair_patience(time),
+                    _ => panic!("unknown setting {name}"),
+                };
+            }
+            clients.push(builder.connect(url).await?);
         }
         let first = urls[0].strip_prefix("redis://").and_then(|addr| addr.parse().ok()).expect("an address");
-        Ok(Self { record, clients, first, held: HashMap::new() })
+        Ok(Self { record, clients, first, tag: String::new(), held: HashMap::new() })
+    }
+
+    /// For another task.
+    fn with_tag(&self, tag: &str) -> Self {
+        Self { clients: self.clients.clone(), tag: tag.to_owned(), held: HashMap::new(), ..*self }
+    }
+
+    fn say(&self, what: impl std::fmt::Display) {
+        println!("{MARK}{}{what}", self.tag);
     }
 
     /// The lock; `own`: with the pauses and tries that it has by itself, else with those of the other workers.
@@ -81,12 +103,28 @@ impl State {
                 assert_eq!(self.clients.len(), 1, "a signal lock is on one server");
                 Box::new(self.clients[0].signal_lock(name)?)
             }
+            Record::Redisson => {
+                let (kind, name) = name.split_once('/').expect("a kind");
+                let client = &self.clients[0];
+                match kind {
+                    "reentrant" => Box::new(client.reentrant_lock(name)?),
+                    "fair" => Box::new(client.fair_lock(name)?),
+                    "fenced" => Box::new(client.fenced_lock(name)?),
+                    "spin" => Box::new(client.spin_lock(name)?),
+                    "read" => Box::new(client.read_write_lock(name)?.read()),
+                    "write" => Box::new(client.read_write_lock(name)?.write()),
+                    _ => panic!("unknown kind {kind}"),
+                }
+            }
         })
     }
 
     async fn take(&self, name: &str, ttl: u64, wait: &str, owner: Option<&str>) -> Result<Option<LockGuard>> {
         let own = wait == "own";
-        let mut options = AcquireOptions::new().lease(Duration::from_millis(ttl));
+        let mut options = AcquireOptions::new();
+        if ttl > 0 {
+            options = options.lease(Duration::from_millis(ttl));
+        }
         options = match wait {
             "own" => options.wait_forever(),
             "0" => options,
@@ -100,22 +138,31 @@ impl State {
 
     async fn run(&self, name: &str, counter: &str, [holds, ttl, seed]: [u64; 3]) -> Result<()> {
         let mut random = StdRng::seed_from_u64(seed);
-        let mut wire = Wire::connect(self.first).expect("a connection");
+        let [mut wire, mut setter] = [(); 2].map(|()| Wire::connect(self.first).expect("a connection"));
+        let mut count = || match wire.call(&["GET", counter]).expect("an answer") {
+            Reply::Nil => 0,
+            reply => reply.text().parse::<u64>().expect("a count"),
+        };
         for _ in 0..holds {
-            let guard = self.take(name, ttl, "60000", None).await?.expect("not busy for a minute");
+            let either = name.strip_prefix("read_write/");
+            let shared = either.is_some() && random.random();
+            let name = either.map_or(name.to_owned(), |key| format!("{}/{key}", if shared { "read" } else { "write" }));
+            let guard = self.take(&name, ttl, "60000", None).await?.expect("not busy for a minute");
             let start = monotonic_ns();
-            let count = match wire.call(&["GET", counter]).expect("an answer") {
-                Reply::Nil => 0,
-                reply => reply.text().parse::<u64>().expect("a count"),
-            };
+            let before = count();
             tokio::time::sleep(Duration::from_micros(random.random_range(0..500))).await;
-            wire.call(&["SET", counter, &(count + 1).to_string()]).expect("an answer");
+            if shared {
+                assert_eq!(count(), before, "somebody wrote while this one read");
+            } else {
+                setter.call(&["SET", counter, &(before + 1).to_string()]).expect("an answer");
+            }
             let end = monotonic_ns();
+            let token = guard.fencing_token().map(|token| format!(" {token}")).unwrap_or_default();
             guard.unlock().await?;
-            say(format_args!("hold {start} {end}"));
+            self.say(format_args!("{} {start} {end}{token}", if shared { "shared" } else { "hold" }));
             tokio::time::sleep(Duration::from_micros(random.random_range(0..2000))).await;
         }
-        say(format_args!("done {holds}"));
+        self.say(format_args!("done {holds}"));
         Ok(())
     }
 
@@ -126,36 +173,43 @@ impl State {
             "acquire" => {
                 let guard = self.take(name, number(2), words[3], words.get(4).copied()).await?;
                 let at = monotonic_ns();
-                say(format_args!("{} {at}", if guard.is_some() { "acquired" } else { "busy" }));
-                if let Some(guard) = guard {
-                    self.held.insert(name.into(), Held::Guard(guard));
-                }
+                self.say(format_args!("{} {at}", if guard.is_some() { "acquired" } else { "busy" }));
+                self.held.entry(name.into()).or_default().extend(guard.map(Held::Guard));
             }
             "adopt" => {
-                self.held.insert(name.into(), Held::Adopted(OwnerId::from_value(words[2])?));
-                say(format_args!("adopted {}", monotonic_ns()));
+                let adopted = Held::Adopted(OwnerId::from_value(words[2])?);
+                self.held.entry(name.into()).or_default().push(adopted);
+                self.say(format_args!("adopted {}", monotonic_ns()));
             }
             "release" => {
-                let held = self.held.remove(name).expect("held");
+                let held = self.held.get_mut(name).and_then(Vec::pop);
                 let at = monotonic_ns();
                 let released = match held {
-                    Held::Guard(guard) => guard.unlock().await,
-                    Held::Adopted(owner) => self.lock(name, false)?.release(&owner).await,
+                    Some(Held::Guard(guard)) => guard.unlock().await,
+                    Some(Held::Adopted(owner)) => self.lock(name, false)?.release(&owner).await,
+                    None => self.lock(name, false)?.release(&self.clients[0].current_owner()).await,
                 };
-                say(format_args!("{} {at}", if unless_lost(released)? { "released" } else { "lost" }));
+                self.say(format_args!("{} {at}", if unless_lost(released)? { "released" } else { "lost" }));
             }
             "extend" => {
                 let (at, lease) = (monotonic_ns(), Duration::from_millis(number(2)));
-                let extended = match &self.held[name] {
+                let extended = match self.held[name].last().expect("held") {
                     Held::Guard(guard) => unless_lost(guard.extend(lease).await)?,
                     Held::Adopted(owner) => self.lock(name, false)?.extend(owner, lease).await?,
                 };
-                say(format_args!("{} {at}", if extended { "extended" } else { "lost" }));
+                self.say(format_args!("{} {at}", if extended { "extended" } else { "lost" }));
             }
             "reset" => {
                 let at = monotonic_ns();
                 self.lock(name, false)?.force_unlock().await?;
-                say(format_args!("reset {at}"));
+                self.say(format_args!("reset {at}"));
+            }
+            "look" => {
+                let (lock, own) = (self.lock(name, false)?, self.clients[0].current_owner());
+                let locked = u8::from(lock.is_locked().await?);
+                let (holds, ttl) = (lock.hold_count(&own).await?, lock.remaining_lease().await?);
+                let ttl = ttl.map_or("-2".to_owned(), |ttl| ttl.as_millis().to_string());
+                self.say(format_args!("sees {locked} {holds} {ttl}"));
             }
             "run" => self.run(name, words[2], [number(3), number(4), number(5)]).await?,
             other => panic!("unknown request {other}"),
@@ -164,33 +218,43 @@ impl State {
     }
 }
 
+/// Answers what the task is asked, one after the other.
+async fn answer_all(mut state: State, mut requests: UnboundedReceiver<String>) {
+    while let Some(request) = requests.recv().await {
+        let words: Vec<&str> = request.split(' ').collect();
+        if let Err(error) = state.answer(&words).await {
+            state.say(format_args!("error {error:?}"));
+        }
+    }
+}
+
 /// The life of a worker process.
 async fn serve(record: Record) {
-    let mut state = None;
-    for line in std::io::stdin().lines().map_while(std::result::Result::ok) {
-        let words: Vec<&str> = line.split(' ').collect();
-        let done = match &mut state {
-            None => match State::connect(record, &words[1..]).await {
-                Ok(connected) => {
-                    state = Some(connected);
-                    say(format_args!("connected {}", monotonic_ns()));
-                    Ok(())
-                }
-                Err(error) => Err(error),
-            },
-            Some(state) => state.answer(&words).await,
-        };
-        if let Err(error) = done {
-            say(format_args!("error {error:?}"));
-        }
+    let mut lines = std::io::stdin().lines().map_while(std::result::Result::ok);
+    let connect = lines.next().expect("a request");
+    let state = match State::connect(record, &connect.split(' ').collect::<Vec<_>>()[1..]).await {
+        Ok(state) => state,
+        Err(error) => return println!("{MARK}error {error:?}"),
+    };
+    state.say(format_args!("connected {}", monotonic_ns()));
+    let mut tasks = HashMap::new();
+    for line in lines {
+        let (tag, request) =
+            line.split_at(if line.starts_with('#') { line.find(' ').expect("a request") + 1 } else { 0 });
+        let task = tasks.entry(tag.to_owned()).or_insert_with(|| {
+            let (sender, requests) = mpsc::unbounded_channel();
+            tokio::spawn(answer_all(state.with_tag(tag), requests));
+            sender
+        });
+        task.send(request.to_owned()).expect("a task");
     }
 }
 
 #[test]
 fn a_worker_process_does_as_it_is_told() {
     if let Some(record) = std::env::var_os(PEER) {
-        let record =
-            [Record::String, Record::RedLock, Record::Signal].into_iter().find(|known| record == *format!("{known:?}"));
+        let all = [Record::String, Record::RedLock, Record::Signal, Record::Redisson];
+        let record = all.into_iter().find(|known| record == *format!("{known:?}"));
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
         runtime.block_on(serve(record.expect("a record")));
         // the test that started this process has let go of it: no verdict of libtest's

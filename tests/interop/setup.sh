@@ -20,6 +20,8 @@ want npm npm --version
 want php-cli php --version
 want php-redis php -r 'exit(extension_loaded("redis") ? 0 : 1);'
 want python3-venv python3 -c 'import ensurepip'
+want default-jdk-headless javac -version
+want maven mvn --version
 if [ -n "$missing" ]; then
     if ! command -v apt-get >/dev/null; then
         echo "Please install these, or what your system calls them:$missing" >&2
@@ -52,3 +54,14 @@ if ! cmp -s node/package-lock.json "$out/node/installed.json"; then
     (cd "$out/node" && npm ci --no-audit --no-fund)
     cp node/package-lock.json "$out/node/installed.json"
 fi
+
+if ! cmp -s redisson/jars.sha256 "$out/redisson/installed.sha256"; then
+    rm -rf "$out/redisson"
+    mkdir -p "$out/redisson"
+    cp redisson/pom.xml "$out/redisson"
+    (cd "$out/redisson" && mvn --batch-mode --quiet dependency:copy-dependencies -DoutputDirectory=lib)
+    sums=$(pwd)/redisson/jars.sha256
+    (cd "$out/redisson/lib" && sha256sum --quiet --strict --check "$sums")
+    cp redisson/jars.sha256 "$out/redisson/installed.sha256"
+fi
+javac -d "$out/redisson/classes" -cp "$out/redisson/lib/*" redisson/Worker.java

@@ -5,7 +5,11 @@ use std::{
     io::Write,
     path::{Path, PathBuf},
     process::{Child, ChildStdin, Command, Stdio},
-    sync::mpsc::{self, Receiver},
+    sync::{
+        Arc, Mutex,
+        mpsc::{self, Receiver, Sender},
+    },
+    thread,
     time::Duration,
 };
 
@@ -23,6 +27,7 @@ pub enum Library {
     NodeRedlock,
     Phpredis,
     PythonRedisLock,
+    Redisson,
     Nestlock(Record),
 }
 
@@ -35,6 +40,8 @@ pub enum Record {
     RedLock,
     /// A signal lock, on one server.
     Signal,
+    /// Any lock that meets Redisson's, on one server; its kind stands before the name.
+    Redisson,
 }
 
 impl fmt::Display for Library {
@@ -44,9 +51,11 @@ impl fmt::Display for Library {
             Self::NodeRedlock => "node-redlock",
             Self::Phpredis => "phpredis",
             Self::PythonRedisLock => "python-redis-lock",
+            Self::Redisson => "Redisson",
             Self::Nestlock(Record::String) => "nestlock (string lock)",
             Self::Nestlock(Record::RedLock) => "nestlock (RedLock)",
             Self::Nestlock(Record::Signal) => "nestlock (signal lock)",
+            Self::Nestlock(Record::Redisson) => "nestlock",
         })
     }
 }
@@ -94,6 +103,17 @@ impl Library {
                 command.arg(source("python/worker.py"));
                 command
             }
+            Self::Redisson => {
+                let class = built("redisson/classes/Worker.class", "redisson/Worker.java");
+                let classes = class.parent().expect("its folder").display();
+                let mut command = Command::new("java");
+                // it starts in half the time, and says nothing of a log that is not there
+                command
+                    .args(["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Dslf4j.internal.verbosity=ERROR", "-cp"])
+                    .arg(format!("{}/*:{classes}", installed("redisson/lib").display()))
+                    .arg("Worker");
+                command
+            }
             Self::Nestlock(record) => rust_worker::command(record),
         }
     }
@@ -101,30 +121,85 @@ impl Library {
 
 /// A worker process; killed when dropped.
 #[derive(Debug)]
+struct Process {
+    child: Mutex<Child>,
+    requests: Mutex<ChildStdin>,
+}
+
+impl Process {
+    /// Ends it as SIGKILL does: it can tell nobody.
+    fn kill(&self) {
+        let mut child = self.child.lock().expect("nobody panics in between");
+        let _ = child.kill();
+        let _ = child.wait();
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// A worker: a process, or one task of a process that has several.
+#[derive(Debug)]
 pub struct Worker {
     library: Library,
-    process: Child,
-    requests: ChildStdin,
+    process: Arc<Process>,
+    /// What stands before its requests and answers.
+    tag: String,
     answers: Receiver<String>,
     /// The last request, for messages.
     asked: String,
 }
 
+/// Gives each answer to the task whose tag it has, until there are no more.
+fn sort(answers: Receiver<String>, tasks: Vec<(String, Sender<String>)>) {
+    thread::spawn(move || {
+        for answer in answers {
+            // the task without a tag comes last
+            let (tag, task) = tasks.iter().find(|(tag, _)| answer.starts_with(tag)).expect("a task of ours");
+            let _ = task.send(answer[tag.len()..].to_owned());
+        }
+    });
+}
+
 impl Worker {
     /// Starts a worker and connects it to all servers.
     pub fn start(library: Library, servers: &Servers) -> Self {
-        let mut process = library
+        Self::several(library, servers, "", 1).remove(0)
+    }
+
+    /// Starts one process with so many tasks, each of which is an owner, and connects it with these settings.
+    pub fn several(library: Library, servers: &Servers, settings: &str, tasks: usize) -> Vec<Self> {
+        let mut child = library
             .command()
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
             .unwrap_or_else(|error| panic!("{library} does not start: {error}; run `make interop`"));
-        let requests = process.stdin.take().expect("its stdin");
-        let answers = marked(process.stdout.take().expect("its stdout"), MARK);
-        let mut worker = Self { library, process, requests, answers, asked: String::new() };
+        let requests = Mutex::new(child.stdin.take().expect("its stdin"));
+        let marked = marked(child.stdout.take().expect("its stdout"), MARK);
+        let process = Arc::new(Process { child: Mutex::new(child), requests });
+        let (mut workers, mut senders): (Vec<Self>, Vec<_>) = (0..tasks)
+            .map(|task| {
+                let tag = if task == 0 { String::new() } else { format!("#{task} ") };
+                let (sender, answers) = mpsc::channel();
+                let worker =
+                    Self { library, process: Arc::clone(&process), tag: tag.clone(), answers, asked: String::new() };
+                (worker, (tag, sender))
+            })
+            .unzip();
+        senders.reverse();
+        sort(marked, senders);
         // the clocks are one, or nothing that follows means anything
-        worker.does(&format!("connect {}", servers.urls()), "connected");
-        worker
+        workers[0].does(format!("connect {} {settings}", servers.urls()).trim_end(), "connected");
+        workers
+    }
+
+    /// Ends the process of this task, and of all its others, as SIGKILL does.
+    pub fn kill(&self) {
+        self.process.kill();
     }
 
     pub fn library(&self) -> Library {
@@ -134,11 +209,13 @@ impl Worker {
     /// Sends a request; see README.md for what there is.
     pub fn ask(&mut self, request: &str) {
         request.clone_into(&mut self.asked);
-        writeln!(self.requests, "{request}").unwrap_or_else(|error| self.fail(&error.to_string()));
+        let line = format!("{}{request}\n", self.tag);
+        let mut requests = self.process.requests.lock().expect("nobody panics in between");
+        requests.write_all(line.as_bytes()).unwrap_or_else(|error| self.fail(&error.to_string()));
     }
 
     fn fail(&self, what: &str) -> ! {
-        panic!("{}, asked `{}`: {what}", self.library, self.asked)
+        panic!("{}, asked `{}{}`: {what}", self.library, self.tag, self.asked)
     }
 
     /// The next answer.
@@ -180,6 +257,17 @@ impl Worker {
         time
     }
 
+    /// Asks, and waits for the answer `wanted`; its numbers.
+    pub fn numbers(&mut self, request: &str, wanted: &str) -> Vec<i64> {
+        self.ask(request);
+        let answer = self.answer();
+        let mut words = answer.split(' ');
+        if words.next() != Some(wanted) {
+            self.fail(&format!("answered `{answer}`, not `{wanted}`"));
+        }
+        words.map(|word| word.parse().expect("a number")).collect()
+    }
+
     /// The holds of a `run`, as worker `by`.
     pub fn holds(&mut self, by: usize) -> Vec<Hold> {
         let mut holds = Vec::new();
@@ -187,8 +275,11 @@ impl Worker {
             let answer = self.answer();
             let words: Vec<&str> = answer.split(' ').collect();
             let number = |at: usize| words[at].parse::<u64>().expect("a number");
+            let hold = |shared, token| Hold { start: number(1), end: number(2), by, shared, token };
             match words[..] {
-                ["hold", _, _] => holds.push(Hold { start: number(1), end: number(2), by }),
+                ["hold", _, _] => holds.push(hold(false, None)),
+                ["hold", _, _, _] => holds.push(hold(false, Some(number(3)))),
+                ["shared", _, _] => holds.push(hold(true, None)),
                 ["done", _] => {
                     assert_eq!(holds.len() as u64, number(1), "{}", self.library);
                     return holds;
@@ -196,13 +287,6 @@ impl Worker {
                 _ => self.fail(&format!("answered `{answer}`")),
             }
         }
-    }
-}
-
-impl Drop for Worker {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
     }
 }
 

@@ -19,6 +19,11 @@ fn quick(builder: LockClientBuilder) -> LockClientBuilder {
     builder.watchdog_timeout(Duration::from_millis(1500))
 }
 
+/// The same, and an acquire whose wait has no limit is not repeated.
+fn impatient(builder: LockClientBuilder) -> LockClientBuilder {
+    quick(builder).outage_patience(Duration::ZERO).command_timeout(Duration::from_millis(300))
+}
+
 #[track_caller]
 fn assert_refused<T: std::fmt::Debug>(outcome: nestlock::Result<T>, wanted: StoreErrorKind) {
     match outcome {
@@ -137,7 +142,7 @@ async fn f29_f30_data_that_appears_under_a_held_lock_is_never_touched() {
 #[tokio::test]
 async fn r25_f25_h12_without_memory_held_locks_are_renewed_and_released() {
     let server = Server::start_real();
-    let client = server.client_with(quick).await;
+    let client = server.client_with(impatient).await;
     let (lock, free) = (client.reentrant_lock("l").unwrap(), client.reentrant_lock("free").unwrap());
     let outer = lock.lock().await.unwrap();
     let inner = lock.lock().await.unwrap();
@@ -164,7 +169,8 @@ async fn r25_f25_h12_without_memory_held_locks_are_renewed_and_released() {
 
 /// What a server does that refuses every write.
 async fn refuses_writes(server: &Server, refuse: impl Fn(bool), wanted: StoreErrorKind) {
-    let client = server.client_with(quick).await;
+    outlasts_a_refusal(server, &refuse, wanted).await;
+    let client = server.client_with(impatient).await;
     let (lock, free) = (client.reentrant_lock("l").unwrap(), client.reentrant_lock("free").unwrap());
     let kept = client.reentrant_lock("kept").unwrap().lock().await.unwrap();
     let guard = lock.lock().await.unwrap();
@@ -186,6 +192,37 @@ async fn refuses_writes(server: &Server, refuse: impl Fn(bool), wanted: StoreErr
     drop(kept);
     soon(client.idle()).await;
     eventually("no lock", || async { server.dump().is_empty() }).await;
+}
+
+/// A refusal that may pass: a try is told of it, a wait and a release outlast it.
+async fn outlasts_a_refusal(server: &Server, refuse: impl Fn(bool), wanted: StoreErrorKind) {
+    let client = server.client().await;
+    let (lock, held) = (client.reentrant_lock("l").unwrap(), client.reentrant_lock("held").unwrap());
+    let guard = held.lock().await.unwrap();
+    refuse(true);
+    assert_refused(lock.try_lock().await, wanted);
+    server.call(&["CONFIG", "RESETSTAT"]);
+    let waiting = tokio::spawn(async move { lock.try_lock_for(Duration::from_secs(60)).await });
+    eventually("refusals", || async { server.script_count() >= 2 }).await;
+    let unlocking = tokio::spawn(guard.unlock());
+    eventually("refusals", || async { server.script_count() >= 6 }).await;
+    assert!(!waiting.is_finished());
+    refuse(false);
+    let guard = soon(waiting).await.unwrap().unwrap().expect("the lock");
+    if wanted != StoreErrorKind::OutOfMemory {
+        soon(unlocking).await.unwrap().unwrap();
+        assert!(!server.exists("held"));
+    }
+    guard.unlock().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_wait_outlasts_a_server_without_memory() {
+    let server = Server::start_real();
+    let fill = |full: bool| {
+        server.call(&["CONFIG", "SET", "maxmemory", if full { "1" } else { "0" }]);
+    };
+    outlasts_a_refusal(&server, fill, StoreErrorKind::OutOfMemory).await;
 }
 
 #[tokio::test]
@@ -364,14 +401,13 @@ async fn f17_p8_r17_force_unlock_by_another_client_wakes_waiters_and_tells_the_h
 // --- permissions ---
 
 /// All that the reentrant lock needs: lua/README.md says so to administrators.
-const COMMANDS: [&str; 17] = [
+const COMMANDS: [&str; 16] = [
     "evalsha",
     "eval",
     "hset",
-    "hget",
+    "hmget",
     "hlen",
-    "hkeys",
-    "hexists",
+    "hgetall",
     "hdel",
     "del",
     "pexpire",
@@ -501,23 +537,28 @@ async fn f28_a_denied_command_is_a_typed_error_and_writes_nothing() {
         assert_eq!(server.dump(), [], "without {command}");
         denied(&format!("+{command}"));
     }
-    for command in ["evalsha", "hget", "publish", "hlen", "del"] {
-        let guard = held.lock().await.unwrap();
+    for command in ["evalsha", "hmget", "publish", "hdel", "hlen", "hgetall", "del"] {
+        let mut guard = Some(held.lock().await.unwrap());
         let before = server.dump();
         denied(&format!("-{command}"));
-        assert_refused(soon(guard.unlock()).await, StoreErrorKind::NoPermission);
-        assert_eq!(server.dump(), before, "without {command}");
-        if command != "hget" {
+        // a force_unlock needs others
+        if !["hlen", "hgetall", "del"].contains(&command) {
+            assert_refused(soon(guard.take().unwrap().unlock()).await, StoreErrorKind::NoPermission);
+            assert_eq!(server.dump(), before, "without {command}");
+        }
+        if !["hmget", "hdel"].contains(&command) {
             assert_refused(soon(held.force_unlock()).await, StoreErrorKind::NoPermission);
             assert_eq!(server.dump(), before, "without {command}");
         }
-        soon(client.idle()).await;
+        // the release goes on until it is allowed, or the lease is over
+        assert_eq!(client.stats().settling, usize::from(guard.is_none()));
         denied(&format!("+{command}"));
-        assert!(held.force_unlock().await.unwrap());
+        drop(guard);
         soon(client.idle()).await;
+        assert_eq!(server.dump(), [], "without {command} for a while");
     }
     let guard = held.lock().await.unwrap();
-    for command in ["pttl", "pexpire", "hexists"] {
+    for command in ["pttl", "pexpire", "hmget"] {
         denied(&format!("-{command}"));
         let before = server.dump();
         assert_refused(soon(guard.extend(Duration::from_secs(600))).await, StoreErrorKind::NoPermission);
@@ -549,8 +590,8 @@ async fn f28_r112_a_denied_key_or_channel_is_a_typed_error_and_writes_nothing() 
     let before = server.dump();
     assert_refused(soon(guard.unlock()).await, StoreErrorKind::NoPermission);
     assert_refused(soon(mute.force_unlock()).await, StoreErrorKind::NoPermission);
-    soon(client.idle()).await;
     assert_eq!(server.dump(), before);
+    assert_eq!(client.stats().settling, 1, "perhaps it will be allowed to");
     // the other locks of this client do not suffer
     client.reentrant_lock("app:l").unwrap().lock().await.unwrap().unlock().await.unwrap();
 }

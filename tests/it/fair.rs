@@ -36,6 +36,7 @@ contract_suite! {
 const LOCK: &str = "fair:l";
 const QUEUE: &str = "redisson_lock_queue:{fair:l}";
 const TIMEOUTS: &str = "redisson_lock_timeout:{fair:l}";
+const SEEN: &str = "nestlock_fair_seen:{fair:l}";
 const CHANNEL: &str = "redisson_lock__channel:{fair:l}";
 /// So far beyond each test's patience that a missed wake-up shows.
 const NEVER: Duration = Duration::from_secs(600);
@@ -452,6 +453,62 @@ async fn r62_a_killed_clients_waiters_are_dropped_together() {
     all_gone(&server, &[&client]).await;
 }
 
+/// R62: ten dead pods are one patience, not ten.
+#[tokio::test]
+async fn r62_the_dead_of_many_clients_cost_one_patience() {
+    let server = Server::start();
+    let patience = ms(3000);
+    let client = impatient(&server, patience).await;
+    let guard = client.fair_lock(LOCK).unwrap().lock().await.unwrap();
+    let mut workers = Vec::new();
+    for n in 1..=5 {
+        let mut worker = Worker::start_with_patience(&server, PROMPT, ms(100), patience);
+        worker.ask(&format!("wait {LOCK} 1"));
+        queued(&server, n).await;
+        workers.push(worker);
+    }
+    let task = waiter(&server, &client, &Arc::default()).await;
+    workers.iter_mut().for_each(Worker::kill);
+    let start = Instant::now();
+    guard.unlock().await.unwrap();
+    in_time("the living", 3 * patience, task).await;
+    println!("5 dead clients in a row: {:?}, patience {patience:?}", start.elapsed());
+    all_gone(&server, &[&client]).await;
+}
+
+/// It cannot look. Other waiters of its client can.
+#[tokio::test]
+async fn a_future_that_nobody_polls_loses_its_place_and_nobody_elses() {
+    let server = Server::start();
+    let patience = ms(4000);
+    let client = impatient(&server, patience).await;
+    let _other = ByHand::hold(&server, LOCK, NEVER);
+    let lock = client.fair_lock(LOCK).unwrap();
+    let mut parked = Box::pin(OwnerId::scope(lock.lock()));
+    assert!(tokio::time::timeout(ms(50), parked.as_mut()).await.is_err());
+    queued(&server, 1).await;
+    let parked_as = queue(&server);
+    let done = Arc::default();
+    let tasks = [waiter(&server, &client, &done).await, waiter(&server, &client, &done).await];
+    let living = queue(&server)[1..].to_vec();
+    eventually("it counts as gone", || async { queue(&server) == living }).await;
+    // a patience more, and the others are still there
+    let start = Instant::now();
+    while start.elapsed() < patience {
+        assert_eq!(queue(&server), living);
+        tokio::time::sleep(ms(20)).await;
+    }
+    // polled again, it is the last one
+    assert!(tokio::time::timeout(ms(50), parked.as_mut()).await.is_err());
+    eventually("it waits again", || async { queue(&server).last() == parked_as.last() }).await;
+    release_by_hand(&server);
+    for (n, task) in tasks.into_iter().enumerate() {
+        assert_eq!(in_time("its turn", PROMPT, task).await, n);
+    }
+    tokio::time::timeout(PROMPT, parked).await.unwrap().unwrap().unlock().await.unwrap();
+    all_gone(&server, &[&client]).await;
+}
+
 /// R61: the lock is held for many patiences; nobody who lives loses his place.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn r61_who_waits_longer_than_the_patience_keeps_its_place() {
@@ -485,6 +542,39 @@ async fn r61_who_waits_longer_than_the_patience_keeps_its_place() {
         assert_eq!(in_time("its turn", PROMPT, task).await, n);
     }
     all_gone(&server, &[&clients[0], &clients[1], &holder]).await;
+}
+
+/// A look whose answer does not come is asked again under the same name: who is in doubt keeps its place.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_stalls_for_longer_than_the_command_timeout_keeps_the_order() {
+    let server = Server::start();
+    let configure = |builder: LockClientBuilder| {
+        builder.command_timeout(ms(500)).poll_cap(ms(200)).fair_patience(NEVER).outage_patience(PROMPT)
+    };
+    let clients = [server.client_with(configure).await, server.client_with(configure).await];
+    let other = ByHand::hold(&server, LOCK, NEVER);
+    let (done, mut tasks) = (Arc::default(), Vec::new());
+    for n in 0..8 {
+        tasks.push(waiter(&server, &clients[n % 2], &done).await);
+    }
+    let before = queue(&server);
+    for _ in 0..2 {
+        server.call(&["CLIENT", "PAUSE", "2500", "ALL"]);
+        // answered when the pause is over; from then on, what was asked before it is
+        let (start, scripts) = (Instant::now(), server.script_count());
+        assert_eq!(queue(&server), before);
+        eventually("all have looked several times", || async {
+            assert_eq!(queue(&server), before, "{:?} after the pause", start.elapsed());
+            server.script_count() > scripts + 8 * 4
+        })
+        .await;
+    }
+    release_by_hand(&server);
+    for (n, task) in tasks.into_iter().enumerate() {
+        assert_eq!(in_time("its turn", PROMPT, task).await, n);
+    }
+    drop(other);
+    all_gone(&server, &clients.each_ref()).await;
 }
 
 /// F2: a process that was stopped for longer than its patience is passed over, and comes back behind the others.
@@ -640,7 +730,7 @@ async fn f19_a_fair_lock_survives_connections_that_break() {
 
 // --- the queue's keys ---
 
-/// R57: one of the two keys is deleted at any time; nobody meets an error, and all go on.
+/// R57: one of the keys is deleted at any time; nobody meets an error, and all go on.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn r57_keys_that_vanish_cost_the_order_and_nothing_else() {
     let server = Server::start();
@@ -665,7 +755,7 @@ async fn r57_keys_that_vanish_cost_the_order_and_nothing_else() {
     let (mut wire, start) = (server.wire(), Instant::now());
     while left.load(Ordering::SeqCst) > 0 {
         assert!(start.elapsed() < 3 * PROMPT, "{} tasks stand still", left.load(Ordering::SeqCst));
-        let key = [QUEUE, TIMEOUTS][usize::from(rand::rng().random::<bool>())];
+        let key = [QUEUE, TIMEOUTS, SEEN][rand::rng().random_range(0..3)];
         wire.call(&["DEL", key]).unwrap();
         tokio::time::sleep(Duration::from_micros(rand::rng().random_range(0..20_000))).await;
     }

@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use nestlock::{AcquireOptions, Error, LockClient, LockGuard, RLock, StoreErrorKind};
+use nestlock::{AcquireOptions, Error, LockClient, LockGuard, OwnerId, RLock, StoreErrorKind};
 use rand::Rng;
 
 use crate::{
@@ -67,17 +67,19 @@ async fn a_token_is_the_same_for_all_holds_of_an_owner_and_higher_for_the_next_h
 }
 
 #[tokio::test]
-async fn a_hold_that_was_taken_as_a_reentrant_lock_has_no_token() {
+async fn a_guard_of_a_fenced_lock_always_has_a_token() {
     let server = Server::start();
     let client = server.client().await;
     let (plain, fenced) = (client.reentrant_lock("l").unwrap(), client.fenced_lock("l").unwrap());
     let before = token(&locked(&client, "l").await);
     client.idle().await;
     let outer = plain.lock().await.unwrap();
-    // the last token given is an earlier holder's
-    let inner = fenced.lock().await.unwrap();
-    assert_eq!((outer.fencing_token(), inner.fencing_token()), (None, None));
-    inner.unlock().await.unwrap();
+    // the last token given is an earlier holder's, and the lock cannot become free in between
+    let sent = server.script_count();
+    let refused = fenced.lock().await;
+    assert!(matches!(&refused, Err(Error::NoToken { .. })), "{refused:?}");
+    assert_eq!(server.script_count(), sent, "nothing was sent");
+    assert_eq!((outer.fencing_token(), outer.is_lost()), (None, false));
     outer.unlock().await.unwrap();
     // the other way round, it is one hold with one token
     let outer = fenced.lock().await.unwrap();
@@ -102,7 +104,9 @@ async fn a_token_is_higher_after_a_lease_that_ended_and_after_freeing_by_force()
     let next = lb.lock().await.unwrap();
     assert!(expired.is_lost() && token(&next) > token(&expired));
     assert!(la.force_unlock().await.unwrap());
-    let after = la.lock().await.unwrap();
+    // while the guard of what was lost lives, this task is inside it
+    assert!(matches!(la.lock().await, Err(Error::Lost { .. })));
+    let after = OwnerId::scope(la.lock()).await.unwrap();
     assert!(token(&after) > token(&next));
     // what a lost guard says of its token is still true
     assert!(token(&expired) < token(&next));
@@ -247,7 +251,7 @@ async fn fenced_locks_and_guarded_keys_need_the_permissions_that_are_written_dow
     let more = ["get", "set", "incr", "time", "mset", "strlen"];
     let user = |name: &str, missing: Option<&str>| {
         let keys = ["~app:*", "~redisson_lock_token:{app:*", "~nestlock_fence:{app:*"];
-        let reentrant = "evalsha eval hset hget hlen hkeys hexists hdel del pexpire pttl publish subscribe unsubscribe \
+        let reentrant = "evalsha eval hset hmget hlen hgetall hdel del pexpire pttl publish subscribe unsubscribe \
                          ping client|id info";
         let commands = reentrant.split(' ').chain(more).filter(|command| Some(*command) != missing);
         let mut command = vec!["ACL".to_owned(), "SETUSER".into(), name.into(), "on".into(), ">pw".into()];

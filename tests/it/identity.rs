@@ -9,9 +9,17 @@ use std::{
     time::Duration,
 };
 
-use futures::stream::{FuturesUnordered, StreamExt};
-use nestlock::{AcquireOptions, LockClient, OwnerId, RLock};
-use tokio::runtime::{Builder, Handle};
+use futures::{
+    executor::LocalPool,
+    future::join_all,
+    stream::{FuturesUnordered, StreamExt},
+    task::LocalSpawnExt,
+};
+use nestlock::{AcquireOptions, LockClient, LockGuard, OwnerId, RLock};
+use tokio::{
+    runtime::{Builder, Handle},
+    sync::Barrier,
+};
 
 use crate::{
     contract::nothing_is_left,
@@ -188,6 +196,41 @@ fn local_sets_and_blocking_threads_have_owners_of_their_own() {
     });
     assert_eq!(owners.len(), 5, "{owners:?}");
     runtime.block_on(nothing_is_left(&server, &[&client]));
+}
+
+/// Issue 10, E31, and documented at [`OwnerId`]: the tasks of an executor that is not tokio's are told apart by nothing but
+/// their thread, until each is given a scope.
+#[test]
+fn tasks_of_another_executor_are_one_owner_for_each_thread_unless_they_have_scopes() {
+    /// Two tasks of one thread, which try at the same time: who got the lock, as whom.
+    fn two_tasks(client: &LockClient, scopes: bool) -> Vec<Option<OwnerId>> {
+        let mut pool = LocalPool::new();
+        let both_tried = Arc::new(Barrier::new(2));
+        let tasks = [(), ()].map(|()| {
+            let (lock, both_tried) = (client.reentrant_lock("l").unwrap(), Arc::clone(&both_tried));
+            let task = async move {
+                let guard = lock.try_lock().await.unwrap();
+                both_tried.wait().await;
+                let owner = guard.as_ref().map(LockGuard::owner);
+                if let Some(guard) = guard {
+                    guard.unlock().await.unwrap();
+                }
+                owner
+            };
+            let task = async move { if scopes { OwnerId::scope(task).await } else { task.await } };
+            pool.spawner().spawn_local_with_handle(task).unwrap()
+        });
+        pool.run_until(join_all(tasks))
+    }
+
+    let server = Server::start();
+    let client = futures::executor::block_on(server.client());
+    let thread = client.current_owner();
+    assert_eq!(two_tasks(&client, false), [Some(thread.clone()), Some(thread)], "one owner holds it twice");
+    let scoped = two_tasks(&client, true);
+    assert_eq!(scoped.iter().flatten().count(), 1, "one of two: {scoped:?}");
+    futures::executor::block_on(client.idle());
+    assert_eq!(server.dump(), []);
 }
 
 /// F36: ids of finished tasks do not come back, so a leaked hold is never re-entered.

@@ -556,6 +556,50 @@ async fn the_whole_wait_is_bounded() {
     nothing_is_left(&server, &[&a, &b]).await;
 }
 
+/// Issue 10, C19: a member that hangs costs the wait, not a command timeout on top of it; nor does giving back the others.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_wait_is_bounded_where_one_member_hangs() {
+    let (one, two, three) = (Server::start(), Server::start(), Server::start());
+    let client = |server: &Server| {
+        let server = server.url();
+        async move { LockClient::builder().command_timeout(ms(10_000)).connect(server).await.unwrap() }
+    };
+    let (a, b, c) = (client(&one).await, client(&two).await, client(&three).await);
+    // less than the command timeout
+    let most = ms(8000);
+    let members = || [plain(&a, &["l1"]), plain(&b, &["l2"]), plain(&c, &["l3"])].concat();
+    let all = a.multi_lock(members()).unwrap();
+    for (busy, hangs) in [(None, &two), (Some(&c), &two), (None, &one)] {
+        let held = match busy {
+            Some(rival) => Some(rival.reentrant_lock("l3").unwrap().lock().await.unwrap()),
+            None => None,
+        };
+        // another task: the rival's holder would enter again
+        let all = all.clone();
+        hangs.stop();
+        let start = Instant::now();
+        let outcome = tokio::spawn(async move { all.try_lock_for(ms(500)).await.map(|guard| guard.is_some()) });
+        let outcome = outcome.await.unwrap();
+        let waited = start.elapsed();
+        if hangs.addr() != one.addr() {
+            eventually("the members that answer are given back", || async { !one.exists("l1") }).await;
+        }
+        hangs.cont();
+        assert!(waited >= ms(500) && waited < most, "{waited:?}");
+        match held {
+            Some(guard) => {
+                assert!(matches!(outcome, Ok(false)), "it is busy in any case: {outcome:?}");
+                guard.unlock().await.unwrap();
+            }
+            None => assert!(matches!(outcome, Err(Error::Unconfirmed { .. })), "{outcome:?}"),
+        }
+        nothing_is_left(&one, &[&a]).await;
+        nothing_is_left(&two, &[&b]).await;
+        nothing_is_left(&three, &[&c]).await;
+    }
+    all.try_lock_for(SOON).await.unwrap().expect("all are free").unlock().await.unwrap();
+}
+
 /// Four processes with eight tasks each; see `support::history`.
 #[test]
 fn no_two_of_thirty_two_tasks_in_four_processes_ever_hold_a_member_at_once() {

@@ -6,7 +6,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use nestlock::{Error, LockClient, LockClientBuilder, LossReason, RLock, StoreErrorKind};
+use nestlock::{
+    Error, LockClient, LockClientBuilder, LossReason, RLock, StoreErrorKind,
+    fred::types::config::{Config as FredConfig, ServerConfig},
+};
 
 use crate::support::{
     Server, eventually,
@@ -100,7 +103,194 @@ async fn passwords_are_in_no_error_and_no_debug_output() {
     clean(format!("{error} {error:?}"));
 }
 
+/// What no link would follow is refused, rather than half of it used.
+#[tokio::test]
+async fn clusters_and_sentinels_are_refused_with_a_way_out() {
+    let hosts = || vec![("127.0.0.1", dead_port())];
+    let refused = |wanted: &str, error: Error| {
+        assert!(matches!(&error, Error::InvalidConfig { reason } if reason.contains(wanted)), "{wanted}: {error}");
+    };
+    for (server, url, wanted) in [
+        (ServerConfig::new_clustered(hosts()), "redis-cluster://127.0.0.1:1", "RedLock"),
+        (ServerConfig::new_sentinel(hosts(), "service"), "redis-sentinel://127.0.0.1:1", "master"),
+    ] {
+        let config = FredConfig { server, ..FredConfig::default() };
+        refused(wanted, LockClient::builder().connect_to(config).await.unwrap_err());
+        refused(wanted, LockClient::connect(url).await.unwrap_err());
+    }
+}
+
+/// A cluster of one node is one server.
+#[tokio::test]
+async fn a_cluster_of_one_node_works_like_any_server() {
+    let bus = dead_port().to_string();
+    let server = Server::start_with(&["--cluster-enabled", "yes", "--cluster-port", &bus]);
+    server.call(&["CLUSTER", "ADDSLOTSRANGE", "0", "16383"]);
+    eventually("the cluster is up", || async { server.call(&["CLUSTER", "INFO"]).text().contains("state:ok") }).await;
+    let (a, b) = (server.client().await, server.client().await);
+    let guard = a.reentrant_lock("l").unwrap().lock().await.unwrap();
+    let waiter = b.reentrant_lock("l").unwrap();
+    let waiter = tokio::spawn(async move { waiter.lock().await.unwrap().unlock().await });
+    eventually("a waiter", || async { !server.channels().is_empty() }).await;
+    guard.unlock().await.unwrap();
+    waiter.await.unwrap().unwrap();
+}
+
 // --- later ---
+
+/// A connection that is replaced at once is no outage.
+#[tokio::test]
+async fn a_try_is_not_refused_because_of_a_connection_that_is_replaced_at_once() {
+    let server = Server::start();
+    let client = server.client().await;
+    let lock = client.reentrant_lock("l").unwrap();
+    let (mut cut_off, mut held) = (0, 0);
+    for _ in 0..40 {
+        // the subscriber counts as well, as nobody waits
+        assert_eq!(server.call(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]).int(), 2);
+        for _ in 0..20 {
+            match lock.try_lock().await {
+                Ok(guard) => {
+                    held += 1;
+                    // what it left behind when it was cut off is settled first
+                    drop(guard.expect("nobody else wants it").unlock().await);
+                }
+                // under way when the connection broke
+                Err(Error::Unconfirmed { .. }) => cut_off += 1,
+                Err(error) => panic!("after {held} holds and {cut_off} cuts: {error}"),
+            }
+        }
+        eventually("the connection again", || async {
+            server.call(&["CLIENT", "LIST", "TYPE", "NORMAL"]).text().lines().count() == 3
+        })
+        .await;
+    }
+    println!("{held} holds, {cut_off} cut off");
+    assert!(held > 600, "{held} holds, {cut_off} cut off");
+    client.idle().await;
+    assert_eq!(server.dump(), []);
+}
+
+/// The old master becomes a replica, and keeps its connections; its address leads to the new one.
+fn fail_over(proxy: &Proxy, old: &Server, new: &Server) {
+    proxy.lead_to(new);
+    assert_eq!(old.call(&["REPLICAOF", "127.0.0.1", &new.addr().port().to_string()]).text(), "OK");
+}
+
+#[tokio::test]
+async fn a_failover_behind_one_address_is_followed_by_all_connections() {
+    let (old, new) = (Server::start_real(), Server::start_real());
+    let proxy = Proxy::start(&old);
+    let client = LockClient::connect(proxy.url()).await.unwrap();
+    // somebody waits for a message, somebody for a list: all three connections are there
+    let wait = |server: &Server| {
+        let (url, client) = (server.url(), client.clone());
+        async move {
+            let holder = LockClient::connect(url).await.unwrap();
+            let holds = (
+                holder.reentrant_lock("l").unwrap().lock().await.unwrap(),
+                holder.signal_lock("s").unwrap().lock().await.unwrap(),
+            );
+            let (l, s) = (client.reentrant_lock("l").unwrap(), client.signal_lock("s").unwrap());
+            let l = tokio::spawn(async move { l.try_lock_for(Duration::from_secs(60)).await });
+            let s = tokio::spawn(async move { s.try_lock_for(Duration::from_secs(60)).await });
+            (holds, [l, s])
+        }
+    };
+    let waits = |server: &Server| !server.channels().is_empty() && server.blocked() == 1;
+    let (_old_holds, waiters) = wait(&old).await;
+    eventually("waiters", || async { waits(&old) }).await;
+    fail_over(&proxy, &old, &new);
+    let failed_over = Instant::now();
+    // the new server knows nothing of the holders
+    for waiter in waiters {
+        waiter.await.unwrap().unwrap().expect("the lock").unlock().await.unwrap();
+    }
+    println!("followed after {:?}", failed_over.elapsed());
+    let (new_holds, waiters) = wait(&new).await;
+    eventually("waiters on the new server", || async { waits(&new) }).await;
+    assert_eq!((old.channels(), old.blocked()), (vec![], 0));
+    new_holds.0.unlock().await.unwrap();
+    new_holds.1.unlock().await.unwrap();
+    for waiter in waiters {
+        waiter.await.unwrap().unwrap().expect("the lock").unlock().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_failover_behind_one_address_is_found_out_by_a_renewal() {
+    let (old, new) = (Server::start_real(), Server::start_real());
+    let proxy = Proxy::start(&old);
+    let client = LockClient::builder().watchdog_timeout(Duration::from_secs(6)).connect(proxy.url()).await.unwrap();
+    let guard = client.reentrant_lock("l").unwrap().lock().await.unwrap();
+    fail_over(&proxy, &old, &new);
+    // from the new server, before the lease is over
+    let error = tokio::time::timeout(Duration::from_secs(20), guard.lost()).await.expect("told");
+    assert!(matches!(error, Error::Lost { reason: LossReason::RecordMissing, .. }), "{error}");
+    drop(guard);
+    client.reentrant_lock("l").unwrap().try_lock().await.unwrap().expect("the lock").unlock().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_server_that_stays_a_replica_is_asked_ever_less_often() {
+    let server = Server::start_real();
+    let proxy = Proxy::start(&server);
+    let client = LockClient::connect(proxy.url()).await.unwrap();
+    let lock = client.reentrant_lock("l").unwrap();
+    server.call(&["REPLICAOF", "127.0.0.1", &dead_port().to_string()]);
+    let (before, demoted) = (proxy.connections(), Instant::now());
+    let mut refused = 0;
+    while demoted.elapsed() < Duration::from_secs(5) {
+        match lock.try_lock().await.unwrap_err() {
+            Error::Store { source, .. } if source.kind() == StoreErrorKind::ReadOnly => refused += 1,
+            // under way when the connection was given up, or between two connections
+            Error::Store { .. } | Error::Unconfirmed { .. } => {}
+            error => panic!("{error:?}"),
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let connections = proxy.connections() - before;
+    println!("{refused} refusals, {connections} connections");
+    // two links, after 0, 0.5, 1.5 and 3.5 s; each pause may be half as long
+    assert!((4..=14).contains(&connections), "{connections} connections by two links, {refused} refusals");
+    server.call(&["REPLICAOF", "NO", "ONE"]);
+    lock.try_lock_for(Duration::from_secs(20)).await.unwrap().expect("the lock").unlock().await.unwrap();
+}
+
+#[tokio::test]
+async fn something_that_takes_connections_but_is_no_server_is_left_alone_more_and_more() {
+    let server = Server::start();
+    let client = quick().connect(server.url()).await.unwrap();
+    let lock = client.reentrant_lock("l").unwrap();
+    let signal = client.signal_lock("s").unwrap();
+    server.call(&["SET", "lock:s", "somebody", "PX", "600000"]);
+    let waiter = tokio::spawn(async move { signal.try_lock_for(Duration::from_secs(60)).await });
+    eventually("all connections", || async { server.blocked() == 1 }).await;
+    server.kill();
+    let listener = loop {
+        match tokio::net::TcpListener::bind(server.addr()).await {
+            Ok(listener) => break listener,
+            Err(_) => tokio::time::sleep(Duration::from_millis(20)).await,
+        }
+    };
+    // the three links of the client: one at a time
+    let (mut knocks, since) = ([0; 2], Instant::now());
+    while since.elapsed() < Duration::from_secs(8) {
+        if let Ok(Ok((stream, _))) = tokio::time::timeout(Duration::from_millis(100), listener.accept()).await {
+            drop(stream);
+            knocks[usize::from(since.elapsed() > Duration::from_secs(4))] += 1;
+        }
+    }
+    println!("{knocks:?} connects in the first and the second four seconds");
+    assert!(knocks[1] >= 1 && knocks[1] <= 6 && knocks[0] <= 40, "{knocks:?}");
+    drop(listener);
+    server.restart();
+    let back = Instant::now();
+    drop(lock.try_lock_for(Duration::from_secs(60)).await.unwrap().expect("the lock"));
+    println!("back after {:?}", back.elapsed());
+    assert!(back.elapsed() < Duration::from_secs(2) + SLACK, "{:?}", back.elapsed());
+    waiter.await.unwrap().unwrap().expect("the lock").unlock().await.unwrap();
+}
 
 #[tokio::test]
 async fn r104_with_the_server_down_an_acquire_errs_at_the_end_of_its_wait() {

@@ -851,6 +851,182 @@ async fn a_writer_that_gives_up_lets_readers_in() {
     nothing_is_left(&server, &[&a, &b, &c]).await;
 }
 
+/// Scripts for each hold, when many tasks take a lock again and again.
+async fn scripts_per_hold(server: &Server, lock: Arc<dyn RLock>) -> f64 {
+    const TASKS: usize = 200;
+    const ROUNDS: usize = 5;
+    let before = server.script_count();
+    let tasks: Vec<_> = (0..TASKS)
+        .map(|_| {
+            let lock = Arc::clone(&lock);
+            tokio::spawn(async move {
+                for _ in 0..ROUNDS {
+                    lock.lock().await.unwrap().unlock().await.unwrap();
+                }
+            })
+        })
+        .collect();
+    for task in tasks {
+        tokio::time::timeout(4 * SOON, task).await.expect("all have their turns").unwrap();
+    }
+    #[allow(clippy::cast_precision_loss, reason = "a few thousand")]
+    let scripts = (server.script_count() - before) as f64 / (TASKS * ROUNDS) as f64;
+    scripts
+}
+
+/// A writer that is told gets the lock, or finds somebody whose release tells the next: the others need not try.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_release_wakes_one_of_many_writers() {
+    let server = Server::start();
+    let client = server.client().await;
+    let plain = scripts_per_hold(&server, Arc::new(client.reentrant_lock("plain").unwrap())).await;
+    let write = scripts_per_hold(&server, Arc::new(write(&client))).await;
+    println!("200 tasks: {plain:.1} scripts for a hold of a plain lock, {write:.1} for a write");
+    assert!(write < 1.5 * plain + 1.0, "{write:.1} scripts for a write, {plain:.1} for a plain hold");
+    nothing_is_left(&server, &[&client]).await;
+}
+
+/// Redisson's last reader sends `0`, its writer `1`: both wake all readers, who may be in together, and one writer.
+#[tokio::test]
+async fn a_message_wakes_all_readers_and_one_writer_of_each_client() {
+    let server = Server::start();
+    let clients = [deaf_to_time(&server).await, deaf_to_time(&server).await];
+    // the server knows the scripts from here on: each try counts once
+    for lock in [read(&clients[0]), write(&clients[0])] {
+        lock.lock().await.unwrap().unlock().await.unwrap();
+    }
+    let mut peer = Redisson::new(&server);
+    assert_eq!(peer.write("3600000"), Reply::Nil);
+    let before = server.script_count();
+    let mut waiters = Vec::new();
+    for client in &clients {
+        for _ in 0..10 {
+            for lock in [read(client), write(client)] {
+                waiters.push(tokio::spawn(async move { lock.lock().await.unwrap().unlock().await.unwrap() }));
+            }
+        }
+    }
+    // each tries once, and one of each side of each client once more when the subscription has arrived
+    let mut expected = before + 44;
+    let tried = |count| {
+        let server = &server;
+        async move { eventually("all have tried", || async { server.script_count() >= count }).await }
+    };
+    tried(expected).await;
+    assert_eq!(server.command_count("subscribe"), 2, "one for both sides");
+    for message in ["0", "1", "1", "0"] {
+        server.call(&["PUBLISH", CHANNEL, message]);
+        expected += 22;
+        tried(expected).await;
+    }
+    // a waiter whose last answer is still on its way when all are told may be told twice; all writers would be 40 each
+    let tries = server.script_count() - before;
+    assert!(tries < 44 + 4 * 30, "{tries} tries");
+    assert_eq!(peer.unlock_write(), Reply::Int(1));
+    for waiter in waiters {
+        soon(waiter).await.unwrap();
+    }
+    nothing_is_left(&server, &[&clients[0], &clients[1]]).await;
+    eventually("nobody is subscribed", || async { server.channels().is_empty() }).await;
+}
+
+/// R87: whoever is told and does not try passes it on. Nobody looks by himself.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn r87_writers_and_readers_that_give_up_never_take_a_wake_up_along() {
+    let server = Server::start();
+    let (a, b) = (deaf_to_time(&server).await, deaf_to_time(&server).await);
+    let over = Arc::new(AtomicBool::new(false));
+    let fickle: Vec<_> = (0..16_u64)
+        .map(|n| {
+            let client = if n % 2 == 0 { &a } else { &b };
+            let (lock, over) = (if n % 4 < 2 { write(client) } else { read(client) }, Arc::clone(&over));
+            tokio::spawn(async move {
+                let mut round = n;
+                while !over.load(Ordering::SeqCst) {
+                    round += 1;
+                    // anywhere: while it waits, with a message in its hands, with a request under way
+                    let brief = Duration::from_micros(100 + 379 * (round % 23));
+                    if let Ok(Ok(guard)) = tokio::time::timeout(brief, lock.lock()).await {
+                        guard.unlock().await.unwrap();
+                    }
+                }
+            })
+        })
+        .collect();
+    let steady: Vec<_> = (0..8)
+        .map(|n| {
+            let client = if n % 2 == 0 { &a } else { &b };
+            let lock = if n % 4 < 2 { write(client) } else { read(client) };
+            tokio::spawn(async move {
+                for _ in 0..40 {
+                    lock.lock().await.unwrap().unlock().await.unwrap();
+                }
+            })
+        })
+        .collect();
+    for task in steady {
+        tokio::time::timeout(4 * SOON, task).await.expect("woken by messages alone").unwrap();
+    }
+    over.store(true, Ordering::SeqCst);
+    for task in fickle {
+        soon(task).await.unwrap();
+    }
+    nothing_is_left(&server, &[&a, &b]).await;
+}
+
+/// As many readers as writers of one client, each at it again at once, on one thread, where who is woken first comes first.
+#[tokio::test]
+async fn neither_readers_nor_writers_starve_where_both_wait() {
+    let server = Server::start();
+    let client = server.client().await;
+    let over = Arc::new(AtomicBool::new(false));
+    let holds: [Arc<Vec<AtomicUsize>>; 2] =
+        std::array::from_fn(|_| Arc::new((0..20).map(|_| AtomicUsize::new(0)).collect()));
+    let mut tasks = Vec::new();
+    for n in 0..20 {
+        for (lock, holds) in [read(&client), write(&client)].into_iter().zip(&holds) {
+            let (over, holds) = (Arc::clone(&over), Arc::clone(holds));
+            tasks.push(tokio::spawn(async move {
+                while !over.load(Ordering::SeqCst) {
+                    let guard = lock.lock().await.unwrap();
+                    tokio::task::yield_now().await;
+                    guard.unlock().await.unwrap();
+                    holds[n].fetch_add(1, Ordering::SeqCst);
+                }
+            }));
+        }
+    }
+    let least = |side: usize| holds[side].iter().map(|count| count.load(Ordering::SeqCst)).min().unwrap();
+    within(4 * SOON, "each of them had ten turns", || async { least(0) >= 10 && least(1) >= 10 }).await;
+    over.store(true, Ordering::SeqCst);
+    for task in tasks {
+        soon(task).await.unwrap();
+    }
+    let [reads, writes] =
+        [0, 1].map(|side| holds[side].iter().map(|count| count.load(Ordering::SeqCst)).sum::<usize>());
+    println!("{reads} reads beside {writes} writes");
+    nothing_is_left(&server, &[&client]).await;
+}
+
+/// README's rule for readers inside readers: one owner may always read on, and a limit ends the wait of another.
+#[tokio::test]
+async fn a_reader_inside_a_reader_gets_in_as_the_same_owner_and_waits_as_another() {
+    let server = Server::start();
+    let (a, b) = (server.client().await, server.client().await);
+    let outer = named(&a, &read(&a), "request").await;
+    let writer = waiter(write(&b));
+    intent_is_there(&server).await;
+    let (same, other) = (a.clone(), read(&a));
+    let other = tokio::spawn(async move { other.try_lock_for(ms(300)).await.unwrap() });
+    let same = tokio::spawn(async move { named(&same, &read(&same), "request").await });
+    soon(same).await.unwrap().unlock().await.unwrap();
+    assert!(soon(other).await.unwrap().is_none(), "the writer comes first");
+    assert!(!writer.is_finished());
+    outer.unlock().await.unwrap();
+    soon(writer).await.unwrap().unlock().await.unwrap();
+    nothing_is_left(&server, &[&a, &b]).await;
+}
+
 // --- other kinds at the same name ---
 
 type Door = fn(&LockClient) -> Arc<dyn RLock>;

@@ -8,15 +8,21 @@ use std::{
     time::{Duration, Instant},
 };
 
+use futures::FutureExt;
 use nestlock::{
     AcquireOptions, Error, LockClient, LockGuard, LossReason, NodeSaid, OwnerId, RLock, RedLock, RedLockOptions,
 };
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
 use crate::{
+    bad_server::{log_in, set_user},
     cancel::poll_times,
     contract::contract_suite,
-    support::{Server, eventually, wire::Reply},
+    support::{
+        Server, eventually,
+        proxy::{Action, Proxy, Verb},
+        wire::Reply,
+    },
 };
 
 contract_suite! {
@@ -232,12 +238,16 @@ async fn s4_s14_a_contended_acquire_tries_again_until_it_may_not() {
     });
     let (lock, clients) = fleet.lock(options).await;
     (0..3).for_each(|at| fleet.take(at, "theirs"));
-    // busy: four rounds, and none without a wait
+    // busy: four rounds and the pauses between them; one round without a wait
+    lock.try_lock().await.unwrap();
+    let scripts = || fleet.servers.iter().map(Server::script_count).sum::<u64>();
+    let before = scripts();
     assert!(lock.try_lock_for(Duration::from_secs(60)).await.unwrap().is_none());
-    assert_eq!(*asked.lock().unwrap(), [1, 2, 3, 4]);
+    assert_eq!((scripts() - before, &*asked.lock().unwrap()), (4 * 3, &vec![1, 2, 3]));
     asked.lock().unwrap().clear();
+    let before = scripts();
     assert!(lock.try_lock().await.unwrap().is_none());
-    assert_eq!(*asked.lock().unwrap(), [1]);
+    assert_eq!((scripts() - before, &*asked.lock().unwrap()), (3, &vec![]));
     // the wait ends it earlier
     let endless = RedLock::over_servers(&clients, "l", patient().tries(u32::MAX)).unwrap();
     let start = Instant::now();
@@ -256,7 +266,7 @@ async fn s4_s14_a_contended_acquire_tries_again_until_it_may_not() {
     asked.lock().unwrap().clear();
     let error = lock.try_lock_for(Duration::from_secs(60)).await.unwrap_err();
     assert!(matches!(error, Error::NoQuorum { .. }), "{error}");
-    assert_eq!(*asked.lock().unwrap(), [1, 2, 3, 4]);
+    assert_eq!(*asked.lock().unwrap(), [1, 2, 3]);
 }
 
 /// S5, L3: an extension or renewal that fails releases nothing.
@@ -653,6 +663,375 @@ async fn nobody_overlaps_while_three_servers_are_killed_stopped_and_restarted() 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nobody_overlaps_while_five_servers_are_killed_stopped_and_restarted() {
     storm(5, 0xfeed).await;
+}
+
+/// A RedLock whose members are reentrant locks, which could be taken twice.
+fn of_reentrant(clients: &[LockClient], options: RedLockOptions) -> RedLock {
+    let members = clients.iter().map(|client| Arc::new(client.reentrant_lock("l").unwrap()) as Arc<dyn RLock>);
+    RedLock::over_members(&clients[0], members, options).unwrap()
+}
+
+/// Issue 10, A2: each extension took the server that had forgotten, both holds counted, and two of five were a majority.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_is_taken_by_two_extensions_at_once_counts_once() {
+    let fleet = Fleet::new(5);
+    let options = || RedLockOptions::new().expiry(ms(3000)).timeout_factor(0.3).recreate_on_extend(true);
+    let (clients, others) = (fleet.clients().await, fleet.clients().await);
+    let (lock, rival) = (of_reentrant(&clients, options()), of_reentrant(&others, options()));
+    let _blocker = others[4].reentrant_lock("l").unwrap().lock().await.unwrap();
+    let guard = lock.lock().await.unwrap();
+    fleet.servers[3].call(&["DEL", "l"]);
+    eventually("its loss is noticed", || async { guard.members()[3].is_lost() }).await;
+    let lease = ms(3000);
+    let extended = tokio::join!(guard.extend(lease), guard.extend(lease), guard.extend(lease));
+    assert!(matches!(extended, (Ok(()), Ok(()), Ok(()))), "{extended:?}");
+    clients[3].idle().await;
+    assert_eq!(fleet.servers[3].record("l"), [(guard.members()[3].owner().to_string(), 1)]);
+    // two of five are left
+    fleet.servers[1].call(&["DEL", "l"]);
+    fleet.servers[2].call(&["DEL", "l"]);
+    eventually("the loss is noticed", || async { guard.is_lost() }).await;
+    assert!(matches!(guard.unlock().await, Err(Error::Lost { .. })));
+    eventually("it is free for another one", || async {
+        matches!(rival.try_lock().await, Ok(Some(guard)) if !guard.is_lost())
+    })
+    .await;
+}
+
+/// Issue 10, A2: the lease ended between two looks of one call.
+#[tokio::test]
+async fn the_end_of_a_lease_is_told_at_whatever_moment_it_is_looked_for() {
+    let fleet = Fleet::new(1);
+    let (lock, _clients) = fleet.lock(RedLockOptions::new().timeout_factor(1.0)).await;
+    let mut told = 0;
+    while told < 100 {
+        let Ok(Some(guard)) = lock.acquire(AcquireOptions::new().lease(ms(15))).await else { continue };
+        let lost = loop {
+            if let Some(lost) = guard.lost().now_or_never() {
+                break lost;
+            }
+        };
+        assert!(matches!(lost, Error::Lost { .. }), "{lost}");
+        told += 1;
+    }
+}
+
+/// Issue 10, A2: redsync needs one call for it, too.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_extension_takes_every_server_that_has_forgotten() {
+    let fleet = Fleet::new(8);
+    let (lock, clients) = fleet.lock(patient().recreate_on_extend(true)).await;
+    let leased = AcquireOptions::new().lease(Duration::from_secs(40));
+    for options in [AcquireOptions::new(), leased] {
+        let guard = lock.acquire(options).await.unwrap().unwrap();
+        let value = guard.owner().to_string();
+        for forget in [[0, 1, 2], [5, 6, 7], [0, 3, 7]] {
+            for at in forget {
+                fleet.servers[at].call(&["DEL", "l"]);
+            }
+            guard.extend(Duration::from_secs(90)).await.unwrap();
+            assert_eq!(fleet.values(), vec![Some(value.clone()); 8]);
+            assert!(fleet.servers.iter().all(|server| server.pttl("l") > 80_000), "all have the lease");
+            assert!(guard.remaining() > Duration::from_secs(80));
+        }
+        guard.unlock().await.unwrap();
+        fleet.is_free().await;
+    }
+    // where somebody else has come in, it is left to him
+    let guard = lock.lock().await.unwrap();
+    fleet.servers[0].call(&["DEL", "l"]);
+    fleet.take(0, "theirs");
+    guard.extend(Duration::from_secs(90)).await.unwrap();
+    assert_eq!(fleet.values()[0].as_deref(), Some("theirs"));
+    guard.unlock().await.unwrap();
+    fleet.servers[0].call(&["DEL", "l"]);
+    fleet.is_free().await;
+    for client in &clients {
+        eventually("the books are empty", || async { client.stats().holds == 0 }).await;
+    }
+}
+
+/// A server that hangs does not keep one that has forgotten from being taken, nor does it cost more than the round.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_extension_beside_a_server_that_hangs_takes_another_within_the_round_limit() {
+    let fleet = Fleet::new(3);
+    let (lock, clients) = fleet.lock(patient().expiry(Duration::from_secs(80)).recreate_on_extend(true)).await;
+    let guard = lock.lock().await.unwrap();
+    fleet.servers[0].call(&["DEL", "l"]);
+    fleet.servers[1].stop();
+    let start = Instant::now();
+    guard.extend(Duration::from_secs(90)).await.unwrap();
+    assert!(start.elapsed() <= limit(ms(80_000)).mul_f64(1.5), "{:?}", start.elapsed());
+    assert_eq!(fleet.servers[0].call(&["GET", "l"]).text(), guard.owner().as_str());
+    assert!(guard.remaining() > Duration::from_secs(80));
+    fleet.servers[1].cont();
+    guard.unlock().await.unwrap();
+    for client in &clients {
+        client.idle().await;
+    }
+    fleet.is_free().await;
+}
+
+/// An extension is the holder's, whichever task makes it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_is_taken_by_another_tasks_extension_is_the_holders() {
+    let fleet = Fleet::new(5);
+    let clients = fleet.clients().await;
+    let lock = of_reentrant(&clients, patient().recreate_on_extend(true));
+    let owners: Vec<_> = clients.iter().map(|client| client.current_owner().to_string()).collect();
+    // one server was never had, one forgets
+    fleet.servers[4].call(&["HSET", "l", "0a1b2c3d-1111-4222-8333-444455556666:7", "1"]);
+    let guard = Arc::new(lock.lock().await.unwrap());
+    assert_eq!(guard.members().len(), 4);
+    fleet.servers[0].call(&["DEL", "l"]);
+    fleet.servers[4].call(&["DEL", "l"]);
+    let extending = Arc::clone(&guard);
+    tokio::spawn(async move { extending.extend(Duration::from_secs(90)).await }).await.unwrap().unwrap();
+    for (server, owner) in fleet.servers.iter().zip(&owners) {
+        assert_eq!(server.record("l"), [(owner.clone(), 1)]);
+    }
+    let inner = lock.try_lock().await.unwrap().expect("a re-entry");
+    assert_eq!(inner.members().len(), 5);
+    inner.unlock().await.unwrap();
+    Arc::into_inner(guard).expect("the only handle").unlock().await.unwrap();
+    eventually("no record is left", || async { fleet.servers.iter().all(|server| !server.exists("l")) }).await;
+}
+
+/// Dropped at any poll, an extension has taken a server wholly or not at all, and the next one goes on.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_extension_that_is_dropped_leaves_every_server_with_one_hold_or_none() {
+    let fleet = Fleet::new(3);
+    let clients = fleet.clients().await;
+    let lock = of_reentrant(&clients, patient().recreate_on_extend(true));
+    let lease = Duration::from_secs(90);
+    let mut polls = 0;
+    loop {
+        polls += 1;
+        let guard = lock.lock().await.unwrap();
+        fleet.servers[1].call(&["DEL", "l"]);
+        let ended = poll_times(guard.extend(lease), polls).await.is_some();
+        for client in &clients {
+            client.idle().await;
+        }
+        for (server, client) in fleet.servers.iter().zip(&clients) {
+            let (owner, record) = (client.current_owner(), server.record("l"));
+            let one = matches!(&*record, [(of, 1)] if of.starts_with(owner.as_str()));
+            assert!(one || record.is_empty() && server.addr() == fleet.servers[1].addr(), "{polls} polls: {record:?}");
+        }
+        guard.extend(lease).await.unwrap();
+        assert!(fleet.servers.iter().all(|server| server.record("l").len() == 1), "after {polls} polls");
+        guard.unlock().await.unwrap();
+        eventually("no record is left", || async { fleet.servers.iter().all(|server| !server.exists("l")) }).await;
+        if ended {
+            break;
+        }
+    }
+    assert!(polls > 1, "{polls} polls");
+}
+
+/// Whoever looked was told: a renewal that comes afterwards does not bring the lock back.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_quorum_that_was_seen_lost_stays_lost() {
+    let fleet = Fleet::new(1);
+    // half of the TTL is not relied on: over for us while the member may still renew
+    let options = RedLockOptions::new().expiry(ms(8000)).drift_factor(0.5).timeout_factor(0.5).recreate_on_extend(true);
+    let (lock, clients) = fleet.lock(options).await;
+    let guard = lock.lock().await.unwrap();
+    fleet.servers[0].stop();
+    let lost = guard.lost().await;
+    assert!(matches!(lost, Error::Lost { reason: LossReason::LeaseExpired, .. }), "{lost}");
+    assert!(!guard.members()[0].is_lost());
+    fleet.servers[0].cont();
+    eventually("the member renews", || async { guard.members()[0].remaining() > ms(6000) }).await;
+    assert!(guard.is_lost() && guard.remaining() == Duration::ZERO);
+    let again = guard.lost().now_or_never();
+    assert!(matches!(again, Some(Error::Lost { reason: LossReason::LeaseExpired, .. })), "{again:?}");
+    assert!(matches!(guard.extend(ms(8000)).await, Err(Error::Lost { .. })));
+    assert!(matches!(guard.unlock().await, Err(Error::Lost { .. })));
+    fleet.is_free().await;
+    clients[0].idle().await;
+}
+
+/// The same where nobody looked: what is taken counts only if most were held up to then.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_is_taken_while_the_quorum_is_lost_does_not_bring_it_back() {
+    let fleet = Fleet::new(3);
+    let proxy = Proxy::start(&fleet.servers[2]);
+    let mut clients = fleet.clients().await;
+    clients[2] = LockClient::connect(proxy.url()).await.unwrap();
+    let lock = of_reentrant(&clients, patient().recreate_on_extend(true));
+    let guard = lock.lock().await.unwrap();
+    fleet.servers[2].call(&["DEL", "l"]);
+    proxy.rule(|request| match request.verb() {
+        Some(Verb::Acquire) if request.args().len() > 2 => Action::Late(ms(700)),
+        _ => Action::Pass,
+    });
+    let lose_another = async {
+        eventually("it is taken, and the answer under way", || async { fleet.servers[2].exists("l") }).await;
+        fleet.servers[0].call(&["DEL", "l"]);
+        guard.members()[0].extend(Duration::from_secs(90)).await
+    };
+    let (extended, lost) = tokio::join!(guard.extend(Duration::from_secs(90)), lose_another);
+    assert!(matches!(lost, Err(Error::Lost { .. })), "{lost:?}");
+    assert!(matches!(extended, Err(Error::Lost { .. })), "{extended:?}");
+    assert!(guard.is_lost());
+    drop(guard);
+    eventually("no record is left", || async { fleet.servers.iter().all(|server| !server.exists("l")) }).await;
+}
+
+/// What is not relied on is a part of the lease, however it was come by.
+#[tokio::test]
+async fn the_drift_factor_counts_for_an_extension_too() {
+    let fleet = Fleet::new(3);
+    let (lock, _clients) = fleet.lock(patient().drift_factor(0.5)).await;
+    let guard = lock.acquire(AcquireOptions::new().lease(Duration::from_secs(40))).await.unwrap().unwrap();
+    assert!(guard.remaining() <= Duration::from_secs(20), "{:?}", guard.remaining());
+    guard.extend(Duration::from_secs(400)).await.unwrap();
+    let remaining = guard.remaining().as_secs();
+    assert!((150..=200).contains(&remaining), "{remaining} s");
+    // never less than before
+    guard.extend(Duration::from_secs(10)).await.unwrap();
+    assert!(guard.remaining().as_secs() >= 150, "{:?}", guard.remaining());
+    guard.unlock().await.unwrap();
+}
+
+/// The members of a lost quorum would be renewed for nobody.
+#[tokio::test]
+async fn a_quorum_that_was_lost_is_not_handed_over() {
+    let fleet = Fleet::new(3);
+    let (lock, _clients) = fleet.lock(patient()).await;
+    let guard = lock.lock().await.unwrap();
+    fleet.servers[0].call(&["DEL", "l"]);
+    fleet.servers[2].call(&["DEL", "l"]);
+    assert!(matches!(guard.extend(Duration::from_secs(60)).await, Err(Error::Lost { .. })));
+    let owner = guard.forget();
+    fleet.is_free().await;
+    assert!(matches!(lock.release(&owner).await, Err(Error::NotHeld { .. })));
+}
+
+/// What an extension has taken is handed over with the rest.
+#[tokio::test]
+async fn servers_that_were_taken_anew_are_handed_over_too() {
+    let fleet = Fleet::new(3);
+    let (lock, _clients) = fleet.lock(patient().recreate_on_extend(true)).await;
+    let (other, _others) = fleet.lock(patient()).await;
+    let guard = lock.lock().await.unwrap();
+    let value = guard.owner().to_string();
+    fleet.servers[0].call(&["DEL", "l"]);
+    guard.extend(Duration::from_secs(60)).await.unwrap();
+    let owner = guard.forget();
+    assert_eq!(fleet.values(), vec![Some(value); 3]);
+    other.release(&OwnerId::from_value(owner.as_str()).unwrap()).await.unwrap();
+    assert_eq!(fleet.values(), vec![None; 3]);
+}
+
+#[tokio::test]
+async fn a_quorum_that_was_released_by_its_owners_name_is_not_called_lost() {
+    let fleet = Fleet::new(3);
+    let (lock, _clients) = fleet.lock(patient()).await;
+    let guard = lock.lock().await.unwrap();
+    lock.release(&guard.owner()).await.unwrap();
+    let ended = guard.lost().now_or_never();
+    assert!(matches!(ended, Some(Error::NotHeld { .. })), "{ended:?}");
+    assert!(guard.is_lost());
+    assert!(matches!(guard.unlock().await, Err(Error::NotHeld { .. })));
+    fleet.is_free().await;
+}
+
+/// Issue 10, A2: without a limit to the wait, a busy lock is no reason to give up; a lock that most servers do not
+/// answer about is.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_wait_without_a_limit_is_not_ended_by_the_tries() {
+    let fleet = Fleet::new(3);
+    let pauses = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&pauses);
+    let options = patient().tries(2).retry_delay_of(move |_| {
+        count.fetch_add(1, Ordering::SeqCst);
+        ms(1)
+    });
+    let (lock, _clients) = fleet.lock(options).await;
+    for forever in [AcquireOptions::new().wait_forever(), AcquireOptions::new().wait(Duration::MAX)] {
+        (0..3).for_each(|at| fleet.take(at, "theirs"));
+        pauses.store(0, Ordering::SeqCst);
+        let (waiting, options) = (lock.clone(), forever.clone());
+        let waiter = tokio::spawn(async move { waiting.acquire(options).await });
+        eventually("more rounds than tries", || async { pauses.load(Ordering::SeqCst) > 4 || waiter.is_finished() })
+            .await;
+        for server in &fleet.servers {
+            server.call(&["DEL", "l"]);
+        }
+        let guard = waiter.await.unwrap().unwrap().expect("it waits until it is free");
+        guard.unlock().await.unwrap();
+    }
+    fleet.servers[0].kill();
+    fleet.servers[1].kill();
+    pauses.store(0, Ordering::SeqCst);
+    let refused = lock.acquire(AcquireOptions::new().wait_forever()).await.map(drop);
+    assert!(matches!(refused, Err(Error::NoQuorum { .. })), "{refused:?}");
+    assert_eq!(pauses.load(Ordering::SeqCst), 1, "two rounds");
+}
+
+/// Issue 10, E31: no pause is made after the last round, and one that is longer than the clock is as long as the wait.
+#[tokio::test]
+async fn a_pause_beyond_the_clock_is_one_that_the_wait_ends() {
+    let fleet = Fleet::new(1);
+    let clients = fleet.clients().await;
+    fleet.take(0, "theirs");
+    let new = || patient().tries(3);
+    for options in [
+        new().retry_delay_of(|_| Duration::MAX),
+        new().retry_delay(Duration::MAX, Duration::MAX),
+        new().retry_delay(ms(1000), Duration::MAX),
+        new().expiry(Duration::from_secs(10 * 365 * 24 * 3600)),
+    ] {
+        let lock = RedLock::over_servers(&clients, "l", options).unwrap();
+        assert!(lock.try_lock().await.unwrap().is_none());
+        let start = Instant::now();
+        assert!(lock.try_lock_for(ms(100)).await.unwrap().is_none());
+        assert!(start.elapsed() >= ms(100) && start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
+        let endless = lock.try_lock_for(Duration::MAX).now_or_never();
+        assert!(endless.is_none(), "{endless:?}");
+    }
+}
+
+/// Issue 10, A2: a server that counts twice would be a majority by itself.
+#[tokio::test]
+async fn two_clients_of_one_server_are_refused() {
+    let (one, two) = (Server::start(), Server::start());
+    let proxy = Proxy::start(&one);
+    let a = one.client().await;
+    let same = [
+        one.client().await,
+        LockClient::connect(proxy.url()).await.unwrap(),
+        LockClient::connect(format!("{}/1", one.url())).await.unwrap(),
+    ];
+    let other = two.client().await;
+    let lock = |client: &LockClient, name: &str| Arc::new(client.reentrant_lock(name).unwrap()) as Arc<dyn RLock>;
+    for b in same.iter().chain([&a]) {
+        for refused in [
+            RedLock::over_servers([&a, &other, b], "l", patient()),
+            RedLock::over_members(&a, [lock(&other, "l"), lock(b, "l"), lock(&a, "l")], patient()),
+        ] {
+            let Err(Error::InvalidConfig { reason }) = &refused else { panic!("{refused:?}") };
+            assert!(reason.contains(a.address()) && reason.contains(b.address()), "{reason}");
+        }
+        // locks of two names are two
+        RedLock::over_members(&a, [lock(&a, "l"), lock(b, "m")], patient()).unwrap();
+    }
+    RedLock::over_servers([&a, &other], "l", patient()).unwrap();
+    RedLock::over_members(&a, [lock(&a, "l"), lock(&other, "l")], patient()).unwrap();
+}
+
+#[tokio::test]
+async fn a_server_that_does_not_say_which_one_it_is_is_not_refused() {
+    let server = Server::start_real();
+    let commands = ["evalsha", "eval", "get", "set", "del", "pexpire", "pttl", "ping", "client|id"];
+    set_user(&server, "locks", &commands, &["~*", "&*"]);
+    let (a, b) =
+        (log_in(&server, "locks", LockClient::builder()).await, log_in(&server, "locks", LockClient::builder()).await);
+    RedLock::over_servers([&a, &b], "l", patient()).unwrap();
+    // but one client is one server, whatever that says
+    assert!(matches!(RedLock::over_servers([&a, &a], "l", patient()), Err(Error::InvalidConfig { .. })));
 }
 
 /// What the example `shutdown` does at SIGTERM: every server is told before the process ends.

@@ -549,6 +549,64 @@ async fn p6_p10_a_shutdown_ends_renewals_waits_and_the_connection_that_blocks() 
     assert_eq!(server.command_count("expire"), renewals);
 }
 
+/// Hand-overs of one lock, while the same client waits for many others: those cost the server nothing, and are heard.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn hand_overs_do_not_ask_for_all_the_other_locks_that_are_waited_for() {
+    const OTHERS: usize = 400;
+    let server = Server::start();
+    let proxy = Proxy::start(&server);
+    let waiting = LockClient::builder().poll_cap(NEVER).connect(proxy.url()).await.unwrap();
+    let holder = server.client().await;
+    let (mut others, mut waiters) = (Vec::new(), Vec::new());
+    for n in 0..OTHERS {
+        let name = format!("other:{n}");
+        others.push(holder.signal_lock(&name).unwrap().lock().await.unwrap());
+        waiters.push(spawn_waiter(waiting.signal_lock(&name).unwrap()));
+    }
+    let large = || proxy.requests().iter().filter(|request| request.is("BLPOP") && request.words() > OTHERS).count();
+    eventually("one BLPOP for all", || async { large() > 0 }).await;
+    let quiet = Instant::now();
+    eventually("nothing new", || async { quiet.elapsed() > ms(1_500) }).await;
+
+    let (ours, theirs) = (lock(&waiting), lock(&holder));
+    let (before, start) = (large(), Instant::now());
+    for _ in 0..40 {
+        let held = theirs.lock().await.unwrap();
+        let tries = server.command_count("get");
+        let waiter = spawn_waiter(ours.clone());
+        eventually("a try", || async { server.command_count("get") > tries }).await;
+        held.unlock().await.unwrap();
+        prompt("a hand-over", waiter).await.unwrap().unlock().await.unwrap();
+    }
+    let (looks, took) = (large() - before, start.elapsed());
+    println!("{looks} BLPOPs for all in {took:?}, of {} hand-overs", 40);
+    // twenty a second, those for the first hand-over, and those of a second in which nothing happened
+    assert!(looks as u128 <= took.as_millis() / 50 + 4 + 2 * took.as_millis() / 1000, "{looks} in {took:?}");
+
+    // while it goes on, whatever happens elsewhere is heard
+    let stop = Arc::new(AtomicBool::new(false));
+    let going_on = tokio::spawn({
+        let stop = Arc::clone(&stop);
+        async move {
+            while !stop.load(Ordering::SeqCst) {
+                let held = theirs.lock().await.unwrap();
+                let waiter = spawn_waiter(ours.clone());
+                tokio::task::yield_now().await;
+                held.unlock().await.unwrap();
+                prompt("a hand-over", waiter).await.unwrap().unlock().await.unwrap();
+            }
+        }
+    });
+    let start = Instant::now();
+    for (other, waiter) in others.into_iter().zip(waiters).take(40) {
+        other.unlock().await.unwrap();
+        prompt("a hand-over elsewhere", waiter).await.unwrap().unlock().await.unwrap();
+    }
+    println!("40 other hand-overs beside in {:?}", start.elapsed());
+    stop.store(true, Ordering::SeqCst);
+    going_on.await.unwrap();
+}
+
 // --- faults ---
 
 /// The connection dies under twenty waiters, and with it, maybe, a signal: all look once when it is back.
@@ -690,7 +748,7 @@ async fn p14_resetting_all_frees_the_locks_under_the_prefix_and_wakes_waiters() 
 // --- permissions ---
 
 /// What README lists for signal locks, beside what each client needs.
-const COMMANDS: [&str; 9] = ["get", "set", "del", "lpush", "pexpire", "expire", "pttl", "blpop", "scan"];
+const COMMANDS: [&str; 10] = ["get", "set", "del", "lpush", "ltrim", "pexpire", "expire", "pttl", "blpop", "scan"];
 /// What each client needs, whatever the kind: tested in `bad_server.rs`.
 const SHARED: [&str; 5] = ["evalsha", "eval", "ping", "client|id", "info"];
 const KEYS: [&str; 3] = ["~lock:app:*", "~lock-signal:app:*", "resetchannels"];

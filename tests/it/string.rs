@@ -120,6 +120,58 @@ async fn r52_a_hash_at_the_name_is_a_wrong_type_and_the_other_way_round() {
     guard.unlock().await.unwrap();
 }
 
+/// D28: what another program wrote may be any bytes. It is somebody, who cannot be named here: reading fails not, and
+/// nothing is released or extended by a text that only looks like it.
+#[tokio::test]
+async fn an_owner_that_is_no_utf8_is_read_and_left_alone() {
+    let server = Server::start();
+    let client = server.client().await;
+    let foreign: [(Arc<dyn RLock>, &str); 3] = [
+        (Arc::new(client.string_lock("s").unwrap()), "redis.call('set', 's', 'a\\255\\0b', 'px', 60000)"),
+        (Arc::new(client.signal_lock("g").unwrap()), "redis.call('set', 'lock:g', 'a\\255\\0b', 'px', 60000)"),
+        (
+            Arc::new(client.reentrant_lock("r").unwrap()),
+            "redis.call('hset', 'r', 'ffffffff-1111-4222-8333-444455556666:\\255', 1) redis.call('pexpire', 'r', 60000)",
+        ),
+    ];
+    for (lock, command) in foreign {
+        assert!(!server.call(&["EVAL", command, "0"]).is_error());
+        let before = server.dump();
+        let holder = lock.holder().await.unwrap().expect("it is held");
+        assert!(holder.as_str().contains('\u{fffd}'), "{holder}");
+        assert!(lock.is_locked().await.unwrap() && lock.remaining_lease().await.unwrap().is_some());
+        assert_eq!(lock.hold_count(&client.current_owner()).await.unwrap(), 0);
+        assert!(lock.try_lock().await.unwrap().is_none());
+        assert!(matches!(lock.release(&holder).await, Err(Error::NotHeld { .. })));
+        assert!(!lock.extend(&holder, Duration::from_secs(600)).await.unwrap());
+        assert_eq!(server.dump(), before);
+        assert!(lock.force_unlock().await.unwrap());
+    }
+}
+
+/// D28: a question that is not answered changes nothing, so that there is no outcome that could be unknown.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_question_without_an_answer_is_never_an_unknown_outcome() {
+    let server = Server::start();
+    let proxy = Proxy::start(&server);
+    let client = nestlock::LockClient::builder().watchdog_timeout(ms(900)).connect(proxy.url()).await.unwrap();
+    let lock = client.string_lock("l").unwrap();
+    for action in [Action::Lose, Action::Mute, Action::CutBefore] {
+        proxy.rule(|_| Action::Pass);
+        let deadline = std::time::Instant::now() + Duration::from_secs(20);
+        while lock.is_locked().await.is_err() {
+            assert!(std::time::Instant::now() < deadline, "no connection");
+            tokio::time::sleep(ms(10)).await;
+        }
+        proxy.rule(
+            move |request| if request.is("EVALSHA") && request.args().is_empty() { action } else { Action::Pass },
+        );
+        let error = lock.holder().await.unwrap_err();
+        let Error::Store { source, .. } = &error else { panic!("{action:?}: {error:?}") };
+        assert!(!source.may_have_executed() && source.is_transient(), "{action:?}: {source}");
+    }
+}
+
 /// A request with a value was never answered: a late execution could not be told from a new hold of that value.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_value_in_doubt_is_not_used_again_until_it_is_settled() {

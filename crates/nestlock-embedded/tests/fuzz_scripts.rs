@@ -49,7 +49,11 @@ impl<'a> Round<'a> {
         match (&*word.name, &*word.kind) {
             ("owner", "string") => self.rng.pick(&OWNERS).into(),
             ("lease" | "life", "integer") => self.lease(),
-            ("holds", "integer") => match self.rng.below(20) {
+            ("holds", "string") if self.rng.below(4) == 0 => {
+                let (seen, holds) = (self.rng.between(1, 4), self.rng.between(0, 3));
+                format!("{seen}>{holds}").into_bytes()
+            }
+            ("holds", "integer" | "string") => match self.rng.below(20) {
                 0 => self.times.junk(),
                 1..=4 => b"0".to_vec(),
                 5..=12 => b"1".to_vec(),
@@ -88,6 +92,7 @@ impl<'a> Round<'a> {
             ("signal", "list") => [b"lock-signal:", lock.as_bytes()].concat(),
             ("queue", "list") => derived("redisson_lock_queue", lock),
             ("timeouts", "zset") => derived("redisson_lock_timeout", lock),
+            ("seen", "zset") => derived("nestlock_fair_seen", lock),
             ("intent", "string") => derived("nestlock_rwlock_intent", lock),
             ("token", "string") => derived("redisson_lock_token", lock),
             ("data", "string") => [b"data:", lock.as_bytes()].concat(),

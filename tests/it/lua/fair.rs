@@ -3,26 +3,36 @@
 use std::ops::Deref;
 
 use super::{ACQUIRED, Bench, Ears, eval, source};
-use crate::support::wire::Reply;
+use crate::support::{redisson::RFairLock, wire::Reply};
 
 const LOCK: &str = "orders:7";
 const QUEUE: &str = "redisson_lock_queue:{orders:7}";
 const TIMEOUTS: &str = "redisson_lock_timeout:{orders:7}";
-const KEYS: [&str; 3] = [LOCK, QUEUE, TIMEOUTS];
+const SEEN: &str = "nestlock_fair_seen:{orders:7}";
+const KEYS: [&str; 4] = [LOCK, QUEUE, TIMEOUTS, SEEN];
 const CHANNEL: &str = "redisson_lock__channel:{orders:7}";
 const A: &str = "0a1b2c3d-1111-4222-8333-444455556666:42";
 const B: &str = "0a1b2c3d-1111-4222-8333-444455556666:43";
 const C: &str = "0a1b2c3d-1111-4222-8333-444455556666:44";
 const D: &str = "0a1b2c3d-1111-4222-8333-444455556666:45";
 const S: &str = "eeeeeeee-1111-4222-8333-444455556666:1";
-/// Another client, with Redisson's numbering of threads.
+/// Another client of ours, with tasks numbered as Redisson numbers threads.
 const R: &str = "ffffffff-1111-4222-8333-444455556666:1";
+
+/// A client of Redisson, and its threads.
+const JAVA: &str = "5b8f1c9e-27d4-4a06-8f55-0c1d2e3f4a5b:";
+const J1: &str = "5b8f1c9e-27d4-4a06-8f55-0c1d2e3f4a5b:71";
+const J2: &str = "5b8f1c9e-27d4-4a06-8f55-0c1d2e3f4a5b:72";
+const J3: &str = "5b8f1c9e-27d4-4a06-8f55-0c1d2e3f4a5b:73";
 
 const ACQUIRE: &str = "fair/acquire";
 const RELEASE: &str = "fair/release";
 const FORCE: &str = "fair/force_release";
 
-const PATIENCE: i64 = 5_000;
+/// Longer than a loaded machine takes for a test: nobody is gone by mistake.
+const PATIENCE: i64 = 60_000;
+/// Redisson's default wait: what a waiter adds to the scores, and takes off again.
+const WAIT: i64 = 300_000;
 /// How far apart the clock of the server and the end of a test's step may be.
 const SLACK: i64 = 4_000;
 
@@ -47,7 +57,13 @@ impl Fair {
     }
 
     fn acquire(&self, owner: &str, lease: &str, holds: &str, waits: &str) -> Reply {
-        self.run(ACQUIRE, &KEYS, &[owner, lease, holds, &PATIENCE.to_string(), waits])
+        self.run(ACQUIRE, &KEYS, &[owner, lease, holds, &PATIENCE.to_string(), waits, CHANNEL])
+    }
+
+    /// Held, whoever is next.
+    fn held_by_force(&self, owner: &str) {
+        self.set_up(&["HSET", LOCK, owner, "1"]);
+        self.set_up(&["PEXPIRE", LOCK, "30000"]);
     }
 
     fn held_by(&self, owner: &str, lease: &str) {
@@ -67,14 +83,20 @@ impl Fair {
         self.call(&["LRANGE", QUEUE, "0", "-1"]).list().iter().map(|owner| owner.text().to_owned()).collect()
     }
 
-    /// The whole queue, and that both keys agree on who is in it.
+    /// The whole queue, and that the keys agree on who is in it.
     fn assert_queue(&self, owners: &[&str]) {
         assert_eq!(self.queue(), owners);
-        let mut in_set: Vec<_> = self.call(&["ZRANGE", TIMEOUTS, "0", "-1"]).list().to_vec();
-        let mut wanted: Vec<_> = owners.iter().map(|owner| Reply::Text((*owner).to_owned())).collect();
-        in_set.sort_by(|a, b| a.text().cmp(b.text()));
-        wanted.sort_by(|a, b| a.text().cmp(b.text()));
-        assert_eq!(in_set, wanted, "the scores are of those who wait");
+        let members = |key| {
+            let mut members: Vec<_> =
+                self.call(&["ZRANGE", key, "0", "-1"]).list().iter().map(|owner| owner.text().to_owned()).collect();
+            members.sort();
+            members
+        };
+        let mut wanted = owners.to_vec();
+        wanted.sort_unstable();
+        assert_eq!(members(TIMEOUTS), wanted, "the scores are of those who wait");
+        wanted.retain(|owner| !owner.starts_with(JAVA));
+        assert_eq!(members(SEEN), wanted, "those seen are of those who wait");
     }
 
     fn now(&self) -> i64 {
@@ -87,14 +109,21 @@ impl Fair {
         self.call(&["ZSCORE", TIMEOUTS, owner]).text().parse().unwrap()
     }
 
-    /// That a waiter counts as gone this far in the future.
-    fn assert_gone_in(&self, owner: &str, wanted: i64) {
+    /// That a waiter of ours counts as gone a patience from now.
+    fn assert_seen(&self, owner: &str) {
+        let away = self.call(&["ZSCORE", SEEN, owner]).text().parse::<i64>().unwrap() - self.now();
+        assert!(away > PATIENCE - SLACK && away <= PATIENCE, "{owner}: gone in {away} ms, not {PATIENCE}");
+    }
+
+    /// That Redisson takes a waiter as gone this far in the future.
+    fn assert_scored(&self, owner: &str, wanted: i64) {
         let away = self.score(owner) - self.now();
         assert!(away > wanted - SLACK && away <= wanted, "{owner}: gone in {away} ms, not {wanted}");
     }
 
-    /// Lets a waiter count as gone.
+    /// Lets a waiter of ours count as gone, for both sides.
     fn silence(&self, owner: &str) {
+        self.set_up(&["ZADD", SEEN, "1", owner]);
         self.set_up(&["ZADD", TIMEOUTS, "1", owner]);
     }
 
@@ -165,8 +194,9 @@ fn acquire_of_a_held_lock_joins_the_queue_in_redissons_format() {
         let (hint, ahead) = fair.wait(owner);
         assert_eq!(ahead, place as i64);
         assert!(hint > 0 && hint <= PATIENCE / 3 + 1, "{hint}");
-        // Redisson's scores, row 4 and 5 of its table: t + TTL + W, t + TTL + 2 W, ...
-        fair.assert_gone_in(owner, 30_000 + PATIENCE * (place as i64 + 1));
+        // Redisson's scores, row 4 and 5 of its table, if each before has our patience: t + TTL + W, t + TTL + 2 W, ...
+        fair.assert_scored(owner, 30_000 + WAIT + PATIENCE * place as i64);
+        fair.assert_seen(owner);
     }
     assert_eq!(fair.call(&["TYPE", QUEUE]).text(), "list");
     assert_eq!(fair.call(&["TYPE", TIMEOUTS]).text(), "zset");
@@ -187,7 +217,7 @@ fn acquire_of_a_held_lock_joins_the_queue_in_redissons_format() {
 fn acquire_without_waiting_answers_busy_and_leaves_no_trace() {
     let fair = Fair::new();
     fair.held_by(A, "30000");
-    let args = [B, "30000", "1", "5000", "0"];
+    let args = [B, "30000", "1", "5000", "0", CHANNEL];
     let (_, ahead) = busy(&fair.untouched(ACQUIRE, &KEYS, &args));
     assert_eq!(ahead, 0);
     fair.wait(C);
@@ -242,25 +272,60 @@ fn acquire_drops_heads_that_were_silent_for_too_long_and_nobody_else() {
     assert_eq!(fair.snapshot().len(), 1);
 }
 
-/// R62: the waiters of a client that died stand in a row; they cost the others one patience, not one each.
+/// R62: they cost the others one patience, not one each.
 #[test]
-fn r62_acquire_drops_those_behind_a_silent_head_who_are_of_the_same_client() {
+fn r62_acquire_drops_all_who_are_silent_at_the_head_whosever_they_are() {
+    let fair = Fair::new();
+    fair.held_by(A, "30000");
+    for owner in [B, R, C, S] {
+        fair.wait(owner);
+    }
+    for owner in [B, R, C] {
+        fair.silence(owner);
+    }
+    assert_eq!(fair.wait(S).1, 0);
+    fair.assert_queue(&[S]);
+}
+
+/// A future that nobody polls is silent, and the rest of its client is not.
+#[test]
+fn a_silent_waiter_takes_no_other_of_its_client_along() {
     let fair = Fair::new();
     fair.held_by(A, "30000");
     for owner in [B, C, R, D, S] {
         fair.wait(owner);
     }
     fair.silence(B);
-    // neither those of another client, nor those behind these
-    assert_eq!(fair.wait(S).1, 2);
-    fair.assert_queue(&[R, D, S]);
-    // who looks is not gone, whatever his client
-    fair.silence(R);
-    fair.set_up(&["LREM", QUEUE, "0", S]);
-    fair.set_up(&["RPUSH", QUEUE, C]);
     fair.silence(D);
-    assert_eq!(fair.wait(C).1, 0);
-    assert_eq!(fair.queue(), [C]);
+    assert_eq!(fair.wait(S).1, 3, "D is silent, and before nobody who could be served");
+    fair.assert_queue(&[C, R, D, S]);
+}
+
+/// Who waits behind the dead on a lock that is free is told when it is the next one, by whoever notices.
+#[test]
+fn acquire_tells_the_one_whom_it_makes_the_next() {
+    let fair = Fair::new();
+    fair.held_by(A, "30000");
+    for owner in [B, C, R] {
+        fair.wait(owner);
+    }
+    fair.set_up(&["DEL", LOCK]);
+    let (mut next, mut ears) = (fair.listen(&own_channel(C)), [fair.listen(&own_channel(R))]);
+    for waits in ["0", "1"] {
+        fair.set_up(&["LREM", QUEUE, "0", B]);
+        fair.set_up(&["LPUSH", QUEUE, B]);
+        fair.silence(B);
+        for _ in 0..2 {
+            busy(&fair.acquire(R, "30000", "1", waits));
+        }
+        assert_eq!(next.heard(&fair), ["0"], "told once");
+        fair.assert_queue(&[C, R]);
+    }
+    // nobody is told of a lock that is held
+    fair.set_up(&["HSET", LOCK, A, "1"]);
+    fair.silence(C);
+    assert_eq!(fair.wait(R).1, 0);
+    nothing_was_said(&fair, &mut ears);
 }
 
 #[test]
@@ -271,7 +336,8 @@ fn acquire_keeps_a_head_that_looks_itself_however_late_it_comes() {
     fair.wait(R);
     fair.silence(B);
     assert_eq!(fair.wait(B).1, 0);
-    fair.assert_gone_in(B, 30_000 + PATIENCE);
+    fair.assert_seen(B);
+    fair.assert_scored(B, 30_000 + WAIT);
     fair.silence(B);
     fair.set_up(&["DEL", LOCK]);
     assert_eq!(fair.acquire(B, "30000", "1", "1"), ACQUIRED);
@@ -279,41 +345,146 @@ fn acquire_keeps_a_head_that_looks_itself_however_late_it_comes() {
 }
 
 #[test]
-fn acquire_gives_a_look_the_time_of_a_lease_and_a_patience() {
+fn acquire_gives_a_look_a_patience_and_for_redisson_the_time_of_a_lease_and_its_wait() {
     let fair = Fair::new();
     fair.held_by(A, "30000");
     fair.wait(B);
     fair.wait(C);
-    for owner in [B, C] {
-        fair.set_up(&["ZADD", TIMEOUTS, &(fair.now() + 1000).to_string(), owner]);
-        fair.wait(owner);
-        fair.assert_gone_in(owner, 30_000 + PATIENCE);
+    for (place, owner) in [B, C].into_iter().enumerate() {
+        for key in [SEEN, TIMEOUTS] {
+            fair.set_up(&["ZADD", key, &(fair.now() + 1000).to_string(), owner]);
+            fair.wait(owner);
+            fair.assert_seen(owner);
+        }
+        fair.assert_scored(owner, 30_000 + WAIT + PATIENCE * place as i64);
     }
-    // a record without TTL: nobody knows how long; the patience it is
+    // what was needed far behind is not kept: if it died, Redisson would wait for that
+    fair.set_up(&["ZADD", TIMEOUTS, &(fair.now() + 9_000_000).to_string(), C]);
+    fair.set_up(&["ZADD", SEEN, &(fair.now() + 1000).to_string(), C]);
+    fair.wait(C);
+    fair.assert_scored(C, 30_000 + WAIT + PATIENCE);
+    // a record without TTL: nobody knows how long
     fair.set_up(&["PERSIST", LOCK]);
     fair.silence(B);
     let (hint, _) = fair.wait(B);
     assert!(hint > 0 && hint <= PATIENCE / 3 + 1, "{hint}");
-    fair.assert_gone_in(B, PATIENCE);
+    fair.assert_seen(B);
+    fair.assert_scored(B, WAIT);
 }
 
-/// R66: another client's clock may be an hour off; the head gets no more than a lease and a patience for it.
+/// As many wait as only the first of are counted; each key in turn is lost.
+#[test]
+fn a_place_far_behind_is_kept_whichever_key_is_lost_and_never_doubled() {
+    let waiters: Vec<String> = (0..40).map(|n| format!("{}:{n}", &B[..36])).collect();
+    let queue: Vec<&str> = waiters.iter().map(String::as_str).collect();
+    for lost in [None, Some(TIMEOUTS), Some(SEEN)] {
+        let fair = Fair::new();
+        fair.held_by(R, "30000");
+        for (place, owner) in queue.iter().enumerate() {
+            assert_eq!(fair.wait(owner).1, place as i64);
+        }
+        // whoever is before the first seventeen of them may be Redisson's
+        assert!(fair.score(queue[20]) >= fair.score(queue[19]) + WAIT);
+        if let Some(lost) = lost {
+            fair.set_up(&["DEL", lost]);
+        }
+        for round in 0..2 {
+            for (place, owner) in queue.iter().enumerate() {
+                let (_, ahead) = fair.wait(owner);
+                let lost = lost.is_some() && round == 0;
+                assert_eq!(ahead, if lost { place as i64 } else { (place as i64).min(17) }, "{owner}");
+            }
+            fair.assert_queue(&queue);
+        }
+    }
+    // the queue itself is lost: all come back, as soon as they can tell
+    let fair = Fair::new();
+    fair.held_by(R, "30000");
+    for owner in &queue {
+        fair.wait(owner);
+    }
+    fair.set_up(&["DEL", QUEUE]);
+    fair.release(R, "0");
+    let mut served = Vec::new();
+    while served.len() < queue.len() {
+        let before = served.len();
+        for owner in &queue {
+            if !served.contains(owner) && fair.acquire(owner, "30000", "1", "1") == ACQUIRED {
+                fair.release(owner, "0");
+                served.push(owner);
+            }
+        }
+        assert!(served.len() > before, "nobody gets it");
+    }
+    assert_eq!(fair.snapshot(), []);
+}
+
+/// Ten thousand who look once a second each must not cost the server a core.
+#[test]
+fn a_look_costs_the_same_however_many_wait() {
+    let fair = Fair::real();
+    fair.held_by(A, "600000");
+    let mut wire = fair.server.wire();
+    let acquire = wire.call(&["SCRIPT", "LOAD", &source(ACQUIRE)]).unwrap().text().to_owned();
+    let mut look = |waiter: usize| {
+        let owner = format!("{}:{waiter}", &R[..36]);
+        let keys = ["EVALSHA", &acquire, "4", LOCK, QUEUE, TIMEOUTS, SEEN];
+        wire.call(&[&keys[..], &[&owner, "30000", "1", "600000", "1", CHANNEL]].concat()).unwrap();
+    };
+    let mut cost = |among: usize| {
+        (0..among).for_each(&mut look);
+        fair.set_up(&["CONFIG", "RESETSTAT"]);
+        (0..2_000).for_each(|n| look(n * 7_919 % among));
+        let stats = fair.call(&["INFO", "commandstats"]);
+        let line = stats.text().lines().find(|line| line.starts_with("cmdstat_evalsha:")).unwrap().to_owned();
+        line.split("usec_per_call=").nth(1).unwrap().split(',').next().unwrap().parse::<f64>().unwrap()
+    };
+    let (few, many) = (cost(100), cost(6_000));
+    println!("a look among 100 takes the server {few} us, among 6,000 {many} us");
+    assert!(many < 2.5 * few, "{many} us instead of {few}");
+}
+
+/// So that ten thousand who look once a second do not write ten thousand times.
+#[test]
+fn a_look_soon_after_another_writes_nothing() {
+    let fair = Fair::new();
+    fair.held_by(A, "30000");
+    for owner in [B, C] {
+        fair.wait(owner);
+    }
+    let look = [C, "30000", "1", "60000", "1", CHANNEL];
+    fair.run(ACQUIRE, &KEYS, &look);
+    for _ in 0..3 {
+        assert_eq!(busy(&fair.untouched(ACQUIRE, &KEYS, &look)).1, 1);
+    }
+}
+
+/// R66: a Redisson client's clock may be an hour off; once the lock is free for it, it has no more than a patience.
 #[test]
 fn r66_acquire_bounds_the_heads_time_by_the_servers_clock() {
     let fair = Fair::new();
-    fair.held_by(A, "30000");
-    fair.set_up(&["RPUSH", QUEUE, R]);
+    fair.set_up(&["RPUSH", QUEUE, J1]);
     for score in ["99999999999999", "inf", "9.5e15"] {
-        fair.set_up(&["ZADD", TIMEOUTS, score, R]);
+        fair.held_by_force(A);
+        fair.set_up(&["ZADD", TIMEOUTS, score, J1]);
+        let before = fair.call(&["ZSCORE", TIMEOUTS, J1]);
         fair.wait(B);
-        fair.assert_gone_in(R, 30_000 + PATIENCE);
+        assert_eq!(fair.call(&["ZSCORE", TIMEOUTS, J1]), before, "while it is held, nobody is kept waiting by it");
+        fair.assert_scored(B, 30_000 + 2 * WAIT);
+        let mut head = fair.listen(&own_channel(J1));
+        fair.release(A, "0");
+        assert_eq!(head.heard(&fair), ["0"]);
+        // a try has no place that it could keep anybody from
+        busy(&fair.untouched(ACQUIRE, &KEYS, &[C, "30000", "1", "5000", "0", CHANNEL]));
+        for _ in 0..3 {
+            let (hint, _) = fair.wait(B);
+            assert!(hint > 0 && hint <= PATIENCE / 3 + 1);
+            fair.assert_scored(J1, PATIENCE);
+        }
+        assert_eq!(head.heard(&fair), ["0"], "told once more, by who waits behind it");
     }
-    fair.release(A, "0");
-    let (hint, _) = fair.wait(B);
-    assert!(hint > 0 && hint <= PATIENCE / 3 + 1);
-    fair.assert_gone_in(R, PATIENCE);
     // one whose clock is behind is gone at once
-    fair.set_up(&["ZADD", TIMEOUTS, "-inf", R]);
+    fair.set_up(&["ZADD", TIMEOUTS, "-inf", J1]);
     assert_eq!(fair.acquire(B, "30000", "1", "1"), ACQUIRED);
     assert_eq!(fair.snapshot().len(), 1);
 }
@@ -321,7 +492,7 @@ fn r66_acquire_bounds_the_heads_time_by_the_servers_clock() {
 #[test]
 fn acquire_of_a_second_hold_without_a_first_answers_lost() {
     let fair = Fair::new();
-    let lost = || fair.untouched(ACQUIRE, &KEYS, &[A, "30000", "2", "5000", "1"]);
+    let lost = || fair.untouched(ACQUIRE, &KEYS, &[A, "30000", "2", "5000", "1", CHANNEL]);
     assert_eq!(lost(), Reply::Int(-2));
     fair.held_by(B, "30000");
     fair.wait(C);
@@ -345,7 +516,7 @@ fn f30_fair_scripts_leave_other_hashes_alone() {
         fair.set_up(&["DEL", LOCK]);
         fair.set_up(&[&["HSET", LOCK], fields].concat());
         for (holds, waits) in [("1", "0"), ("1", "1"), ("2", "1")] {
-            let answer = fair.untouched(ACQUIRE, &KEYS, &[A, "30000", holds, "5000", waits]);
+            let answer = fair.untouched(ACQUIRE, &KEYS, &[A, "30000", holds, "5000", waits, CHANNEL]);
             assert_eq!(answer, Reply::Int(-3), "{fields:?}");
         }
         assert_eq!(fair.untouched(FORCE, &KEYS[..2], &[CHANNEL]), Reply::Int(-3), "{fields:?}");
@@ -371,8 +542,8 @@ fn f29_fair_scripts_refuse_keys_of_another_type_and_touch_nothing() {
                 fair.set_up(&["SET", wrong, "data"]);
                 let what = format!("{wrong} is a string; held {held}, waiting {waiting}, others {others}");
                 for (script, keys, args) in [
-                    (ACQUIRE, &KEYS[..], &[B, "30000", "1", "5000", "1"] as &[&str]),
-                    (ACQUIRE, &KEYS[..], &[B, "30000", "1", "5000", "0"]),
+                    (ACQUIRE, &KEYS[..], &[B, "30000", "1", "5000", "1", CHANNEL] as &[&str]),
+                    (ACQUIRE, &KEYS[..], &[B, "30000", "1", "5000", "0", CHANNEL]),
                     (RELEASE, &KEYS[..], &[A, "0", CHANNEL]),
                     (FORCE, &KEYS[..2], &[CHANNEL]),
                 ] {
@@ -381,8 +552,12 @@ fn f29_fair_scripts_refuse_keys_of_another_type_and_touch_nothing() {
                     if reply.is_error() {
                         assert!(reply.text().starts_with("WRONGTYPE"), "{script}, {what}: {reply:?}");
                         assert_eq!(fair.snapshot(), before, "{script}, {what}");
+                    } else if script == RELEASE && wrong == LOCK {
+                        // the place is given back whatever stands at the lock's name
+                        assert_eq!((&reply, fair.call(&["GET", LOCK])), (&Reply::Nil, Reply::Text("data".into())));
+                        assert_eq!(fair.call(&["LPOS", QUEUE, A]), Reply::Nil, "{what}");
                     } else {
-                        assert!(script == FORCE, "{script}, {what}: {reply:?}");
+                        assert!(script == FORCE || wrong == SEEN && script == RELEASE, "{script}, {what}: {reply:?}");
                     }
                 }
             }
@@ -401,9 +576,9 @@ fn h1_h2_f39_fair_acquire_refuses_leases_and_patiences_that_are_none() {
         }
         for number in none {
             for owner in [A, B, C] {
-                fair.refused(ACQUIRE, &KEYS, &[owner, number, "1", "5000", "1"]);
-                fair.refused(ACQUIRE, &KEYS, &[owner, "30000", number, "5000", "1"]);
-                fair.refused(ACQUIRE, &KEYS, &[owner, "30000", "1", number, "1"]);
+                fair.refused(ACQUIRE, &KEYS, &[owner, number, "1", "5000", "1", CHANNEL]);
+                fair.refused(ACQUIRE, &KEYS, &[owner, "30000", number, "5000", "1", CHANNEL]);
+                fair.refused(ACQUIRE, &KEYS, &[owner, "30000", "1", number, "1", CHANNEL]);
             }
         }
         for number in none.iter().filter(|number| **number != "0") {
@@ -423,10 +598,10 @@ fn f39_fair_acquire_takes_its_write_back_when_the_ttl_is_refused() {
             fair.wait(A);
             fair.set_up(&["DEL", LOCK]);
         }
-        fair.refused(ACQUIRE, &KEYS, &[A, "9223372036854775807", "1", "5000", "1"]);
+        fair.refused(ACQUIRE, &KEYS, &[A, "9223372036854775807", "1", "5000", "1", CHANNEL]);
         let mut limited = fair.limited("pexpire");
         let before = fair.snapshot();
-        let command = eval(&source(ACQUIRE), &KEYS, &[A, "30000", "1", "5000", "1"]);
+        let command = eval(&source(ACQUIRE), &KEYS, &[A, "30000", "1", "5000", "1", CHANNEL]);
         let reply = limited.call(&command.iter().map(String::as_str).collect::<Vec<_>>()).unwrap();
         assert!(reply.is_error(), "{reply:?}");
         assert_eq!(fair.snapshot(), before);
@@ -465,14 +640,14 @@ fn r57_scripts_mend_a_queue_whose_two_keys_are_out_of_step() {
 #[test]
 fn r57_a_head_without_a_score_gets_one_and_blocks_nobody_for_ever() {
     let fair = Fair::new();
-    fair.set_up(&["RPUSH", QUEUE, R]);
+    fair.set_up(&["RPUSH", QUEUE, J1]);
     let (hint, _) = fair.wait(B);
     assert!(hint > 0);
-    fair.assert_gone_in(R, PATIENCE);
+    fair.assert_scored(J1, PATIENCE);
     // somebody's score without a place: he joins like anybody
     fair.set_up(&["ZADD", TIMEOUTS, "1", C]);
     assert_eq!(fair.wait(C).1, 2);
-    fair.assert_queue(&[R, B, C]);
+    fair.assert_queue(&[J1, B, C]);
 }
 
 // --- release ---
@@ -566,6 +741,71 @@ fn release_to_zero_by_the_head_of_a_free_lock_tells_the_next() {
     assert_eq!((next.heard(&fair).len(), last.heard(&fair).len()), (0, 0));
 }
 
+/// Whatever else came to stand at the lock's name while somebody waited for it.
+#[test]
+fn release_to_zero_takes_the_place_back_from_beside_data_of_any_kind() {
+    let fair = Fair::new();
+    for data in [
+        &["SET", LOCK, "data"] as &[&str],
+        &["RPUSH", LOCK, "data"],
+        &["ZADD", LOCK, "1", "data"],
+        &["HSET", LOCK, "name", "Ada"],
+        &["HSET", LOCK, "name", "Ada", "born", "1815"],
+        &["HSET", LOCK, "mode", "read", B, "1"],
+        &["HSET", LOCK, A, "1", C, "1"],
+    ] {
+        fair.set_up(&["DEL", LOCK]);
+        fair.held_by(A, "30000");
+        for owner in [B, C, R] {
+            fair.wait(owner);
+        }
+        fair.set_up(&["DEL", LOCK]);
+        fair.set_up(data);
+        let mut ears: Vec<_> = [B, C, R].map(|owner| fair.listen(&own_channel(owner))).into();
+        let record = fair.snapshot().into_iter().find(|(key, ..)| key == LOCK).unwrap();
+        for _ in 0..2 {
+            assert_eq!(fair.release(B, "0"), Reply::Nil, "{data:?}");
+            fair.assert_queue(&[C, R]);
+        }
+        assert!(fair.snapshot().contains(&record), "{data:?}");
+        nothing_was_said(&fair, &mut ears);
+        assert_eq!(fair.untouched(RELEASE, &KEYS, &[A, "1", CHANNEL]).is_error(), data[0] != "HSET", "{data:?}");
+        for owner in [C, R] {
+            if data[2] != A || owner != C {
+                assert_eq!(fair.release(owner, "0"), Reply::Nil);
+            }
+        }
+        fair.set_up(&["DEL", QUEUE, TIMEOUTS, SEEN]);
+    }
+}
+
+/// So that one of Redisson's is told, and is the next one when it comes.
+#[test]
+fn release_takes_the_dead_off_the_head() {
+    let fair = Fair::new();
+    fair.held_by(A, "30000");
+    for owner in [B, S, C] {
+        fair.wait(owner);
+    }
+    fair.set_up(&["RPUSH", QUEUE, J1]);
+    fair.set_up(&["ZADD", TIMEOUTS, &(fair.now() + 10_000).to_string(), J1]);
+    fair.wait(R);
+    for owner in [B, S, C] {
+        fair.silence(owner);
+    }
+    let mut head = fair.listen(&own_channel(J1));
+    assert_eq!(fair.release(A, "0"), Reply::Int(1));
+    assert_eq!(head.heard(&fair), ["0"]);
+    fair.assert_queue(&[J1, R]);
+    // a head that leaves a free lock makes room in the same way
+    fair.silence(R);
+    fair.set_up(&["ZADD", TIMEOUTS, "1", J1]);
+    fair.set_up(&["LPUSH", QUEUE, D]);
+    fair.set_up(&["RPUSH", QUEUE, S]);
+    assert_eq!(fair.release(D, "0"), Reply::Nil);
+    assert_eq!(fair.queue(), [S]);
+}
+
 #[test]
 fn release_tells_the_first_who_is_not_gone() {
     let fair = Fair::new();
@@ -640,46 +880,106 @@ fn h12_f25_without_memory_fair_locks_can_be_released_and_left() {
     fair.wait(B);
     fair.wait(C);
     fair.set_up(&["CONFIG", "SET", "maxmemory", "1"]);
-    let join = [R, "30000", "1", "5000", "1"];
+    let join = [R, "30000", "1", "5000", "1", CHANNEL];
     assert!(fair.refused(ACQUIRE, &KEYS, &join).starts_with("OOM"));
-    assert!(fair.refused(ACQUIRE, &KEYS, &[A, "1", "3", "5000", "1"]).starts_with("OOM"));
+    assert!(fair.refused(ACQUIRE, &KEYS, &[A, "1", "3", "5000", "1", CHANNEL]).starts_with("OOM"));
     assert_eq!(fair.release(C, "0"), Reply::Nil);
     fair.assert_queue(&[B]);
     let mut head = fair.listen(&own_channel(B));
     assert_eq!(fair.release(A, "1"), Reply::Int(0));
     assert_eq!(fair.release(A, "0"), Reply::Int(1));
     assert_eq!(head.heard(&fair), ["0"]);
-    assert!(fair.refused(ACQUIRE, &KEYS, &[B, "30000", "1", "5000", "1"]).starts_with("OOM"));
+    assert!(fair.refused(ACQUIRE, &KEYS, &[B, "30000", "1", "5000", "1", CHANNEL]).starts_with("OOM"));
     fair.assert_queue(&[B]);
     assert_eq!(fair.release(B, "0"), Reply::Nil);
     assert_eq!(fair.snapshot(), []);
 }
 
-// --- a Redisson peer ---
+// --- what it says and keeps ---
 
-/// When a Redisson client acquires, it takes its wait time off every score. Ours are made for that: who joined behind
-/// two of them is still in the queue when both have had the lock.
+/// Three of Redisson's are served one after the other before it looks again, and each takes five minutes off.
 #[test]
-fn redissons_subtractions_leave_a_waiter_its_place() {
+fn a_look_makes_room_for_all_of_redissons_that_are_before_it() {
     let fair = Fair::new();
-    let second = "ffffffff-1111-4222-8333-444455556666:2";
+    let (java, mut wire) = (RFairLock::new(LOCK), fair.server.wire());
     fair.held_by(A, "30000");
-    for (at, owner) in [R, second].into_iter().enumerate() {
-        fair.set_up(&["RPUSH", QUEUE, owner]);
-        let score = fair.now() + 30_000 + PATIENCE * (at as i64 + 1);
-        fair.set_up(&["ZADD", TIMEOUTS, &score.to_string(), owner]);
+    for owner in [J1, J2, J3] {
+        assert!(java.wait(&mut wire, owner, fair.now(), WAIT, 30_000).is_some());
     }
     fair.wait(B);
-    for owner in [R, second] {
-        assert_eq!(fair.queue()[0], owner);
-        fair.set_up(&["LPOP", QUEUE]);
-        fair.set_up(&["ZREM", TIMEOUTS, owner]);
-        for rest in fair.queue() {
-            fair.set_up(&["ZINCRBY", TIMEOUTS, &(-PATIENCE).to_string(), &rest]);
-        }
+    fair.assert_scored(B, 30_000 + 4 * WAIT);
+    // a long hold has used up what it had
+    for (at, owner) in [J1, J2, J3, B].iter().enumerate() {
+        let left = if *owner == B { 100 } else { 5_000 + at as i64 * WAIT };
+        fair.set_up(&["ZADD", TIMEOUTS, &(fair.now() + left).to_string(), owner]);
+    }
+    fair.wait(B);
+    fair.assert_scored(B, 30_000 + 4 * WAIT);
+    fair.release(A, "0");
+    for owner in [J1, J2, J3] {
+        assert_eq!(java.wait(&mut wire, owner, fair.now(), WAIT, 30_000), None, "its turn");
+        assert!(!java.try_lock(&mut wire, D, fair.now(), WAIT, 30_000));
+        java.unlock(&mut wire, owner, fair.now(), 30_000);
     }
     fair.assert_queue(&[B]);
-    fair.assert_gone_in(B, 30_000 + PATIENCE);
+    assert_eq!(fair.acquire(B, "30000", "1", "1"), ACQUIRED);
+}
+
+/// Their processes are gone, and so are their subscriptions: they cost one patience together, not one each.
+#[test]
+fn the_dead_of_redisson_behind_one_that_was_passed_over_have_a_tenth_of_a_patience_each() {
+    let fair = Fair::new();
+    let (java, mut wire) = (RFairLock::new(LOCK), fair.server.wire());
+    fair.held_by(A, "30000");
+    for owner in [J1, J2, J3] {
+        java.wait(&mut wire, owner, fair.now(), WAIT, 30_000);
+    }
+    fair.wait(B);
+    let mut living = fair.listen(&own_channel(J3));
+    fair.release(A, "0");
+    fair.wait(B);
+    fair.assert_scored(J1, PATIENCE);
+    // what the others have does not end before it is their turn
+    fair.assert_scored(J2, 30_000 + 2 * WAIT);
+    fair.set_up(&["ZADD", TIMEOUTS, "1", J1]);
+    fair.wait(B);
+    assert!(fair.score(J2) - fair.now() <= PATIENCE / 10, "nobody listens for it");
+    fair.set_up(&["ZADD", TIMEOUTS, "1", J2]);
+    assert_eq!(living.heard(&fair), [] as [&str; 0]);
+    fair.wait(B);
+    fair.assert_scored(J3, PATIENCE);
+    assert_eq!(living.heard(&fair), ["0"], "it listens, and has its time");
+    fair.assert_queue(&[J3, B]);
+}
+
+/// Until the lock is free it is in nobody's way; Redisson may judge it earlier.
+#[test]
+fn one_of_redissons_whose_time_is_over_leaves_when_the_lock_is_free() {
+    let fair = Fair::new();
+    let (java, mut wire) = (RFairLock::new(LOCK), fair.server.wire());
+    fair.held_by(A, "30000");
+    java.wait(&mut wire, J1, fair.now(), WAIT, 30_000);
+    fair.wait(B);
+    fair.set_up(&["ZADD", TIMEOUTS, "1", J1]);
+    assert_eq!(fair.wait(B).1, 1);
+    fair.assert_queue(&[J1, B]);
+    fair.set_up(&["DEL", LOCK]);
+    assert_eq!(fair.acquire(B, "30000", "1", "1"), ACQUIRED);
+    fair.assert_queue(&[]);
+}
+
+/// Those whom Redisson put out after their death are not kept for ever.
+#[test]
+fn a_join_forgets_who_was_silent_for_a_day() {
+    let fair = Fair::new();
+    fair.held_by(A, "30000");
+    let ago = |millis: i64| (fair.now() - millis).to_string();
+    fair.set_up(&["ZADD", SEEN, &ago(90_000_000), C, &ago(80_000_000), D]);
+    fair.wait(B);
+    assert_eq!(
+        fair.call(&["ZRANGE", SEEN, "0", "-1"]),
+        Reply::List([D, B].map(|name| Reply::Text(name.into())).into())
+    );
 }
 
 #[test]
@@ -705,24 +1005,27 @@ fn nothing_is_published_anywhere_but_to_the_head() {
 #[test]
 fn r60_ten_thousand_joins_and_leaves_do_not_add_up() {
     let fair = Fair::new();
-    fair.held_by(A, "30000");
+    fair.held_by(A, "600000");
     fair.wait(B);
     let mut wire = fair.server.wire();
     let mut load = |script| wire.call(&["SCRIPT", "LOAD", &source(script)]).unwrap().text().to_owned();
     let (acquire, release) = (load(ACQUIRE), load(RELEASE));
     for round in 0..5_000 {
         for owner in [C, R] {
-            let args = ["EVALSHA", &acquire, "3", LOCK, QUEUE, TIMEOUTS, owner, "30000", "1", "5000", "1"];
+            let args =
+                ["EVALSHA", &acquire, "4", LOCK, QUEUE, TIMEOUTS, SEEN, owner, "30000", "1", "5000", "1", CHANNEL];
             wire.call(&args).unwrap();
         }
         if round % 500 == 0 {
-            let most = (PATIENCE * 3 + 30_000, fair.now());
+            fair.wait(B);
+            let most = (WAIT * 3 + 600_000, fair.now());
             for owner in [B, C, R] {
                 assert!(fair.score(owner) - most.1 <= most.0, "{owner} in round {round}");
             }
         }
         for owner in [C, R] {
-            let reply = wire.call(&["EVALSHA", &release, "3", LOCK, QUEUE, TIMEOUTS, owner, "0", CHANNEL]).unwrap();
+            let reply =
+                wire.call(&["EVALSHA", &release, "4", LOCK, QUEUE, TIMEOUTS, SEEN, owner, "0", CHANNEL]).unwrap();
             assert_eq!(reply, Reply::Nil);
         }
     }

@@ -1,13 +1,15 @@
 //! The scripts, each alone: sent as text over a plain connection, below nestlock's own code.
 
 mod fair;
+mod fair_mixed;
 mod fenced;
 mod read_write;
 mod reentrant;
+mod refused;
 mod signal;
 mod string;
 
-use std::{cell::RefCell, fs, path::Path};
+use std::{cell::RefCell, collections::BTreeSet, fs, path::Path};
 
 use crate::support::{
     Server,
@@ -149,6 +151,19 @@ impl Ears {
             }
         }
     }
+}
+
+/// The names of all scripts: `<kind>/<verb>`.
+pub fn scripts() -> BTreeSet<String> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("lua");
+    let kinds = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).filter(|path| path.is_dir());
+    let files =
+        kinds.flat_map(|kind| fs::read_dir(kind).unwrap()).map(|entry| entry.unwrap().path().with_extension(""));
+    let name = |path: &Path| {
+        let words: Vec<_> = path.iter().rev().take(2).map(|word| word.to_str().unwrap()).collect();
+        format!("{}/{}", words[1], words[0])
+    };
+    files.map(|path| name(&path)).collect()
 }
 
 /// The text of a script.

@@ -286,6 +286,342 @@ fn release_by_somebody_else_answers_nil() {
     assert_eq!(bench.untouched(READ_RELEASE, &[LOCK], &[A, "0", CHANNEL, HOLDS]), Reply::Nil, "and the reverse");
 }
 
+/// Another process with Redisson reads, watched: a field, a key for each hold, and the record set to its lease.
+fn redisson_reads(bench: &Bench, owner: &str, holds: u32, lease: &str) {
+    bench.set_up(&["HSET", LOCK, "mode", "read", owner, &holds.to_string()]);
+    for n in 1..=holds {
+        bench.set_up(&["SET", &hold_key(owner, n), "1", "PX", lease]);
+    }
+    redisson_renews(bench, lease);
+}
+
+/// Its renewal sets the TTL of the record, whoever else reads.
+fn redisson_renews(bench: &Bench, lease: &str) {
+    bench.set_up(&["PEXPIRE", LOCK, lease]);
+}
+
+fn reader(n: usize) -> String {
+    format!("0a1b2c3d-1111-4222-8333-444455556666:{n}")
+}
+
+/// Many readers with one hold each.
+fn many_read(bench: &Bench, readers: std::ops::Range<usize>, lease: &str) {
+    for n in readers {
+        assert_eq!(bench.read(&reader(n), lease, "1"), ACQUIRED);
+    }
+}
+
+/// Whose process died: its keys are over, its field stays.
+fn die(bench: &Bench, readers: std::ops::Range<usize>) {
+    for n in readers {
+        bench.set_up(&["DEL", &hold_key(&reader(n), 1)]);
+    }
+}
+
+fn readers(bench: &Bench) -> i64 {
+    bench.call(&["HLEN", LOCK]).int() - 1
+}
+
+#[test]
+fn read_release_beside_many_readers_looks_at_a_few() {
+    let bench = Bench::new();
+    let mut looks = Vec::new();
+    for many in [100, 1000] {
+        many_read(&bench, 100..100 + many, "30000");
+        let before = (bench.server.command_count("pttl"), bench.server.command_count("hgetall"));
+        for _ in 0..10 {
+            assert_eq!(bench.read(A, "30000", "1"), ACQUIRED);
+            assert_eq!(bench.unread(A, "0"), Reply::Int(0));
+        }
+        assert_eq!(bench.server.command_count("hgetall"), before.1, "{many} readers");
+        looks.push((bench.server.command_count("pttl") - before.0) / 10);
+        assert_eq!(readers(&bench), i64::try_from(many).unwrap());
+        assert!(about(bench.left(LOCK), 30_000));
+    }
+    assert!(looks.iter().all(|looks| *looks < 20), "looks at {looks:?} of 100 and of 1000 readers");
+}
+
+/// However many read, the record ends with the holds that are left, give or take half of what was given up.
+#[test]
+fn read_release_of_the_longest_of_many_holds_shortens_the_ttl() {
+    let bench = Bench::new();
+    many_read(&bench, 100..200, "30000");
+    for lease in ["40000", "55000"] {
+        assert_eq!(bench.read(A, lease, "1"), ACQUIRED);
+        assert_eq!(bench.unread(A, "0"), Reply::Int(0));
+        assert!(about(bench.left(LOCK), lease.parse().unwrap()), "others read for half of that: {}", bench.left(LOCK));
+    }
+    assert_eq!(bench.read(A, "3600000", "1"), ACQUIRED);
+    assert_eq!(bench.unread(A, "0"), Reply::Int(0));
+    assert!(about(bench.left(LOCK), 30_000), "{}", bench.left(LOCK));
+    // one of many reads on for long: whoever leaves, and whoever is looked at
+    assert_eq!(bench.read(B, "3600000", "1"), ACQUIRED);
+    for n in 100..200 {
+        assert_eq!(bench.unread(&reader(n), "0"), Reply::Int(0));
+        assert!(bench.left(LOCK) > 3_500_000);
+    }
+    assert_eq!(bench.unread(B, "0"), Reply::Int(1));
+    assert_eq!(bench.snapshot(), []);
+}
+
+/// Where HRANDFIELD is refused, or unknown, all are looked at.
+#[test]
+fn read_release_without_hrandfield_looks_at_all() {
+    let bench = Bench::real();
+    bench.set_up(&["ACL", "SETUSER", "limited", "on", ">pw", "~*", "&*", "+@all", "-hrandfield"]);
+    let mut limited = bench.server.wire();
+    limited.call(&["AUTH", "limited", "pw"]).unwrap();
+    many_read(&bench, 100..130, "30000");
+    assert_eq!(bench.read(A, "60000", "1"), ACQUIRED);
+    let command = eval(&source(READ_RELEASE), &[LOCK], &[A, "0", CHANNEL, HOLDS]);
+    assert_eq!(limited.call(&texts(&command)).unwrap(), Reply::Int(0));
+    assert!(about(bench.left(LOCK), 30_000));
+    die(&bench, 100..129);
+    let command = eval(&source(READ_RELEASE), &[LOCK], &[&reader(129), "0", CHANNEL, HOLDS]);
+    assert_eq!(limited.call(&texts(&command)).unwrap(), Reply::Int(1));
+    assert_eq!(bench.snapshot(), []);
+}
+
+#[test]
+fn the_last_living_reader_wipes_the_dead_however_many() {
+    let bench = Bench::new();
+    let mut ears = bench.listen(CHANNEL);
+    for many in [1, 5, 17, 18, 40, 300] {
+        many_read(&bench, 100..100 + many, "30000");
+        assert_eq!(bench.read(A, "30000", "1"), ACQUIRED);
+        die(&bench, 100..100 + many);
+        assert_eq!(bench.unread(A, "0"), Reply::Int(1), "beside {many}");
+        assert_eq!(bench.snapshot(), []);
+        assert_eq!(ears.heard(&bench), ["1"]);
+    }
+}
+
+/// While anybody reads, those whose processes died are wiped a few at a time; who lives is not, Redisson's neither.
+#[test]
+fn read_release_wipes_the_dead_and_nobody_else() {
+    let bench = Bench::new();
+    let java = "5b8f1c9e-27d4-4a06-8f55-0c1d2e3f4a5b:71";
+    for living in [1, 60] {
+        bench.clear();
+        many_read(&bench, 100..400, "30000");
+        die(&bench, 100 + living..400);
+        redisson_reads(&bench, java, 3, "30000");
+        // released in the wrong order, or not renewed: one of three is enough
+        bench.set_up(&["DEL", &hold_key(java, 1), &hold_key(java, 3)]);
+        let (mut before, wanted) = (readers(&bench), i64::try_from(living + 1).unwrap());
+        for _ in 0..2000 {
+            if before == wanted {
+                break;
+            }
+            assert_eq!(bench.read(A, "30000", "1"), ACQUIRED);
+            assert_eq!(bench.unread(A, "0"), Reply::Int(0));
+            let now = readers(&bench);
+            assert!(now <= before && before - now <= 100, "{before} readers, then {now}");
+            before = now;
+        }
+        assert_eq!(before, wanted);
+        for n in 100..100 + living {
+            assert_eq!(bench.call(&["HEXISTS", LOCK, &reader(n)]).int(), 1);
+        }
+        assert_eq!(bench.call(&["HGET", LOCK, java]), Reply::Text("3".into()));
+        assert!(about(bench.left(LOCK), 30_000), "{}", bench.left(LOCK));
+    }
+    // a few: all at once. What is no reader is nobody's to wipe
+    bench.clear();
+    many_read(&bench, 100..103, "30000");
+    bench.set_up(&["HSET", LOCK, &format!("{B}:write"), "1", "text", "x"]);
+    die(&bench, 101..103);
+    assert_eq!(bench.read(A, "30000", "1"), ACQUIRED);
+    assert_eq!(bench.twice(|bench| bench.unread(A, "1")), Reply::Int(0), "nothing is given up");
+    assert_eq!(bench.unread(A, "0"), Reply::Int(0));
+    bench.assert_fields(&[(&*reader(100), "1"), (&format!("{B}:write"), "1"), ("mode", "read"), ("text", "x")]);
+}
+
+/// A reader whose holds are over is told so, or reads on: never both.
+#[test]
+fn a_reader_that_was_wiped_is_told_by_its_next_renewal() {
+    let bench = Bench::new();
+    many_read(&bench, 100..102, "30000");
+    let dead = reader(101);
+    for wiped in [false, true] {
+        die(&bench, 101..102);
+        if wiped {
+            assert_eq!(bench.read(A, "30000", "1"), ACQUIRED);
+            assert_eq!(bench.unread(A, "0"), Reply::Int(0));
+            assert_eq!(bench.untouched(READ_RENEW, &[LOCK], &[&dead, "30000"]).list(), [Reply::Int(-1)]);
+            assert_eq!(bench.untouched(READ_RELEASE, &[LOCK], &[&dead, "0", CHANNEL, HOLDS]), Reply::Nil);
+            assert_eq!(bench.read_untouched(&dead, "30000", "2"), Reply::Int(-2));
+        } else {
+            assert_eq!(bench.run(READ_RENEW, &[LOCK], &[&dead, "30000"]).list(), [Reply::Int(1)]);
+            assert_eq!(bench.read(A, "30000", "1"), ACQUIRED);
+            assert_eq!(bench.unread(A, "0"), Reply::Int(0));
+            assert_eq!(readers(&bench), 2);
+        }
+    }
+}
+
+/// Found in a mixed fleet: Redisson's renewal cuts the record under a longer lease of ours, and its process dies.
+#[test]
+fn read_renew_makes_the_record_live_as_long_as_its_owners_longest_hold() {
+    let bench = Bench::new();
+    let java = "5b8f1c9e-27d4-4a06-8f55-0c1d2e3f4a5b:71";
+    assert_eq!(bench.read(A, "90000", "1"), ACQUIRED);
+    assert_eq!(bench.read(A, "20000", "2"), ACQUIRED);
+    let renew = |lease: &str| assert_eq!(bench.run(READ_RENEW, &[LOCK], &[A, lease]).list(), [Reply::Int(1)]);
+    let expires = |n| bench.expires(&hold_key(A, n));
+    let before = (expires(1), expires(2));
+    for lease in ["80000", "1000"] {
+        redisson_reads(&bench, java, 1, "30000");
+        assert!(about(bench.left(LOCK), 30_000));
+        renew(lease);
+        assert!(bench.expires(LOCK) >= before.0, "the record ends before a hold");
+        assert!(about(bench.left(LOCK), 90_000), "nor does it live longer");
+        assert_eq!(expires(1), before.0, "a longer hold is left as it is");
+        assert!(about(bench.left(&hold_key(A, 2)), 80_000), "no hold lives beyond the lease");
+        assert!(about(bench.left(&hold_key(java, 1)), 30_000), "nor do others'");
+    }
+    // what others do in between shortens nothing either
+    redisson_renews(&bench, "30000");
+    renew("1000");
+    assert_eq!(bench.read(B, "10000", "1"), ACQUIRED);
+    assert_eq!(bench.read(B, "10000", "2"), ACQUIRED);
+    assert!(bench.expires(LOCK) >= before.0);
+    assert_eq!(bench.unread(B, "1"), Reply::Int(0));
+    assert_eq!(bench.unread(B, "0"), Reply::Int(0));
+    assert!(bench.expires(LOCK) >= before.0);
+    // and a release lengthens what Redisson cut
+    redisson_renews(&bench, "30000");
+    assert_eq!(bench.read(B, "10000", "1"), ACQUIRED);
+    assert_eq!(bench.unread(B, "0"), Reply::Int(0));
+    assert!(bench.expires(LOCK) >= before.0, "{}", bench.left(LOCK));
+    // its reader outlives ours: neither its hold nor the record is cut
+    assert_eq!(bench.unread(A, "0"), Reply::Int(0));
+    assert!(about(bench.left(LOCK), 30_000) && about(bench.left(&hold_key(java, 1)), 30_000));
+    assert!(bench.expires(LOCK) >= bench.expires(&hold_key(java, 1)));
+}
+
+/// `SET .. PX 0` is refused: a hold that ends in this millisecond hands nothing down.
+#[test]
+fn read_release_of_a_hold_that_ends_now_is_not_refused() {
+    let bench = Bench::new();
+    assert_eq!(bench.read(A, "60000", "1"), ACQUIRED);
+    for round in 0..400 {
+        bench.set_up(&["HSET", LOCK, A, "2"]);
+        bench.set_up(&["DEL", &hold_key(A, 1)]);
+        bench.set_up(&["SET", &hold_key(A, 2), "1", "PX", "2"]);
+        // over in a moment: each time, a little more of it is gone
+        let start = std::time::Instant::now();
+        while start.elapsed() < std::time::Duration::from_micros(1500 + 5 * (round % 200)) {
+            std::hint::spin_loop();
+        }
+        assert_eq!(bench.unread(A, "1"), Reply::Int(0), "round {round}");
+    }
+}
+
+/// A user who may not publish can not release, and leaves nothing behind that nobody reads.
+#[test]
+fn without_publish_a_last_release_is_refused_and_touches_nothing() {
+    let bench = Bench::real();
+    bench.set_up(&["ACL", "SETUSER", "limited", "on", ">pw", "~*", "&*", "+@all", "-publish"]);
+    let mut limited = bench.server.wire();
+    limited.call(&["AUTH", "limited", "pw"]).unwrap();
+    let sides: [Side; 3] = [
+        |bench| bench.read(A, "30000", "1"),
+        |bench| bench.write(A, "30000", "1", "0"),
+        |bench| {
+            assert_eq!(bench.write(A, "30000", "1", "0"), ACQUIRED);
+            bench.read(A, "30000", "1")
+        },
+    ];
+    for (side, script) in sides.into_iter().zip([READ_RELEASE, WRITE_RELEASE, WRITE_RELEASE]) {
+        bench.clear();
+        assert_eq!(side(&bench), ACQUIRED);
+        let before = bench.snapshot();
+        let keys = if script == READ_RELEASE { &KEYS[..1] } else { &KEYS[..] };
+        let command = eval(&source(script), keys, &[A, "0", CHANNEL, HOLDS]);
+        assert!(limited.call(&texts(&command)).unwrap().is_error(), "{script}");
+        assert_eq!(bench.snapshot(), before, "{script}");
+    }
+}
+
+/// Whatever a user may not do, a script that is refused has not done half of it.
+#[test]
+fn a_script_that_is_refused_has_written_nothing_that_counts() {
+    let bench = Bench::real();
+    let sides: [(&str, Side); 5] = [
+        ("nobody", |_| ACQUIRED),
+        ("one reads once", |bench| bench.read(A, "30000", "1")),
+        ("one reads twice", |bench| {
+            assert_eq!(bench.read(A, "10000", "1"), ACQUIRED);
+            bench.read(A, "20000", "2")
+        }),
+        ("two read, one is dead", |bench| {
+            many_read(bench, 100..102, "20000");
+            die(bench, 101..102);
+            bench.read(A, "20000", "1")
+        }),
+        ("one writes and reads", |bench| {
+            assert_eq!(bench.write(A, "20000", "1", "0"), ACQUIRED);
+            bench.read(A, "10000", "1")
+        }),
+    ];
+    let content = || -> Vec<_> { bench.snapshot().into_iter().map(|(key, value, _)| (key, value)).collect() };
+    let mut steps = every_script();
+    for (script, keys) in [(READ, keys_of(A)), (WRITE, PATIENCE.into())] {
+        steps.push((script, KEYS.to_vec(), vec![A.into(), "40000".into(), "2".into(), keys]));
+    }
+    let commands =
+        ["set", "hset", "hdel", "del", "pexpire", "publish", "hget", "hgetall", "hlen", "pttl", "exists", "get"];
+    let mut refusals = 0;
+    for command in commands {
+        bench.set_up(&["ACL", "SETUSER", "limited", "reset", "on", ">pw", "~*", "&*", "+@all", &format!("-{command}")]);
+        let mut limited = bench.server.wire();
+        limited.call(&["AUTH", "limited", "pw"]).unwrap();
+        for (state, set_up) in &sides {
+            for (script, keys, args) in &steps {
+                bench.clear();
+                assert_eq!(set_up(&bench), ACQUIRED);
+                let before = content();
+                let reply = limited.call(&texts(&eval(&source(script), keys, &texts(args)))).unwrap();
+                let refused =
+                    reply.is_error() || matches!(&reply, Reply::List(answers) if answers[0] == Reply::Int(-2));
+                if refused {
+                    refusals += 1;
+                    assert_eq!(content(), before, "{script} {args:?} without {command}, where {state}");
+                }
+                bench.assert_every_key_expires();
+            }
+        }
+    }
+    println!("{refusals} refusals");
+    assert!(refusals > 100);
+}
+
+/// A record that lost its TTL is nobody's to end by re-entering it.
+#[test]
+fn re_entry_gives_a_record_without_a_ttl_none() {
+    let bench = Bench::new();
+    let sides: [Side; 2] = [|bench| bench.read(A, "30000", "1"), |bench| bench.write(A, "30000", "1", "0")];
+    for (side, script, last) in [(sides[0], READ, keys_of(A)), (sides[1], WRITE, "0".into())] {
+        bench.clear();
+        assert_eq!(side(&bench), ACQUIRED);
+        bench.set_up(&["PERSIST", LOCK]);
+        assert_eq!(bench.run(script, &KEYS, &[A, "10000", "2", &last]), ACQUIRED);
+        assert_eq!(bench.left(LOCK), -1, "{script}");
+    }
+}
+
+/// The field that says who may come in is no reader.
+#[test]
+fn an_owner_named_like_the_mode_holds_nothing() {
+    let bench = Bench::new();
+    assert_eq!(bench.read(A, "30000", "1"), ACQUIRED);
+    for holds in ["0", "1"] {
+        assert_eq!(bench.untouched(READ_RELEASE, &[LOCK], &["mode", holds, CHANNEL, HOLDS]), Reply::Nil);
+    }
+    assert_eq!(bench.untouched(READ_RENEW, &[LOCK], &["mode", "60000"]).list(), [Reply::Int(-1)]);
+}
+
 // --- writing ---
 
 #[test]
@@ -585,7 +921,7 @@ fn r52_f30_scripts_leave_other_hashes_alone() {
 fn r52_plain_scripts_leave_a_read_write_record_alone() {
     let bench = Bench::new();
     let (queue, timeouts) = ("redisson_lock_queue:{orders:7}", "redisson_lock_timeout:{orders:7}");
-    let token = "redisson_lock_token:{orders:7}";
+    let (token, seen) = ("redisson_lock_token:{orders:7}", "nestlock_fair_seen:{orders:7}");
     let sides: [Side; 2] = [
         |bench| bench.read(A, "30000", "1"),
         |bench| {
@@ -600,12 +936,12 @@ fn r52_plain_scripts_leave_a_read_write_record_alone() {
             let wrong = Reply::Int(-3);
             assert_eq!(bench.untouched("reentrant/acquire", &[LOCK], &[A, "60000", holds]), wrong);
             assert_eq!(bench.untouched("fenced/acquire", &[LOCK, token], &[A, "60000", holds]), wrong);
-            let args = [A, "60000", holds, "5000", "1"];
-            assert_eq!(bench.untouched("fair/acquire", &[LOCK, queue, timeouts], &args), wrong);
+            let args = [A, "60000", holds, "5000", "1", "c"];
+            assert_eq!(bench.untouched("fair/acquire", &[LOCK, queue, timeouts, seen], &args), wrong);
         }
         for holds in ["0", "1"] {
             assert_eq!(bench.untouched("reentrant/release", &[LOCK], &[A, holds, "c"]), Reply::Nil);
-            assert_eq!(bench.untouched("fair/release", &[LOCK, queue, timeouts], &[A, holds, "c"]), Reply::Nil);
+            assert_eq!(bench.untouched("fair/release", &[LOCK, queue, timeouts, seen], &[A, holds, "c"]), Reply::Nil);
         }
         assert_eq!(bench.untouched("reentrant/inspect", &[LOCK], &[]), Reply::Int(-3));
         assert_eq!(bench.untouched("reentrant/force_release", &[LOCK], &["c"]), Reply::Int(-3));

@@ -56,10 +56,23 @@ impl Worker {
         worker
     }
 
+    /// As [`Worker::start`], with more in its environment.
+    pub fn start_in(server: &Server, watchdog: Duration, environment: &[(&str, &Path)]) -> Self {
+        let mut worker = Self::spawn_in(environment);
+        worker.ask(&format!("connect {} {} 1000 30000", server.url(), watchdog.as_millis()));
+        assert_eq!(worker.answer(), "connected");
+        worker
+    }
+
     fn spawn() -> Self {
+        Self::spawn_in(&[])
+    }
+
+    fn spawn_in(environment: &[(&str, &Path)]) -> Self {
         let mut process = Command::new(std::env::current_exe().expect("this binary"))
             .args(["--exact", "crash::a_worker_process_does_as_it_is_told", "--nocapture", "--test-threads=1"])
             .env(PEER, "1")
+            .envs(environment.iter().copied())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
@@ -170,8 +183,12 @@ fn say(what: impl std::fmt::Display) {
 /// work KIND SEED FILE TASKS LOCKS ROUNDS LEASES
 ///                                         working; later: done. Writes what it held, see [`work`]; ROUNDS 0: for ever
 /// panic NAME                              panics in a task that holds NAME: panicked
+/// is_lost NAME                            is_lost NAME <true or false>: the last guard of NAME
+/// deaf                                    deaf: whoever logs from here on blocks for ever
 /// exit                                    ends without unlocking
+/// leave                                   drops guards and client, and ends at once
 /// ```
+#[allow(clippy::too_many_lines, reason = "one arm for each request")]
 pub fn serve() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let mut client: Option<LockClient> = None;
@@ -208,6 +225,7 @@ pub fn serve() {
                 let held = Arc::clone(&held);
                 runtime.spawn(async move {
                     let guard = Arc::new(lock.acquire(options).await.unwrap().unwrap());
+                    drop(lock);
                     held.lock().unwrap().entry(name.clone()).or_default().push(Arc::clone(&guard));
                     say(format_args!("locked {name} {}", monotonic_ns()));
                     let weak = Arc::downgrade(&guard);
@@ -260,7 +278,34 @@ pub fn serve() {
                 assert!(runtime.block_on(task).unwrap_err().is_panic());
                 say("panicked");
             }
+            "is_lost" => {
+                let lost = held.lock().unwrap()[words[1]].last().expect("held").is_lost();
+                say(format_args!("is_lost {} {lost}", words[1]));
+            }
+            "deaf" => {
+                let subscriber = tracing_subscriber::fmt().with_writer(|| -> std::io::Sink {
+                    loop {
+                        std::thread::park();
+                    }
+                });
+                subscriber.with_max_level(tracing_subscriber::filter::LevelFilter::WARN).init();
+                say("deaf");
+            }
             "exit" => std::process::exit(3),
+            "leave" => {
+                for mut guard in held.lock().unwrap().drain().flat_map(|(_, guards)| guards) {
+                    // a task that looks for its loss has it now and then
+                    loop {
+                        match Arc::try_unwrap(guard) {
+                            Ok(guard) => break drop(guard),
+                            Err(shared) => guard = shared,
+                        }
+                        std::thread::yield_now();
+                    }
+                }
+                drop(client.take());
+                std::process::exit(0);
+            }
             other => panic!("unknown request {other}"),
         }
     }

@@ -5,6 +5,7 @@ pub mod child;
 pub mod clock;
 pub mod history;
 pub mod proxy;
+pub mod redisson;
 pub mod server;
 pub mod wire;
 

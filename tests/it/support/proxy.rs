@@ -8,12 +8,12 @@
 //! Requests sent into a black hole arrive when it is gone, as TCP repeats them, unless the connection was cut.
 
 use std::{
-    collections::VecDeque,
+    collections::{HashMap, VecDeque},
     future::pending,
     io,
     net::{Ipv4Addr, SocketAddr},
     sync::{
-        Arc, Mutex,
+        Arc, Mutex, OnceLock,
         atomic::{AtomicUsize, Ordering},
     },
     thread::{self, JoinHandle},
@@ -64,6 +64,32 @@ pub enum Verb {
     ForceRelease,
 }
 
+/// What each script does, by its source and by its digest.
+fn script_verbs() -> &'static HashMap<String, Verb> {
+    static VERBS: OnceLock<HashMap<String, Verb>> = OnceLock::new();
+    VERBS.get_or_init(|| {
+        let mut verbs = HashMap::new();
+        let kinds = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/lua")).expect("the scripts");
+        for kind in kinds.flatten().filter(|kind| kind.path().is_dir()) {
+            for file in std::fs::read_dir(kind.path()).expect("a folder").flatten() {
+                let name = file.file_name().into_string().expect("a name");
+                let verb = match name.trim_start_matches("read_").trim_start_matches("write_") {
+                    name if name.starts_with("acquire") => Verb::Acquire,
+                    name if name.starts_with("release") => Verb::Release,
+                    name if name.starts_with("renew") => Verb::Renew,
+                    name if name.starts_with("inspect") => Verb::Inspect,
+                    name if name.starts_with("force_release") => Verb::ForceRelease,
+                    _ => continue,
+                };
+                let source = std::fs::read_to_string(file.path()).expect("a script");
+                verbs.insert(nestlock::fred::util::sha1_hash(&source), verb);
+                verbs.insert(source, verb);
+            }
+        }
+        verbs
+    })
+}
+
 /// A command, as it came from the client.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Request {
@@ -75,20 +101,16 @@ impl Request {
         self.parts[0].eq_ignore_ascii_case(command)
     }
 
+    /// How many words it has, the command included.
+    pub fn words(&self) -> usize {
+        self.parts.len()
+    }
+
     pub fn verb(&self) -> Option<Verb> {
         if !self.is("EVALSHA") && !self.is("EVAL") {
             return None;
         }
-        let number = |arg: &String| arg.parse::<u64>().is_ok();
-        Some(match self.args() {
-            [] => Verb::Inspect,
-            [_] => Verb::ForceRelease,
-            [_, lease, holds, ..] if number(lease) && number(holds) => Verb::Acquire,
-            [lease, ..] if number(lease) => Verb::Renew,
-            // of many locks together
-            [_, lease] if number(lease) => Verb::Acquire,
-            _ => Verb::Release,
-        })
+        script_verbs().get(&self.parts[1]).copied()
     }
 
     pub fn keys(&self) -> &[String] {
@@ -125,7 +147,7 @@ struct Switches {
 }
 
 struct Shared {
-    server: SocketAddr,
+    server: Mutex<SocketAddr>,
     rule: Mutex<Rule>,
     switches: watch::Sender<Switches>,
     log: Mutex<Vec<Request>>,
@@ -144,7 +166,7 @@ pub struct Proxy {
 impl Proxy {
     pub fn start(server: &Server) -> Self {
         let shared = Arc::new(Shared {
-            server: server.addr(),
+            server: Mutex::new(server.addr()),
             rule: Mutex::new(Box::new(|_| Action::Pass)),
             switches: watch::Sender::new(Switches::default()),
             log: Mutex::new(Vec::new()),
@@ -203,6 +225,11 @@ impl Proxy {
     /// Every request of this kind meets `action`, all others pass.
     pub fn each(&self, verb: Verb, action: Action) {
         self.rule(move |request| if request.verb() == Some(verb) { action } else { Action::Pass });
+    }
+
+    /// New connections lead to this server from now on; old ones stay where they are.
+    pub fn lead_to(&self, server: &Server) {
+        *self.shared.server.lock().unwrap() = server.addr();
     }
 
     /// Cuts all connections.
@@ -292,7 +319,8 @@ enum Fate {
 async fn serve(shared: Arc<Shared>, client: TcpStream) {
     let mut switches = shared.switches.subscribe();
     let cuts = switches.borrow_and_update().cuts;
-    let Ok(server) = TcpStream::connect(shared.server).await else { return };
+    let server = *shared.server.lock().unwrap();
+    let Ok(server) = TcpStream::connect(server).await else { return };
     let _ = (client.set_nodelay(true), server.set_nodelay(true));
     let (client_in, client_out) = client.into_split();
     let (mut server_in, mut server_out) = server.into_split();

@@ -13,6 +13,7 @@ use std::{
     cell::RefCell,
     collections::{BTreeMap, VecDeque},
     fmt::Write as _,
+    hash::{BuildHasher, RandomState},
     net::SocketAddr,
     rc::Rc,
     sync::{Arc, atomic::AtomicBool},
@@ -65,10 +66,17 @@ pub(crate) struct Server {
     pub(crate) clients: BTreeMap<u64, Client>,
     pub(crate) stats: Stats,
     pub(crate) port: u16,
+    /// Another one for each server.
+    pub(crate) run_id: String,
     /// The clients that wait for a list, in order of their coming.
     waiters: VecDeque<u64>,
     paused: Option<(Duration, PauseMode)>,
     last_client: u64,
+}
+
+fn random_id() -> String {
+    let [a, b, c] = [0_u8, 1, 2].map(|part| RandomState::new().hash_one(part));
+    format!("{a:016x}{b:016x}{:08x}", c >> 32)
 }
 
 impl Server {
@@ -79,6 +87,7 @@ impl Server {
             clients: BTreeMap::new(),
             stats: Stats::default(),
             port,
+            run_id: random_id(),
             waiters: VecDeque::new(),
             paused: None,
             last_client: 0,

@@ -55,7 +55,7 @@ const JUNK: [&[u8]; 31] = [
 ];
 
 /// Every command, and how often it is chosen.
-pub const COMMANDS: [(&str, u32); 107] = [
+pub const COMMANDS: [(&str, u32); 108] = [
     ("PING", 2),
     ("ECHO", 2),
     ("SELECT", 1),
@@ -84,7 +84,7 @@ pub const COMMANDS: [(&str, u32); 107] = [
     ("GETDEL", 4),
     ("GETEX", 6),
     ("GETSET", 4),
-    ("MGET", 3),
+    ("MGET", 4),
     ("MSET", 3),
     ("MSETNX", 4),
     ("INCR", 4),
@@ -103,6 +103,7 @@ pub const COMMANDS: [(&str, u32); 107] = [
     ("HEXISTS", 4),
     ("HLEN", 4),
     ("HKEYS", 4),
+    ("HRANDFIELD", 4),
     ("HVALS", 4),
     ("HINCRBY", 7),
     ("HSTRLEN", 3),
@@ -916,6 +917,14 @@ impl Grammar {
             "HGET" | "HEXISTS" | "HSTRLEN" => words.push(self.field(&key)),
             "HMGET" | "HDEL" => words.extend(self.several(4, |me| me.field(&key))),
             "HINCRBY" => words.extend([self.field(&key), self.number()]),
+            "HRANDFIELD" => {
+                words.push(self.rng.pick(&["1000", "1000", "0", "x", "-9223372036854775808"]).into());
+                if self.rng.percent(50) {
+                    words.push(self.rng.pick(&["WITHVALUES", "withvalues", "VALUES"]).into());
+                }
+                // which of several are picked is chance
+                return (words, Check::Kind);
+            }
             "HGETALL" if key == BIG_HASH.as_bytes() => return (words, Check::Pairs),
             "HKEYS" | "HVALS" if key == BIG_HASH.as_bytes() => return (words, Check::Unordered),
             _ => {}

@@ -1,7 +1,10 @@
 //! Commands on hashes.
 
-use super::{Call, OVERFLOW, Outcome};
-use crate::server::resp::{Reply, Text, integer};
+use super::{Call, OVERFLOW, Outcome, SYNTAX};
+use crate::{
+    ports::random,
+    server::resp::{Reply, Text, integer},
+};
 
 fn value(found: Option<&Vec<u8>>) -> Reply {
     found.map_or(Reply::Nil, |value| Reply::bulk(value.as_slice()))
@@ -42,6 +45,40 @@ pub(super) fn hvals(call: &mut Call) -> Outcome {
 pub(super) fn hgetall(call: &mut Call) -> Outcome {
     let pairs = call.hash(&call.args[1])?.into_iter().flatten();
     Ok(Reply::Map(pairs.map(|(field, value)| (Reply::bulk(field.as_slice()), Reply::bulk(value.as_slice()))).collect()))
+}
+
+/// Some fields of a hash: so many in a row, from a random one on. A negative number may repeat them.
+pub(super) fn hrandfield(call: &mut Call) -> Outcome {
+    let counted = call.args.len() > 2;
+    let count = if counted { call.int(2)? } else { 1 };
+    if count == i64::MIN {
+        return Err("ERR value is out of range, value must between -9223372036854775807 and 9223372036854775807".into());
+    }
+    let values = call.args.len() == 4 && call.is(3, "withvalues");
+    if call.args.len() > 3 && !values {
+        return Err(SYNTAX.into());
+    }
+    if values && count.unsigned_abs() > i64::MAX.unsigned_abs() / 2 {
+        return Err("ERR value is out of range".into());
+    }
+    let Some(hash) = call.hash(&call.args[1])?.filter(|hash| !hash.is_empty()) else {
+        return Ok(if counted { Reply::list([]) } else { Reply::Nil });
+    };
+    let wanted = usize::try_from(count.unsigned_abs()).unwrap_or(usize::MAX);
+    let (wanted, first) = match (count < 0, wanted < hash.len()) {
+        (false, false) => (hash.len(), 0),
+        _ => (wanted, usize::try_from(random() % hash.len() as u64).unwrap_or(0)),
+    };
+    let mut picked = hash.iter().cycle().skip(first).take(wanted);
+    let bulk = |bytes: &Vec<u8>| Reply::bulk(bytes.as_slice());
+    if !counted {
+        return Ok(picked.next().map_or(Reply::Nil, |(field, _)| bulk(field)));
+    }
+    Ok(match (values, call.speaks_resp3()) {
+        (false, _) => Reply::list(picked.map(|(field, _)| bulk(field))),
+        (true, false) => Reply::list(picked.flat_map(|(field, value)| [bulk(field), bulk(value)])),
+        (true, true) => Reply::list(picked.map(|(field, value)| Reply::list([bulk(field), bulk(value)]))),
+    })
 }
 
 fn set_all(call: &mut Call) -> Result<usize, Text> {

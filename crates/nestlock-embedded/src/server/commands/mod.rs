@@ -197,6 +197,7 @@ static TABLE: &[Command] = &[
     plain("hlen", 2, READ, hashes::hlen),
     plain("hmget", -3, READ, hashes::hmget),
     plain("hmset", -4, WRITE, hashes::hmset),
+    plain("hrandfield", -2, READ, hashes::hrandfield),
     plain("hset", -4, WRITE, hashes::hset),
     plain("hsetnx", 4, WRITE, hashes::hsetnx),
     plain("hstrlen", 3, READ, hashes::hstrlen),

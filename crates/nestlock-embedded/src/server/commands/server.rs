@@ -94,6 +94,7 @@ pub(super) fn info(call: &mut Call) -> Outcome {
             line("os", &std::env::consts::OS),
             line("arch_bits", &usize::BITS),
             line("process_id", &std::process::id()),
+            line("run_id", &server.run_id),
             line("tcp_port", &server.port),
             line("server_time_usec", &server.clock.now().as_micros()),
             line("uptime_in_seconds", &server.clock.uptime().as_secs()),

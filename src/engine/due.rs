@@ -1,0 +1,189 @@
+//! What the watchdog must look at, in order of time.
+//!
+//! Whoever changes a hold puts it where it belongs, so that nothing is ever searched for what is due: acquiring costs
+//! the same however much is held. A bucket is a moment; a hold knows its bucket and its index there, so that it leaves
+//! without a search too.
+
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU32, AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use tokio::sync::Notify;
+
+use super::hold::Hold;
+use crate::clock::Instant;
+
+/// The watchdog looks this often while anything is held: a timer does not notice that the machine slept.
+pub(super) const LOOK: Duration = Duration::from_millis(250);
+const NOWHERE: u64 = u64::MAX;
+
+#[derive(Debug)]
+pub(crate) struct DueQueue {
+    /// After how long a request cannot be under way any more, unless its future is not polled.
+    overdue: Duration,
+    buckets: Mutex<BTreeMap<u64, Vec<Arc<Hold>>>>,
+    /// Until when the watchdog sleeps, in milliseconds.
+    asleep_until: AtomicU64,
+    sooner: Notify,
+}
+
+/// Where a hold is in the queue. Written under the queue's mutex only.
+#[derive(Debug)]
+pub(crate) struct Place {
+    bucket: AtomicU64,
+    index: AtomicU32,
+}
+
+impl Default for Place {
+    fn default() -> Self {
+        Self { bucket: AtomicU64::new(NOWHERE), index: AtomicU32::new(0) }
+    }
+}
+
+impl DueQueue {
+    pub(super) fn new(command_timeout: Duration) -> Self {
+        Self {
+            overdue: command_timeout + Duration::from_secs(1),
+            buckets: Mutex::default(),
+            asleep_until: AtomicU64::new(0),
+            sooner: Notify::new(),
+        }
+    }
+
+    pub(super) fn overdue(&self) -> Duration {
+        self.overdue
+    }
+
+    fn buckets(&self) -> MutexGuard<'_, BTreeMap<u64, Vec<Arc<Hold>>>> {
+        self.buckets.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Puts a hold where it is due, or to others that are due up to `slack` earlier, so that many are due together; `None`:
+    /// takes it out. Call with the hold's state locked: the last change wins.
+    pub(crate) fn put(&self, hold: &Arc<Hold>, due: Option<(Instant, Duration)>) {
+        let due = due.map(|(at, slack)| {
+            let at = at.as_millis().min(NOWHERE - 1);
+            (at.saturating_sub(slack.as_millis() as u64), at)
+        });
+        let place = hold.place();
+        let known = place.bucket.load(Relaxed);
+        // where it is, it may stay; if it was taken out meanwhile, whoever took it will look
+        if due.map_or(known == NOWHERE, |(from, to)| (from..=to).contains(&known)) {
+            return;
+        }
+        let (mut out, mut first) = (None, NOWHERE);
+        {
+            let mut buckets = self.buckets();
+            let old = place.bucket.load(Relaxed);
+            if let Some(holds) = buckets.get_mut(&old) {
+                let index = place.index.load(Relaxed);
+                out = Some(holds.swap_remove(index as usize));
+                if let Some(moved) = holds.get(index as usize) {
+                    moved.place().index.store(index, Relaxed);
+                } else if holds.is_empty() {
+                    buckets.remove(&old);
+                }
+            }
+            if let Some((from, to)) = due {
+                first = buckets.range(from..=to).next_back().map_or(to, |(bucket, _)| *bucket);
+                let holds = buckets.entry(first).or_default();
+                place.index.store(holds.len() as u32, Relaxed);
+                holds.push(Arc::clone(hold));
+            }
+            place.bucket.store(first, Relaxed);
+        }
+        // not the last handle: the caller has one
+        drop(out);
+        if first < self.asleep_until.load(Relaxed) {
+            self.sooner.notify_one();
+        }
+    }
+
+    /// Wakes the watchdog.
+    pub(super) fn hurry(&self) {
+        self.sooner.notify_one();
+    }
+
+    /// Takes out what is due.
+    pub(crate) fn take(&self, now: Instant) -> Vec<Arc<Hold>> {
+        let mut due = Vec::new();
+        let mut buckets = self.buckets();
+        while let Some(first) = buckets.first_entry()
+            && *first.key() <= now.as_millis()
+        {
+            due.append(&mut first.remove());
+        }
+        for hold in &due {
+            hold.place().bucket.store(NOWHERE, Relaxed);
+        }
+        due
+    }
+
+    /// Sleeps until something is due, or somebody put something in that is due sooner; at most `longest`.
+    pub(crate) async fn wait(&self, longest: Duration) {
+        let now = Instant::now();
+        // first what is put in from here on, then what is there
+        self.asleep_until.store(NOWHERE, Relaxed);
+        let first = self.buckets().keys().next().copied();
+        let until = first.map_or(now + longest, |first| Instant::from_millis(first).min(now + LOOK));
+        self.asleep_until.store(until.as_millis(), Relaxed);
+        // no spinning
+        let pause = until.saturating_duration_since(now).max(Duration::from_millis(1));
+        tokio::select! {
+            () = tokio::time::sleep(pause) => {}
+            () = self.sooner.notified() => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        engine::{Kind, holds::Holds},
+        keys::LockName,
+        lock::Reentrant,
+        owner::{ClientId, OwnerId},
+    };
+
+    /// Whatever is put, moved and taken out, each hold is found once: not before its slack, and not after its time.
+    #[test]
+    fn what_is_due_is_found_once_and_in_time() {
+        let (holds, client) = (Holds::new(Duration::from_secs(3)), ClientId::random());
+        let queue = DueQueue::new(Duration::from_secs(3));
+        let kind: Arc<dyn Kind> = Arc::new(Reentrant::new(&LockName::new("", "l", 1024).unwrap()));
+        let of = |n: usize| holds.get_or_insert(&kind, &OwnerId::named(&client, &n.to_string()).unwrap());
+        let all: Vec<_> = (0..200).map(of).collect();
+        let mut wanted: Vec<Option<(u64, u64)>> = vec![None; all.len()];
+        let (mut seed, mut now) = (7_u64, 1_000_000);
+        let mut random = |below: u64| {
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (seed >> 33) % below
+        };
+        for _ in 0..20_000 {
+            let at = random(200) as usize;
+            let slack = [0, 0, 7, 100][random(4) as usize];
+            let due = (random(5) > 0).then(|| (now + random(2000), slack));
+            let of_clock = due.map(|(due, slack)| (Instant::from_millis(due), Duration::from_millis(slack)));
+            queue.put(&all[at], of_clock);
+            wanted[at] = due;
+            if random(10) > 0 {
+                continue;
+            }
+            now += random(300);
+            for hold in queue.take(Instant::from_millis(now)) {
+                let at = all.iter().position(|known| Arc::ptr_eq(known, &hold)).unwrap();
+                let (due, slack) = wanted[at].take().expect("it was put, and is found once");
+                assert!(due <= now + slack, "{} ms early, with a slack of {slack}", due - now);
+            }
+            assert!(wanted.iter().flatten().all(|(due, _)| *due > now), "late");
+        }
+        drop(queue.take(Instant::from_millis(u64::MAX / 2)));
+        assert!(queue.buckets().is_empty() && all.iter().all(|hold| Arc::strong_count(hold) == 2));
+    }
+}

@@ -1,0 +1,302 @@
+//! Giving locks up: with a guard or without, by hand-over, by force, and all at once at the end of a client.
+
+use std::{sync::Arc, time::Duration};
+
+use futures_util::future::join_all;
+use tokio::sync::oneshot;
+
+use super::{
+    Core, Kind,
+    acquire::Entered,
+    generation::{Generation, Ticket},
+    hold::{Hold, Left, Standing, Unsettled},
+    janitor::Job,
+    settle::{Agreement, UnderWay},
+    silent, store_error, watchdog,
+};
+use crate::{
+    clock::Instant,
+    error::{Error, LossReason, Result},
+    options::checked_lease,
+    owner::OwnerId,
+    store::{Call, Forced, Guarded, Inspected, Released, Renewed},
+};
+
+impl Core {
+    /// Gives up one hold, and waits until the server knows. Dropped midway, the janitor goes on.
+    pub(crate) async fn release(&self, (hold, ticket): Entered) -> Result<()> {
+        let under_way = UnderWay { core: self, hold };
+        let hold = &under_way.hold;
+        // before the first await: from here on it is neither renewed nor relied on
+        let left = hold.leave(&ticket)?;
+        self.left(hold, left, Instant::now() + self.config.command_timeout()).await
+    }
+
+    /// Waits until the server knows what was given up in our books.
+    pub(super) async fn left(&self, hold: &Arc<Hold>, left: Left, budget: Instant) -> Result<()> {
+        match left {
+            Left::Here(generation) => self.released(hold, &generation, budget).await,
+            Left::Elsewhere(owner) => self.take_off(hold.kind(), owner, Some(hold)).await,
+        }
+    }
+
+    /// Takes one hold off what the server records. Once polled, it goes on when it is dropped.
+    async fn take_off(&self, kind: &Arc<dyn Kind>, owner: OwnerId, hold: Option<&Arc<Hold>>) -> Result<()> {
+        let (tell, told) = oneshot::channel();
+        self.janitor.post(Job::TakeOff { kind: Arc::clone(kind), owner, hold: hold.cloned(), tell: Some(tell) });
+        told.await.unwrap_or(Err(Error::Closed))
+    }
+
+    /// Waits until the server knows that a generation of this hold was given up.
+    async fn released(&self, hold: &Arc<Hold>, generation: &Generation, budget: Instant) -> Result<()> {
+        let mut pause = Duration::from_millis(5);
+        loop {
+            let error = match self.turn(hold, budget).await {
+                Ok(_turn) => match self.agree(hold).await {
+                    Agreement::Reached { held: true } => return hold.check_released(generation),
+                    Agreement::Reached { held: false } => {
+                        return Err(hold.lost_error(&generation.owner, LossReason::RecordMissing));
+                    }
+                    Agreement::Refused(error) | Agreement::Silent(error) => error,
+                },
+                Err(error) => error,
+            };
+            if !error.is_transient() || Instant::now() + pause > budget {
+                return Err(store_error(hold.lock_name(), error));
+            }
+            self.sleep_until(Instant::now() + pause).await;
+            tokio::select! {
+                () = self.store.link(hold.lock_name()).wait_up() => {}
+                () = self.sleep_until(budget) => {}
+            }
+            pause *= 2;
+        }
+    }
+
+    /// Gives up one hold without waiting.
+    pub(crate) fn release_later(&self, hold: &Arc<Hold>, ticket: &Ticket) {
+        // lost already: nothing to give up
+        if let Ok(Left::Elsewhere(owner)) = hold.leave(ticket) {
+            let (kind, hold) = (Arc::clone(hold.kind()), Some(Arc::clone(hold)));
+            self.janitor.post(Job::TakeOff { kind, owner, hold, tell: None });
+        }
+        self.tidy(hold);
+    }
+
+    /// Lets go of a guard: its hold is somebody else's from here on.
+    pub(crate) fn hand_over(&self, hold: &Arc<Hold>, ticket: &Ticket) {
+        if let Some(unsettled) = hold.hand_over(ticket) {
+            self.holds.hand_over(hold);
+            match unsettled {
+                Unsettled::Nothing => {}
+                Unsettled::Owed(holds) => {
+                    for _ in 0..holds {
+                        let (kind, owner) = (Arc::clone(hold.kind()), ticket.generation.owner.clone());
+                        self.janitor.post(Job::TakeOff { kind, owner, hold: Some(Arc::clone(hold)), tell: None });
+                    }
+                }
+                Unsettled::InDoubt(holds) => self.janitor.post(Job::Lower { hold: Arc::clone(hold), holds }),
+            }
+        }
+        self.tidy(hold);
+    }
+
+    /// Gives up one hold of an owner, without a guard.
+    pub(crate) async fn release_owner(&self, kind: &Arc<dyn Kind>, owner: &OwnerId) -> Result<()> {
+        self.check_open()?;
+        if let Some(hold) = self.holds.get(kind, owner)
+            && hold.generation_of(owner).is_some()
+        {
+            let under_way = UnderWay { core: self, hold };
+            let hold = &under_way.hold;
+            let left = hold.leave_without_guard(owner)?;
+            return self.left(hold, left, Instant::now() + self.config.command_timeout()).await;
+        }
+        if !owner.is_exact() {
+            return Err(not_held(kind, owner));
+        }
+        // handed over, by this client or another one: the count is in the record only
+        self.take_off(kind, owner.clone(), None).await
+    }
+
+    /// Takes one hold off what the server records, whatever others do at the same time. What this client had handed over
+    /// ends with the last one.
+    pub(super) async fn release_elsewhere(&self, kind: &Arc<dyn Kind>, owner: &OwnerId) -> Result<()> {
+        let released = self.take_one_off(kind, owner).await;
+        if let Ok(Released::Free) | Err(Error::NotHeld { .. }) = released
+            && let Some(handed_over) = self.holds.handed_over(kind, owner)
+        {
+            handed_over.lose(LossReason::RecordMissing);
+            self.tidy(&handed_over);
+        }
+        released.map(drop)
+    }
+
+    async fn take_one_off(&self, kind: &Arc<dyn Kind>, owner: &OwnerId) -> Result<Released> {
+        let mut seen = match self.inspect(kind).await? {
+            Inspected::Held { holders, .. } => {
+                let holder = holders.into_iter().find(|(holder, _)| holder == owner);
+                holder.map(|(_, holds)| holds).ok_or_else(|| not_held(kind, owner))?
+            }
+            _ => return Err(not_held(kind, owner)),
+        };
+        loop {
+            match self.store.release(kind.release_if(owner, seen.saturating_sub(1), seen)).await {
+                Ok(released @ (Released::Free | Released::StillHeld)) => return Ok(released),
+                Ok(Released::NotHeld) => return Err(not_held(kind, owner)),
+                // somebody else was quicker
+                Ok(Released::Changed { holds }) => seen = holds,
+                Err(error) => return Err(store_error(kind.name(), error)),
+            }
+        }
+    }
+
+    /// Lets a hold live for at least `lease` from now. `false`: the owner does not hold the lock.
+    pub(crate) async fn extend(&self, kind: &Arc<dyn Kind>, owner: &OwnerId, lease: Duration) -> Result<bool> {
+        self.check_open()?;
+        let lease = checked_lease(kind.name(), lease)?;
+        let known = self.holds.get(kind, owner).into_iter().chain(self.holds.handed_over(kind, owner));
+        let known = known.map(|hold| (hold.generation_of(owner), hold)).find(|(generation, _)| generation.is_some());
+        let known = known.map(|(generation, hold)| (generation, UnderWay { core: self, hold }));
+        let current = known.as_ref().and_then(|(generation, known)| Some((generation.as_ref()?, &known.hold)));
+        if current.is_none() && !owner.is_exact() {
+            return Ok(false);
+        }
+        let name = current.map_or(owner, |(generation, _)| &generation.owner);
+        let (sent, answer) = watchdog::extend(self, kind, name, lease).await;
+        let answer = answer.map_err(|error| store_error(kind.name(), error))?;
+        if let Some((generation, hold)) = current {
+            hold.renewed(generation, answer, sent, lease, None);
+            if !hold.is_current(generation) {
+                return Ok(false); // it ended before the answer came
+            }
+        }
+        match answer {
+            Renewed::Yes => Ok(true),
+            Renewed::Endless => Err(Error::NotExpirable { lock: kind.name().to_string(), owner: name.to_string() }),
+            Renewed::Gone | Renewed::Taken => Ok(false),
+            Renewed::Unknown => Err(store_error(kind.name(), silent("the server refused the renewal"))),
+        }
+    }
+
+    /// Frees a lock, whoever holds it. `false`: nobody did.
+    pub(crate) async fn force_unlock(&self, kind: &Arc<dyn Kind>) -> Result<bool> {
+        self.check_open()?;
+        // who holds it now; a hold that begins meanwhile is not ours to end
+        let ours: Vec<_> = self.holds.of_lock(kind).into_iter().map(|hold| UnderWay { core: self, hold }).collect();
+        let generations: Vec<_> = ours.iter().map(|ours| ours.hold.generation()).collect();
+        match self.store.force_release(kind.force_release()).await {
+            Ok(Forced::Freed) => {
+                for (ours, generation) in ours.iter().zip(generations) {
+                    if let Some(generation) = generation {
+                        ours.hold.lose_generation(&generation, LossReason::RecordMissing);
+                    }
+                }
+                Ok(true)
+            }
+            Ok(Forced::WasFree) => Ok(false),
+            Ok(Forced::WrongKind) => Err(Error::WrongLockKind { lock: kind.name().to_string() }),
+            Err(error) => Err(store_error(kind.name(), error)),
+        }
+    }
+
+    /// Frees all locks whose records are at keys of this pattern, as [`Core::force_unlock`] does; returns how many were
+    /// held. `kind_of`: the lock of a record.
+    pub(crate) async fn force_unlock_all(
+        &self,
+        pattern: &str,
+        kind_of: impl Fn(&str) -> Option<Arc<dyn Kind>>,
+    ) -> Result<u64> {
+        let (mut cursor, mut freed) = ("0".to_owned(), 0);
+        loop {
+            self.check_open()?;
+            let page = self.store.scan(&cursor, pattern).await.map_err(|error| store_error(pattern, error))?;
+            let kinds: Vec<_> = page.keys.iter().filter_map(|key| kind_of(key)).collect();
+            for outcome in join_all(kinds.iter().map(|kind| self.force_unlock(kind))).await {
+                match outcome {
+                    Ok(held) => freed += u64::from(held),
+                    // no record any more
+                    Err(Error::WrongType { .. }) => {}
+                    Err(error) => return Err(error),
+                }
+            }
+            match page.next {
+                Some(next) => cursor = next,
+                None => return Ok(freed),
+            }
+        }
+    }
+
+    /// Asks the server who holds a lock.
+    pub(crate) async fn inspect(&self, kind: &Arc<dyn Kind>) -> Result<Inspected> {
+        self.check_open()?;
+        match self.store.inspect(kind.inspect()).await {
+            Ok(Inspected::WrongKind) => Err(Error::WrongLockKind { lock: kind.name().to_string() }),
+            Ok(inspected) => Ok(inspected),
+            Err(error) => Err(store_error(kind.name(), error)),
+        }
+    }
+
+    /// Asks the server how often an owner holds a lock.
+    pub(crate) async fn hold_count(&self, kind: &Arc<dyn Kind>, owner: &OwnerId) -> Result<u32> {
+        Ok(match self.inspect(kind).await? {
+            Inspected::Held { holders, .. } => {
+                holders.into_iter().find(|(holder, _)| holder.base() == owner.base()).map_or(0, |(_, holds)| holds)
+            }
+            _ => 0,
+        })
+    }
+
+    /// Reads or writes a guarded key, showing `token`. One request, which is not repeated.
+    pub(crate) async fn guarded(&self, token: u64, call: Call) -> Result<Option<Vec<u8>>> {
+        self.check_open()?;
+        let key = call.keys.first().map_or_else(String::new, ToString::to_string);
+        match self.store.guarded(call).await {
+            Ok(Guarded::Done(value)) => Ok(value),
+            Ok(Guarded::Stale { seen }) => Err(Error::StaleToken { key, token, seen }),
+            Err(error) => Err(store_error(&key, error)),
+        }
+    }
+
+    /// Waits until nothing is left to settle.
+    pub(crate) async fn idle(&self) {
+        self.janitor.idle().await;
+        // what was settled a moment ago may still be in somebody's hands
+        for _ in 0..100 {
+            if !self.holds.reap_again() {
+                return;
+            }
+            self.sleep_until(Instant::now() + Duration::from_millis(1)).await;
+        }
+    }
+
+    /// Turns waiters away, releases what is held, and ends the connections. What was handed over is left alone.
+    pub(crate) async fn shutdown(&self) -> Result<()> {
+        self.close();
+        let mut held = Vec::new();
+        self.holds.for_each(|hold| held.push(Arc::clone(hold)));
+        for hold in held {
+            if hold.standing() == Standing::Ours {
+                hold.lose(LossReason::ShutDown);
+                hold.leave_queue(self.epoch(&hold));
+                self.tidy(&hold);
+            }
+        }
+        let settled = tokio::select! {
+            () = self.janitor.idle() => true,
+            () = self.sleep_until(Instant::now() + self.settling_time()) => false,
+        };
+        let locks = self.janitor.pending();
+        self.store.close().await;
+        if settled { Ok(()) } else { Err(Error::Unsettled { locks }) }
+    }
+
+    /// For tests: holds known, channels subscribed to, settlements pending.
+    pub(crate) fn residue(&self) -> (usize, usize, usize) {
+        (self.holds.len(), self.hub.channels() + self.signals.channels(), self.janitor.pending())
+    }
+}
+
+fn not_held(kind: &Arc<dyn Kind>, owner: &OwnerId) -> Error {
+    Error::NotHeld { lock: kind.name().to_string(), owner: owner.to_string() }
+}

@@ -1,0 +1,101 @@
+//! Making the server agree with the books: the one verb of releases, cancellations and lost replies alike.
+
+use std::sync::Arc;
+
+use super::{
+    Core, Kind,
+    hold::{Abandoned, Asked, Hold, Leftover},
+};
+use crate::{error::StoreError, owner::OwnerId, store::Released};
+
+/// What came of [`Core::agree`].
+pub(crate) enum Agreement {
+    /// The server records what we want. `held`: it had recorded this owner, or may have.
+    Reached { held: bool },
+    /// Not executed.
+    Refused(StoreError),
+    /// No answer.
+    Silent(StoreError),
+}
+
+/// A hold under a name that is not used any more, which a late execution may still create.
+#[derive(Debug, Clone)]
+pub(crate) struct Ghost {
+    pub(crate) kind: Arc<dyn Kind>,
+    pub(crate) owner: OwnerId,
+    pub(crate) epoch: u64,
+}
+
+impl Core {
+    /// The number of the connection that carries requests about this hold.
+    pub(crate) fn epoch(&self, hold: &Hold) -> u64 {
+        self.store.link(hold.lock_name()).epoch()
+    }
+
+    /// Makes the server record our count, if it does not. In the hold's turn. Sent twice it changes nothing; dropped
+    /// midway, the doubt stays and the next in line repeats it.
+    pub(crate) async fn agree(&self, hold: &Arc<Hold>) -> Agreement {
+        let Some(asked) = hold.asking(self.epoch(hold)) else { return Agreement::Reached { held: true } };
+        match self.store.release(hold.kind().release(&asked.owner, asked.wanted)).await {
+            Ok(released) => Agreement::Reached { held: self.agreed(hold, &asked, released) },
+            Err(error) if error.may_have_executed() => Agreement::Silent(error),
+            Err(error) => {
+                hold.not_asked(&asked);
+                Agreement::Refused(error)
+            }
+        }
+    }
+
+    /// Takes in what the server answered a release. Whether it had recorded this owner, or may have.
+    pub(crate) fn agreed(&self, hold: &Arc<Hold>, asked: &Asked, released: Released) -> bool {
+        let answered = hold.answered(asked, released, self.epoch(hold));
+        self.abandon(hold, answered.abandoned);
+        answered.held
+    }
+
+    /// Goes on under another name, if something under this one is in doubt and nothing is held.
+    pub(crate) fn abandon_name_in_doubt(&self, hold: &Arc<Hold>) {
+        self.abandon(hold, hold.abandon_name_in_doubt());
+    }
+
+    /// A future that nobody polls has a request about this hold: undoes what it may do.
+    pub(crate) fn orphan(&self, hold: &Arc<Hold>) {
+        if let Some(abandoned) = hold.orphan() {
+            self.abandon(hold, Some(abandoned));
+            self.holds.forget(hold);
+        }
+    }
+
+    fn abandon(&self, hold: &Hold, abandoned: Option<Abandoned>) {
+        let Some(Abandoned { owner, epoch }) = abandoned else { return };
+        self.holds.retire_names();
+        if owner.is_value() {
+            self.holds.doubt_value(hold.lock_name(), &owner);
+        }
+        if let Some((_, sibling)) = self.holds.held_sibling(hold.kind(), &hold.key.owner) {
+            sibling.share_its_name(&owner);
+        }
+        self.janitor.lay(Ghost { kind: Arc::clone(hold.kind()), owner, epoch });
+    }
+
+    /// Looks after a hold that its user is done with. Call with a handle that is not used again.
+    pub(crate) fn tidy(&self, hold: &Arc<Hold>) {
+        match hold.leftover() {
+            Leftover::Held => {}
+            Leftover::Doubt => self.janitor.settle(hold),
+            Leftover::Nothing => self.holds.reap(hold),
+        }
+    }
+}
+
+/// A call about a hold. When it ends, or is dropped midway, what it leaves behind is looked after.
+pub(crate) struct UnderWay<'a> {
+    pub(crate) core: &'a Core,
+    pub(crate) hold: Arc<Hold>,
+}
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        self.core.tidy(&self.hold);
+    }
+}

@@ -1,0 +1,186 @@
+//! When the links of one client knock at its server: one at a time, and less often the longer nobody opens.
+//!
+//! A port that is closed costs nobody anything but a packet: it is tried four to five times a second, so that a server
+//! that comes back is noticed within a quarter second. Whatever takes a connection and then does not serve costs it
+//! work, for each client: it is left alone for a quarter of the time that it has been away, up to two seconds.
+
+use std::{
+    future::Future,
+    sync::{Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
+use fred::error::Error as FredError;
+use tokio::{sync::watch, time::sleep_until};
+use uuid::Uuid;
+
+use crate::log;
+
+/// Between two knocks: at least, at a closed port at most, elsewhere at most.
+const KNOCKS: (Duration, Duration, Duration) =
+    (Duration::from_millis(10), Duration::from_millis(235), Duration::from_secs(2));
+/// Between two connections of one link, should they break at once.
+const BETWEEN_CONNECTIONS: Duration = Duration::from_millis(20);
+/// Between two searches for another server at the same address: the first time, and at most.
+const SEARCHES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(5));
+
+/// Shared by the links of one client.
+#[derive(Debug)]
+pub(super) struct Pace {
+    /// Whose turn it is to knock.
+    outage: tokio::sync::Mutex<Outage>,
+    /// Counts the searches for another server.
+    searches: watch::Sender<u64>,
+    next_search: Mutex<Search>,
+}
+
+/// Failed attempts since the last success.
+#[derive(Debug, Default)]
+struct Outage {
+    since: Option<Instant>,
+    next: Option<Instant>,
+}
+
+#[derive(Debug, Default)]
+struct Search {
+    pause: Duration,
+    not_before: Option<Instant>,
+}
+
+impl Pace {
+    pub(super) fn new() -> Self {
+        Self { outage: tokio::sync::Mutex::default(), searches: watch::Sender::new(0), next_search: Mutex::default() }
+    }
+
+    /// Makes one attempt to connect, when it is its time; the first success lets the other links in at once. `before`: when
+    /// this link connected last.
+    pub(super) async fn knock<T>(
+        &self,
+        before: Option<Instant>,
+        attempt: impl Future<Output = Result<T, FredError>>,
+    ) -> Result<T, FredError> {
+        if let Some(before) = before {
+            sleep_until((before + BETWEEN_CONNECTIONS).into()).await;
+        }
+        let mut outage = self.outage.lock().await;
+        if let Some(next) = outage.next {
+            sleep_until(next.into()).await;
+        }
+        let began = Instant::now();
+        let outcome = attempt.await;
+        *outage = match &outcome {
+            Ok(_) => Outage::default(),
+            Err(error) => {
+                let since = *outage.since.get_or_insert(began);
+                let pause = pause(since.elapsed(), nobody_listens(error));
+                Outage { since: Some(since), next: Some(began + pause) }
+            }
+        };
+        outcome
+    }
+
+    /// The server takes no writes. There may be another one at its address by now: all links are to look, unless they did
+    /// lately.
+    pub(super) fn search(&self) {
+        if self.next_search.lock().unwrap_or_else(PoisonError::into_inner).is_due(Instant::now()) {
+            self.searches.send_modify(|searches| *searches += 1);
+            let searches = *self.searches.borrow();
+            log::later!(
+                WARN, searches = searches;
+                "the server is a replica; connecting anew, should its address lead to another one by now"
+            );
+        }
+    }
+
+    /// Changes when all links are to connect anew.
+    pub(super) fn searches(&self) -> watch::Receiver<u64> {
+        self.searches.subscribe()
+    }
+}
+
+impl Search {
+    fn is_due(&mut self, now: Instant) -> bool {
+        if self.not_before.is_some_and(|not_before| now < not_before) {
+            return false;
+        }
+        // long ago: another failover
+        let fresh = self.not_before.is_none_or(|not_before| not_before + SEARCHES.1 < now);
+        self.pause = if fresh { SEARCHES.0 } else { (self.pause * 2).min(SEARCHES.1) };
+        self.not_before = Some(now + jitter(self.pause, 0.5));
+        true
+    }
+}
+
+/// How long after the beginning of a failed attempt the next one begins.
+fn pause(outage: Duration, nobody_listens: bool) -> Duration {
+    let longest = if nobody_listens { KNOCKS.1 } else { KNOCKS.2 };
+    jitter((outage / 4).clamp(KNOCKS.0, longest), 0.2)
+}
+
+/// Whether the attempt cost nobody anything. fred has but a text of the system's error.
+pub(super) fn nobody_listens(error: &FredError) -> bool {
+    ["ConnectionRefused", "NotFound"].iter().any(|kind| error.details().contains(&format!("kind: {kind}")))
+}
+
+/// Up to this share less, by chance: many clients are not to come at once.
+fn jitter(pause: Duration, share: f64) -> Duration {
+    let chance = f64::from(u32::from_le_bytes(*Uuid::new_v4().as_bytes().first_chunk().unwrap_or(&[0; 4])));
+    pause.mul_f64(1.0 - share * chance / f64::from(u32::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use fred::error::ErrorKind;
+
+    use super::*;
+
+    const fn ms(ms: u64) -> Duration {
+        Duration::from_millis(ms)
+    }
+
+    #[test]
+    fn pauses_are_a_quarter_of_the_outage_and_short_where_nobody_listens() {
+        for (outage, listens, longest) in [
+            (ms(0), false, ms(10)),
+            (ms(0), true, ms(10)),
+            (ms(400), false, ms(100)),
+            (ms(400), true, ms(100)),
+            (ms(4_000), false, ms(235)),
+            (ms(4_000), true, ms(1_000)),
+            (ms(600_000), false, ms(235)),
+            (ms(600_000), true, ms(2_000)),
+        ] {
+            for _ in 0..100 {
+                let pause = pause(outage, !listens);
+                assert!((longest.mul_f64(0.8)..=longest).contains(&pause), "{outage:?}, {listens}: {pause:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_closed_port_and_a_missing_socket_are_told_from_servers_that_do_not_serve() {
+        let error = |kind: std::io::ErrorKind| FredError::from(std::io::Error::from(kind));
+        // as the system tells it
+        let closed = std::os::unix::net::UnixStream::connect("/nobody/is/here").unwrap_err();
+        assert!(nobody_listens(&FredError::from(closed)));
+        let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        assert!(nobody_listens(&FredError::from(std::net::TcpStream::connect(port).unwrap_err())));
+        assert!(!nobody_listens(&error(std::io::ErrorKind::ConnectionReset)));
+        assert!(!nobody_listens(&FredError::new(ErrorKind::IO, "Connection closed.")));
+        assert!(!nobody_listens(&FredError::new(ErrorKind::Timeout, "Request timed out.")));
+    }
+
+    #[test]
+    fn a_server_that_stays_a_replica_is_asked_ever_less_often() {
+        let (mut search, start) = (Search::default(), Instant::now());
+        let mut searches = |seconds: std::ops::Range<u64>| {
+            (seconds.start * 100..seconds.end * 100).filter(|n| search.is_due(start + ms(10 * n))).count()
+        };
+        let first = searches(0..10);
+        assert!((3..=7).contains(&first), "{first} in the first ten seconds");
+        let later = searches(10..110);
+        assert!((19..=41).contains(&later), "{later} in a hundred seconds");
+        // quiet for a while: another failover is noticed as soon as the first
+        assert!(searches(200..201) >= 2);
+    }
+}

@@ -1,0 +1,214 @@
+//! Redisson's own locks: a hash, and what each kind keeps beside it.
+
+use super::{
+    history::judge,
+    servers::eventually,
+    sides::{LONG, MS, NESTLOCK, REDISSON, Sides},
+};
+
+/// What wake-ups may take, in ms: far less than the lease. Nobody of ours looks for itself within it, but writers that
+/// wait for readers, which do each second.
+const WAKE: u64 = 10_000;
+
+/// The lease in ms of those who take a lock often: what a message that Redisson does not hear (see [`Sides::asleep`])
+/// may cost.
+const SHORT: u64 = 10_000;
+
+/// Two tasks of each side take one lock, at random: never two at once, but readers; no number is lost, and tokens rise.
+fn never_at_once(kind: &str, each: usize) {
+    let mut all = Sides::start(2, "");
+    // on a busy machine, one side may be through before the other begins
+    for _ in 0..5 {
+        let start = std::time::Instant::now();
+        all.call(&["DEL", "counter"]);
+        for (side, workers) in all.sides.iter_mut().enumerate() {
+            for (task, worker) in workers.iter_mut().enumerate() {
+                worker.ask(&format!("run {kind}/random counter {each} {SHORT} {}", 11 + 2 * side + task));
+            }
+        }
+        let mut holds = Vec::new();
+        for (side, workers) in all.sides.iter_mut().enumerate() {
+            for worker in workers {
+                holds.extend(worker.holds(side));
+            }
+        }
+        let verdict = judge(holds);
+        let counter = all.call(&["GET", "counter"]).text().parse::<usize>().expect("a count");
+        println!("{kind}: {verdict:?}, counter {counter}, {:.1} s", start.elapsed().as_secs_f64());
+        assert!(verdict.longest < SHORT * MS, "the machine stood still: this says nothing about the locks");
+        assert_eq!((verdict.holds, verdict.overlaps, verdict.stale), (4 * each, 0, 0));
+        assert_eq!(counter, verdict.alone);
+        all.nothing_left(&["counter", "redisson_lock_token:"]);
+        if verdict.handovers >= each / 10 && (kind != "read_write" || verdict.together >= each / 20) {
+            return;
+        }
+    }
+    panic!("they were never at it at the same time");
+}
+
+macro_rules! kinds {
+    ($($kind:ident: $each:expr;)*) => {
+        mod they_never_hold_at_once {
+            $(
+                #[test]
+                fn $kind() {
+                    super::never_at_once(stringify!($kind), $each);
+                }
+            )*
+        }
+    };
+}
+
+kinds! {
+    reentrant: 200;
+    fair: 200;
+    read_write: 200;
+    fenced: 200;
+    spin: 200;
+}
+
+/// The check sees what it is there for.
+#[test]
+fn two_locks_are_reported_as_overlapping() {
+    let mut all = Sides::start(1, "");
+    for (side, name) in ["fenced/mine", "fenced/yours"].into_iter().enumerate() {
+        all.sides[side][0].ask(&format!("run {name} counter 200 {LONG} {side}"));
+    }
+    let holds = [0, 1].map(|side| all.sides[side][0].holds(side)).concat();
+    let verdict = judge(holds);
+    assert!(verdict.overlaps > 20 && verdict.stale > 20, "{verdict:?}");
+    assert!(all.call(&["GET", "counter"]).text().parse::<usize>().expect("a count") < 400);
+}
+
+/// What A holds is what B sees, hold by hold; B can neither take nor release it, but free it.
+#[test]
+fn each_sees_what_the_other_holds() {
+    let mut all = Sides::start(1, "");
+    for (a, b) in [(NESTLOCK, REDISSON), (REDISSON, NESTLOCK)] {
+        for kind in ["reentrant", "fair", "fenced", "spin", "read", "write"] {
+            let key = format!("{kind}-{a}");
+            let name = &format!("{kind}/{key}");
+            // a reader would be let in
+            let barred = &if kind == "read" { format!("write/{key}") } else { name.clone() };
+            let sees = |all: &mut Sides, side: usize, holds| {
+                let seen = all.sides[side][0].numbers(&format!("look {name}"), "sees");
+                assert_eq!(seen[..2], [1, holds], "{name}: {seen:?}");
+                assert!((LONG as i64 - 20_000..=LONG as i64).contains(&seen[2]), "{name}: {seen:?}");
+            };
+            for holds in [1, 2, 3] {
+                all.does(a, &format!("acquire {name} {LONG} 0"), "acquired");
+                let record = all.record(&key);
+                assert_eq!(record.len(), 1, "{name}: {record:?}");
+                assert_eq!(record[0].1, holds.to_string(), "{name}");
+                // Redisson adds up the leases of a writer, and would of ours
+                if kind != "write" {
+                    sees(&mut all, a, holds);
+                    sees(&mut all, b, 0);
+                }
+                all.does(b, &format!("acquire {barred} {LONG} 0"), "busy");
+                all.does(b, &format!("release {name}"), "lost");
+                assert_eq!(all.record(&key), record, "{name}: who did not get it has changed the record");
+            }
+            for holds in [2, 1] {
+                all.does(a, &format!("release {name}"), "released");
+                assert_eq!(all.record(&key)[0].1, holds.to_string(), "{name}");
+                all.does(b, &format!("acquire {barred} {LONG} 0"), "busy");
+            }
+            all.does(a, &format!("release {name}"), "released");
+            for side in [a, b] {
+                assert_eq!(all.sides[side][0].numbers(&format!("look {name}"), "sees"), [0, 0, -2], "{name}");
+            }
+            // B resets what A holds
+            all.does(a, &format!("acquire {name} {LONG} 0"), "acquired");
+            all.does(b, &format!("reset {name}"), "reset");
+            all.does(b, &format!("acquire {barred} {LONG} 0"), "acquired");
+            all.does(a, &format!("release {name}"), "lost");
+            all.does(b, &format!("release {barred}"), "released");
+        }
+    }
+    // Redisson's reset leaves the keys of readers' holds until these would have ended
+    all.nothing_left(&["redisson_lock_token:", &format!("{{read-{NESTLOCK}}}:")]);
+}
+
+/// A's last release, and its reset, wake B long before the lease is over.
+#[test]
+fn each_wakes_the_other() {
+    let mut all = Sides::start(2, "");
+    let mut delays = [Vec::new(), Vec::new()];
+    for (a, b) in [(NESTLOCK, REDISSON), (REDISSON, NESTLOCK)] {
+        for (holds, waits) in [
+            ("reentrant", "reentrant"),
+            ("fair", "fair"),
+            ("fenced", "fenced"),
+            ("read", "write"),
+            ("write", "read"),
+            ("write", "write"),
+        ] {
+            for (round, (request, answer)) in [("release", "released"), ("reset", "reset")].into_iter().enumerate() {
+                let key = format!("{holds}-{waits}-{a}-{round}");
+                let (held, wanted) = (format!("{holds}/{key}"), format!("{waits}/{key}"));
+                all.does(a, &format!("acquire {held} {LONG} 0"), "acquired");
+                all.does(a, &format!("acquire {held} {LONG} 0"), "acquired");
+                all.waits(b, 1, &format!("acquire {wanted} {LONG} {LONG}"));
+                // who waits for a token does so in another way, and is told by a message for one, which is kept for it
+                if b == REDISSON && waits != "fenced" {
+                    all.asleep(1);
+                }
+                if request == "release" {
+                    all.does(a, &format!("release {held}"), "released");
+                    assert!(all.sides[b][1].has_answered("acquired").is_none(), "{held} is held still");
+                }
+                let freed = all.does(a, &format!("{request} {held}"), answer);
+                let start = all.sides[b][1].tells("acquired");
+                assert!(start > freed && start < freed + WAKE * MS, "{held}: {} ms", (start - freed) / MS);
+                delays[b].push((start - freed) / 1000);
+                all.sides[b][1].does(&format!("release {wanted}"), "released");
+            }
+        }
+    }
+    println!("nestlock was woken after {:?} us, Redisson after {:?} us", delays[NESTLOCK], delays[REDISSON]);
+}
+
+/// Readers and writers of both sides wait; whoever gets in releases at once. All of them are through long before
+/// any lease is over.
+#[test]
+fn waiting_readers_and_writers_wake_each_other() {
+    let kind_of = |task| if task == 3 { "read" } else { "write" };
+    let mut all = Sides::start(4, "");
+    let (mut rounds, mut nudges) = (0, 0);
+    for round in 0..4 {
+        for (holder, holds) in [(NESTLOCK, "write"), (NESTLOCK, "read"), (REDISSON, "write"), (REDISSON, "read")] {
+            let key = &format!("{holds}-{holder}-{round}");
+            all.does(holder, &format!("acquire {holds}/{key} {LONG} 0"), "acquired");
+            let (before, mut waiting) = (all.requests(), Vec::new());
+            // who reads lets others read
+            let tasks = if holds == "write" { 1..=3 } else { 1..=2 };
+            for task in tasks.clone() {
+                for side in [NESTLOCK, REDISSON] {
+                    all.sides[side][task].ask(&format!("acquire {}/{key} {LONG} {LONG}", kind_of(task)));
+                    waiting.push((side, task));
+                }
+            }
+            let all_tried = before + waiting.len() as u64;
+            eventually("they wait", || all.listeners(key) == 2 && all.requests() >= all_tried);
+            all.asleep(tasks.count());
+            all.does(holder, &format!("release {holds}/{key}"), "released");
+            rounds += 1;
+            while !waiting.is_empty() {
+                // one of Redisson's that was told in vain may not hear the next message: see `asleep`
+                let deaf = waiting.iter().all(|&(side, _)| side == REDISSON);
+                let got = all.next_within(&mut waiting, if deaf { WAKE / 5 } else { WAKE });
+                let Some((side, task, _)) = got else {
+                    assert!(deaf, "{key} is free, and {waiting:?} do not get it");
+                    all.call(&["PUBLISH", &format!("redisson_rwlock:{{{key}}}"), "0"]);
+                    nudges += 1;
+                    continue;
+                };
+                all.sides[side][task].does(&format!("release {}/{key}", kind_of(task)), "released");
+            }
+        }
+    }
+    println!("{rounds} rounds, in {nudges} of them Redisson had to be told again");
+    assert!(nudges <= rounds / 2, "{nudges}");
+    all.nothing_left(&[]);
+}

@@ -1,0 +1,125 @@
+//! nestlock and Redisson on one server: a process of each, with several tasks, each of them an owner.
+
+use std::time::Duration;
+
+use super::{
+    clock::monotonic_ns,
+    servers::{Servers, eventually},
+    wire::Reply,
+    worker::{Library, Record, Worker},
+};
+
+pub const MS: u64 = 1_000_000;
+/// A lease in ms that no test outlives.
+pub const LONG: u64 = 60_000;
+
+/// The two, by their number.
+pub const LIBRARIES: [Library; 2] = [Library::Nestlock(Record::Redisson), Library::Redisson];
+pub const NESTLOCK: usize = 0;
+pub const REDISSON: usize = 1;
+
+/// One server, and one process of each library with so many tasks.
+#[derive(Debug)]
+pub struct Sides {
+    pub servers: Servers,
+    pub sides: [Vec<Worker>; 2],
+}
+
+impl Sides {
+    pub fn start(tasks: usize, settings: &str) -> Self {
+        let servers = Servers::start(1);
+        let sides = LIBRARIES.map(|library| Worker::several(library, &servers, settings, tasks));
+        Self { servers, sides }
+    }
+
+    pub fn does(&mut self, side: usize, request: &str, wanted: &str) -> u64 {
+        self.sides[side][0].does(request, wanted)
+    }
+
+    pub fn call(&self, parts: &[&str]) -> Reply {
+        self.servers.call(0, parts)
+    }
+
+    /// Fields and counts of a record, without the mode.
+    pub fn record(&self, key: &str) -> Vec<(String, String)> {
+        let reply = self.call(&["HGETALL", key]);
+        let words: Vec<String> = reply.list().iter().map(|word| word.text().to_owned()).collect();
+        let fields = words.chunks(2).map(|pair| (pair[0].clone(), pair[1].clone()));
+        fields.filter(|(field, _)| field != "mode").collect()
+    }
+
+    /// Who waits for a fair lock, the next one first.
+    pub fn queue(&self, key: &str) -> Vec<String> {
+        let reply = self.call(&["LRANGE", &format!("redisson_lock_queue:{{{key}}}"), "0", "-1"]);
+        reply.list().iter().map(|word| word.text().to_owned()).collect()
+    }
+
+    /// How many connections listen to something about this lock.
+    pub fn listeners(&self, key: &str) -> i64 {
+        let channels = self.call(&["PUBSUB", "CHANNELS", &format!("*{{{key}}}*")]);
+        let count = |channel: &Reply| self.call(&["PUBSUB", "NUMSUB", channel.text()]).list()[1].int();
+        channels.list().iter().map(count).sum()
+    }
+
+    /// Waits until so many threads of Redisson sleep. Its message for all means only those that sleep when it comes: who
+    /// has just found the lock busy does not hear it, and waits until the TTL is over.
+    pub fn asleep(&mut self, threads: usize) {
+        let redisson = &mut self.sides[REDISSON][0];
+        eventually("all sleep", || redisson.numbers("asleep", "asleep") == [threads as i64]);
+    }
+
+    /// Sends a request that has to wait, and waits until it was tried, listens, and was tried again.
+    pub fn waits(&mut self, side: usize, task: usize, request: &str) {
+        let (_, key) = request.split(' ').nth(1).and_then(|name| name.split_once('/')).expect("a kind and a name");
+        let (queued, listening, requests) = (self.queue(key).len(), self.listeners(key), self.requests());
+        let fair = usize::from(request.contains(" fair/"));
+        self.sides[side][task].ask(request);
+        eventually("it waits", || {
+            let joined = self.queue(key).len() >= queued + fair;
+            joined && self.listeners(key) > listening && self.requests() >= requests + 2
+        });
+    }
+
+    /// How often somebody has tried, or released.
+    pub fn requests(&self) -> u64 {
+        self.servers.count_of("evalsha") + self.servers.count_of("eval")
+    }
+
+    /// Waits until one of these tasks, given by side and number, has the lock; takes it out of them.
+    pub fn next(&mut self, waiting: &mut Vec<(usize, usize)>, limit: u64) -> (usize, usize, u64) {
+        let next = self.next_within(waiting, limit);
+        next.unwrap_or_else(|| panic!("none of {waiting:?} has it after {limit} ms"))
+    }
+
+    /// The same; or `None` when so many ms are over.
+    pub fn next_within(&mut self, waiting: &mut Vec<(usize, usize)>, limit: u64) -> Option<(usize, usize, u64)> {
+        let start = monotonic_ns();
+        while monotonic_ns() < start + limit * MS {
+            let sides = &mut self.sides;
+            let got = waiting
+                .iter()
+                .enumerate()
+                .find_map(|(at, &(side, task))| Some((at, side, task, sides[side][task].has_answered("acquired")?)));
+            if let Some((at, side, task, time)) = got {
+                waiting.remove(at);
+                return Some((side, task, time));
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        None
+    }
+
+    /// Nothing is left but keys that begin so.
+    pub fn nothing_left(&self, but: &[&str]) {
+        let left = || -> Vec<String> {
+            let keys = self.call(&["KEYS", "*"]);
+            keys.list()
+                .iter()
+                .map(|key| key.text().to_owned())
+                .filter(|key| !but.iter().any(|but| key.starts_with(but)))
+                .collect()
+        };
+        // Redisson deletes what a release was for after the release
+        eventually(&format!("nothing but {but:?} is left, of {:?}", left()), || left().is_empty());
+    }
+}

@@ -1,0 +1,272 @@
+//! Hand-over: whoever gives a hold away has nothing to do with it any more.
+
+use std::time::Duration;
+
+use nestlock::{AcquireOptions, Error, LockClient, OwnerId, RLock};
+
+use crate::support::{
+    Server, eventually,
+    proxy::{Action, Proxy, Verb},
+};
+
+fn ms(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+/// Renewals are due every 200 ms.
+async fn quick(server: &Server) -> LockClient {
+    server.client_with(|builder| builder.watchdog_timeout(ms(600))).await
+}
+
+/// Lets some renewals and looks of the janitor pass.
+async fn several_renewals(server: &Server) {
+    let before = server.script_count();
+    let start = std::time::Instant::now();
+    while server.script_count() < before + 3 && start.elapsed() < ms(1500) {
+        tokio::time::sleep(ms(20)).await;
+    }
+}
+
+#[tokio::test]
+async fn what_was_handed_over_is_not_re_entered_by_the_giver() {
+    let server = Server::start();
+    let client = server.client().await;
+    for lock in [
+        client.reentrant_lock("reentrant"),
+        client.non_reentrant_lock("non-reentrant"),
+        client.fair_lock("fair"),
+        client.string_lock("string"),
+        client.signal_lock("signal"),
+        client.read_write_lock("rw").map(|lock| lock.write()),
+    ] {
+        let lock = lock.unwrap();
+        let given = lock.lock().await.unwrap().forget();
+        let mine = lock.try_lock().await.unwrap();
+        assert!(mine.is_none(), "both somebody else ({given}) and this task hold the lock: {mine:?}");
+        // it is free for the giver too, as soon as the other one has released it
+        lock.release(&given).await.unwrap();
+        let mine = lock.try_lock().await.unwrap().expect("free");
+        assert_ne!(mine.owner(), given);
+        mine.unlock().await.unwrap();
+    }
+}
+
+/// A text has no other name: the server is asked who holds it.
+#[tokio::test]
+async fn a_value_that_was_handed_over_is_not_re_entered_by_the_giver() {
+    let server = Server::start();
+    let (a, b) = (server.client().await, server.client().await);
+    let options = || AcquireOptions::new().value("ticket-4711");
+    for kind in ["string", "signal"] {
+        let lock = |client: &LockClient| match kind {
+            "string" => client.string_lock("l").unwrap(),
+            _ => client.signal_lock("l").unwrap(),
+        };
+        let given = lock(&a).acquire(options()).await.unwrap().unwrap().forget();
+        assert!(lock(&a).acquire(options()).await.unwrap().is_none(), "{kind}");
+        lock(&b).release(&given).await.unwrap();
+        lock(&a).acquire(options()).await.unwrap().expect("free").unlock().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_shutdown_does_not_release_what_was_handed_over() {
+    let server = Server::start();
+    let (a, b) = (server.client().await, server.client().await);
+    let given = a.reentrant_lock("l").unwrap().lock().await.unwrap().forget();
+    let there = b.reentrant_lock("l").unwrap();
+    assert!(there.extend(&given, Duration::from_secs(60)).await.unwrap());
+    a.shutdown().await.unwrap();
+    assert!(there.is_locked().await.unwrap(), "released by the giver's shutdown");
+    there.release(&given).await.unwrap();
+}
+
+#[tokio::test]
+async fn what_the_receiver_extended_is_not_released_by_the_giver() {
+    let server = Server::start();
+    let (a, b) = (quick(&server).await, server.client().await);
+    let (here, there) = (a.string_lock("l").unwrap(), b.string_lock("l").unwrap());
+    let options = AcquireOptions::new().value("ticket-4711").lease(ms(400));
+    let given = here.acquire(options).await.unwrap().unwrap().forget();
+    assert!(there.extend(&given, Duration::from_secs(60)).await.unwrap());
+    // as far as the giver knows, the lease is over
+    eventually("the giver forgets it", || async { a.stats().holds == 0 }).await;
+    a.idle().await;
+    assert!(server.pttl("l") > 50_000);
+    there.release(&given).await.unwrap();
+}
+
+#[tokio::test]
+async fn what_was_handed_over_is_renewed_until_it_is_released_and_no_longer() {
+    let server = Server::start();
+    let (a, b) = (quick(&server).await, server.client().await);
+    let there = b.reentrant_lock("l").unwrap();
+    let given = a.reentrant_lock("l").unwrap().lock().await.unwrap().forget();
+    // longer than the lease
+    let start = std::time::Instant::now();
+    while start.elapsed() < ms(1500) {
+        assert_eq!(there.hold_count(&given).await.unwrap(), 1);
+        tokio::time::sleep(ms(20)).await;
+    }
+    there.release(&given).await.unwrap();
+    let next = there.try_lock().await.unwrap().expect("free");
+    eventually("the giver notices", || async { a.stats().holds == 0 }).await;
+    assert!(!next.is_lost());
+    next.unlock().await.unwrap();
+}
+
+/// Also while the inner hold, given up a moment ago, is not settled yet.
+#[tokio::test]
+async fn a_release_elsewhere_ends_what_was_handed_over_right_after_an_inner_hold_was_dropped() {
+    let server = Server::start();
+    let (a, b) = (quick(&server).await, server.client().await);
+    for round in 0..30 {
+        let name = format!("l{round}");
+        let (here, there) = (a.reentrant_lock(&name).unwrap(), b.reentrant_lock(&name).unwrap());
+        let outer = here.lock().await.unwrap();
+        let inner = here.lock().await.unwrap();
+        drop(inner);
+        let given = outer.forget();
+        there.release(&given).await.unwrap();
+        a.idle().await;
+        assert!(!there.is_locked().await.unwrap(), "round {round}: nobody has it, and it is held");
+    }
+    eventually("nothing is renewed", || async { a.stats().holds == 0 }).await;
+}
+
+/// One of two nested holds is handed over: both sides count down what the server records.
+#[tokio::test]
+async fn a_nested_hold_that_is_handed_over_and_the_outer_one_are_two_releases() {
+    let server = Server::start();
+    let (a, b) = (quick(&server).await, server.client().await);
+    for first in ["giver", "receiver", "dropped", "both"] {
+        let (here, there) = (a.reentrant_lock("l").unwrap(), b.reentrant_lock("l").unwrap());
+        let outer = here.lock().await.unwrap();
+        let given = here.lock().await.unwrap().forget();
+        match first {
+            "giver" => {
+                outer.unlock().await.unwrap();
+                assert_eq!(there.hold_count(&given).await.unwrap(), 1);
+                several_renewals(&server).await;
+                there.release(&given).await.unwrap();
+            }
+            "receiver" => {
+                there.release(&given).await.unwrap();
+                several_renewals(&server).await;
+                assert!(!outer.is_lost());
+                outer.unlock().await.unwrap();
+            }
+            "dropped" => {
+                drop(outer);
+                a.idle().await;
+                assert_eq!(there.hold_count(&given).await.unwrap(), 1);
+                there.release(&given).await.unwrap();
+            }
+            _ => {
+                let (x, y) = tokio::join!(there.release(&given), outer.unlock());
+                x.unwrap();
+                y.unwrap();
+            }
+        }
+        assert!(!there.is_locked().await.unwrap(), "{first}: nobody has it, and it is held");
+        eventually("nothing is renewed", || async { a.stats().holds == 0 }).await;
+    }
+}
+
+/// Two processes that release one hold each of an owner with two.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn releases_by_two_processes_both_count() {
+    let server = Server::start();
+    let (a, b, c) = (server.client().await, server.client().await, server.client().await);
+    let kinds: [fn(&LockClient, &str) -> nestlock::Lock; 4] = [
+        |client, name| client.reentrant_lock(name).unwrap(),
+        |client, name| client.fair_lock(name).unwrap(),
+        |client, name| client.read_write_lock(name).unwrap().read(),
+        |client, name| client.read_write_lock(name).unwrap().write(),
+    ];
+    for (n, kind) in kinds.into_iter().enumerate() {
+        for round in 0..25 {
+            let name = format!("l{n}:{round}");
+            let here = kind(&a, &name);
+            let (outer, inner) = (here.lock().await.unwrap(), here.lock().await.unwrap());
+            let (owner, same) = (inner.forget(), outer.forget());
+            assert_eq!(owner, same);
+            let (there, elsewhere) = (kind(&b, &name), kind(&c, &name));
+            let released = tokio::join!(there.release(&owner), elsewhere.release(&owner));
+            released.0.unwrap();
+            released.1.unwrap();
+            assert!(!there.is_locked().await.unwrap(), "{name}: both were told that they released a hold");
+            assert!(matches!(there.release(&owner).await, Err(Error::NotHeld { .. })));
+        }
+    }
+}
+
+#[tokio::test]
+async fn the_owner_of_an_earlier_hold_releases_nothing() {
+    let server = Server::start();
+    let (a, b) = (server.client().await, server.client().await);
+    let (here, there) = (a.reentrant_lock("l").unwrap(), b.reentrant_lock("l").unwrap());
+    let old = here.lock().await.unwrap().forget();
+    there.release(&old).await.unwrap();
+    let guard = here.lock().await.unwrap();
+    assert_ne!(guard.owner(), old);
+    for lock in [&here, &there] {
+        assert!(matches!(lock.release(&old).await, Err(Error::NotHeld { .. })));
+        assert!(!lock.extend(&old, Duration::from_secs(60)).await.unwrap());
+    }
+    assert!(!guard.is_lost());
+    assert_eq!(server.record("l"), [(guard.owner().to_string(), 1)]);
+    // whoever names the task means what the task holds now
+    here.release(&a.current_owner()).await.unwrap();
+    assert!(matches!(guard.unlock().await, Err(Error::NotHeld { .. })));
+}
+
+/// The receiver's request and the giver's late one meet: whatever happens, the lock is free in the end.
+#[tokio::test]
+async fn a_hand_over_while_a_request_is_in_doubt_is_not_renewed() {
+    let server = Server::start();
+    let proxy = Proxy::start(&server);
+    let a = LockClient::builder().watchdog_timeout(ms(900)).connect(proxy.url()).await.unwrap();
+    let b = server.client().await;
+    let (here, there) = (a.reentrant_lock("l").unwrap(), b.reentrant_lock("l").unwrap());
+    let outer = here.lock().await.unwrap();
+    let inner = here.lock().await.unwrap();
+    proxy.once(Verb::Release, Action::Mute);
+    // its answer never comes
+    assert!(tokio::time::timeout(ms(50), inner.unlock()).await.is_err());
+    let given = outer.forget();
+    let _ = there.release(&given).await;
+    // nobody keeps alive what nobody may know of
+    eventually("it ends", || async { !there.is_locked().await.unwrap() }).await;
+    eventually("and is forgotten", || async { a.stats().holds == 0 }).await;
+}
+
+/// The halves of a read-write lock share one name: what was handed over must not be re-entered through the other half.
+#[tokio::test]
+async fn a_writer_that_reads_and_gives_the_write_lock_away_does_not_write() {
+    let server = Server::start();
+    let (a, b) = (server.client().await, server.client().await);
+    let (here, there) = (a.read_write_lock("l").unwrap(), b.read_write_lock("l").unwrap());
+    let write = here.write().lock().await.unwrap();
+    let read = here.read().lock().await.unwrap();
+    let given = write.forget();
+    let again = here.write().try_lock().await;
+    assert!(again.is_err(), "two writers: {given} and {again:?}");
+    there.write().release(&given).await.unwrap();
+    read.unlock().await.unwrap();
+    here.write().try_lock().await.unwrap().expect("free").unlock().await.unwrap();
+}
+
+/// Sent as text, as a process would get it.
+#[tokio::test]
+async fn an_owner_as_text_is_exact() {
+    let server = Server::start();
+    let (a, b) = (server.client().await, server.client().await);
+    let given = a.reentrant_lock("l").unwrap().lock().await.unwrap().forget().to_string();
+    let read: OwnerId = given.parse().unwrap();
+    // the giver's next holds are nothing to whoever has the text
+    let other = a.reentrant_lock("other").unwrap().lock().await.unwrap();
+    assert!(matches!(b.reentrant_lock("other").unwrap().release(&read).await, Err(Error::NotHeld { .. })));
+    b.reentrant_lock("l").unwrap().release(&read).await.unwrap();
+    other.unlock().await.unwrap();
+}

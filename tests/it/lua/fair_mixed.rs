@@ -1,0 +1,399 @@
+//! Fair locks with Redisson beside nestlock, in hours that pass in seconds: who waits, lives and looks keeps its place,
+//! whoever else waits, dies, gives up or holds. The scripts of both, on a server whose clock the test moves.
+//!
+//! Redisson alone does put waiters out who live: each who is served takes a wait off all scores, so that the head's stays
+//! where the first one's was when the queue was last empty. Whoever waits when that time is over is out.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use nestlock_embedded::EmbeddedServer;
+use rand::{Rng, SeedableRng, rngs::StdRng};
+
+use super::{ACQUIRED, source};
+use crate::support::{
+    redisson::RFairLock,
+    wire::{Reply, Wire},
+};
+
+const LOCK: &str = "l";
+const SEEN: &str = "nestlock_fair_seen:{l}";
+const LEASE: i64 = 120_000;
+/// How long a waiter of ours relies on messages.
+const POLL_CAP: i64 = 4_000;
+/// What is slow here and there: a message, a look.
+const LATE: i64 = 200;
+/// No longer is a lock idle if nobody died: that, and what a loaded machine may add.
+const SOON: i64 = 8_000;
+
+/// What happens in one run.
+#[derive(Debug, Clone, Copy)]
+struct World {
+    patience: i64,
+    /// What Redisson's waiters add to the scores: the wait of `tryLock(wait)`, or that of its configuration.
+    waits: &'static [i64],
+    /// Whether those waits end: `tryLock`, not `lock`.
+    give_up: bool,
+    /// The longest hold.
+    hold: i64,
+    /// Of a hundred waiters, how many are of Redisson, and die.
+    redisson: u32,
+    die: u32,
+    /// So many come, and then nobody until all have been served. `None`: the queue is never empty.
+    burst: Option<usize>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Life {
+    Waits,
+    Holds,
+    Gone,
+}
+
+#[derive(Debug)]
+struct One {
+    life: Life,
+    /// Redisson's: its wait, and when it gives up.
+    java: Option<(i64, i64)>,
+    /// When it does something next.
+    due: i64,
+    /// When it dies, while it waits.
+    dies: i64,
+    /// Redisson has put it out, by its own rule.
+    out: bool,
+}
+
+struct Play {
+    server: EmbeddedServer,
+    wire: Wire,
+    ears: Wire,
+    java: RFairLock,
+    world: World,
+    rng: StdRng,
+    all: BTreeMap<String, One>,
+    /// Who waits and lives, in the order of their requests: the only order in which the lock may be given.
+    order: Vec<String>,
+    /// Before the last script: the scores, and whether it was free.
+    before: (BTreeMap<String, f64>, bool),
+    put_out: usize,
+    /// Since when it is free, and somebody who lives waits for it.
+    idle: Option<i64>,
+    worst_idle: i64,
+    served: usize,
+    born: u32,
+    acquire: String,
+    release: String,
+}
+
+impl Play {
+    fn new(world: World, seed: u64) -> Self {
+        let server = EmbeddedServer::start().unwrap();
+        let (mut wire, mut ears) = (Wire::connect(server.addr()).unwrap(), Wire::connect(server.addr()).unwrap());
+        assert!(!ears.call(&["PSUBSCRIBE", "*"]).unwrap().is_error());
+        let mut load = |script| wire.call(&["SCRIPT", "LOAD", &source(script)]).unwrap().text().to_owned();
+        let (acquire, release) = (load("fair/acquire"), load("fair/release"));
+        Self {
+            java: RFairLock::new(LOCK),
+            rng: StdRng::seed_from_u64(seed),
+            all: BTreeMap::new(),
+            order: vec![],
+            before: (BTreeMap::new(), true),
+            put_out: 0,
+            idle: None,
+            worst_idle: 0,
+            served: 0,
+            born: 0,
+            server,
+            wire,
+            ears,
+            world,
+            acquire,
+            release,
+        }
+    }
+
+    fn now(&mut self) -> i64 {
+        let time = self.wire.call(&["TIME"]).unwrap();
+        let number = |n: usize| time.list()[n].text().parse::<i64>().unwrap();
+        number(0) * 1000 + number(1) / 1000
+    }
+
+    fn queue(&mut self) -> Vec<String> {
+        let queue = self.wire.call(&["LRANGE", &self.java.queue, "0", "-1"]).unwrap();
+        queue.list().iter().map(|owner| owner.text().to_owned()).collect()
+    }
+
+    /// Ours: acquired, or how long it sleeps at most.
+    fn look(&mut self, name: &str, waits: &str) -> Option<i64> {
+        let patience = self.world.patience.to_string();
+        let lease = LEASE.to_string();
+        let RFairLock { name: lock, queue, timeouts, channel } = &self.java;
+        let keys = ["EVALSHA", &self.acquire, "4", lock, queue, timeouts, SEEN];
+        let reply = self.wire.call(&[&keys[..], &[name, &lease, "1", &patience, waits, channel]].concat()).unwrap();
+        if reply == ACQUIRED {
+            return None;
+        }
+        let [Reply::Int(0), Reply::Int(hint), Reply::Int(_)] = reply.list() else { panic!("{reply:?}") };
+        Some(POLL_CAP.min(hint + 1))
+    }
+
+    fn give_back(&mut self, name: &str) -> Reply {
+        let RFairLock { name: lock, queue, timeouts, channel } = &self.java;
+        let keys = ["EVALSHA", &self.release, "4", lock, queue, timeouts, SEEN];
+        self.wire.call(&[&keys[..], &[name, "0", channel]].concat()).unwrap()
+    }
+
+    /// One more comes, and takes a place or the lock.
+    fn come(&mut self, now: i64) {
+        self.born += 1;
+        let redisson = self.rng.random_range(0..100) < self.world.redisson;
+        let client = self.rng.random_range(0..3);
+        let side = if redisson { "5b8f1c9e" } else { "0a1b2c3d" };
+        let name = format!("{side}-000{client}-4222-8333-444455556666:{}", self.born);
+        let wait = self.world.waits[self.rng.random_range(0..self.world.waits.len())];
+        let java = redisson.then_some((wait, if self.world.give_up { now + wait } else { i64::MAX }));
+        let dies = if self.rng.random_range(0..100) < self.world.die {
+            now + self.rng.random_range(0..3 * self.world.hold)
+        } else {
+            i64::MAX
+        };
+        self.all.insert(name.clone(), One { life: Life::Waits, java, due: now, dies, out: false });
+        self.order.push(name.clone());
+        self.act(&name, now);
+    }
+
+    fn act(&mut self, name: &str, now: i64) {
+        let (life, java, out) = (self.all[name].life, self.all[name].java, self.all[name].out);
+        self.remember();
+        match (life, java) {
+            (Life::Gone, _) => {}
+            (Life::Waits, Some((wait, until))) if until <= now => {
+                self.java.give_up(&mut self.wire, name, wait);
+                self.over(name);
+            }
+            (Life::Waits, java) => {
+                let sleep = match java {
+                    Some((wait, _)) => self.java.wait(&mut self.wire, name, now, wait, LEASE),
+                    None => self.look(name, "1"),
+                };
+                let late = self.rng.random_range(0..LATE);
+                let hold = self.rng.random_range(0..=self.world.hold);
+                let one = self.all.get_mut(name).unwrap();
+                if let Some(sleep) = sleep {
+                    let until = java.map_or(i64::MAX, |(_, until)| until);
+                    // it asks a lock that is free and not for it over and over
+                    one.due = (now + sleep.max(10) + late).min(until);
+                    one.out = false;
+                    if out {
+                        self.order.push(name.to_owned());
+                    }
+                } else {
+                    (one.life, one.due) = (Life::Holds, now + hold);
+                    if out {
+                        assert!(self.order.is_empty(), "out of turn: {:#?}", self.order);
+                    } else {
+                        assert_eq!(
+                            self.order.first().map(String::as_str),
+                            Some(name),
+                            "out of turn: {:#?}",
+                            self.order
+                        );
+                        self.order.remove(0);
+                    }
+                    self.served += 1;
+                }
+            }
+            (Life::Holds, java) => {
+                match java {
+                    Some(_) => self.java.unlock(&mut self.wire, name, now, LEASE),
+                    None => assert_eq!(self.give_back(name), Reply::Int(1)),
+                }
+                self.over(name);
+            }
+        }
+        self.hear(now);
+        self.check(now, java.is_some());
+    }
+
+    fn remember(&mut self) {
+        let scores = self.wire.call(&["ZRANGE", &self.java.timeouts, "0", "-1", "WITHSCORES"]).unwrap();
+        let pairs = scores.list().chunks(2).map(|pair| (pair[0].text().to_owned(), pair[1].text().parse().unwrap()));
+        self.before = (pairs.collect(), self.wire.call(&["EXISTS", LOCK]).unwrap() == Reply::Int(0));
+    }
+
+    fn over(&mut self, name: &str) {
+        self.all.get_mut(name).unwrap().life = Life::Gone;
+        self.order.retain(|other| other != name);
+    }
+
+    /// Who was told acts a little later.
+    fn hear(&mut self, now: i64) {
+        self.wire.call(&["PUBLISH", "end", "end"]).unwrap();
+        loop {
+            let message = self.ears.read().unwrap();
+            let [_, _, channel, _] = message.list() else { panic!("{message:?}") };
+            if channel.text() == "end" {
+                return;
+            }
+            let name = channel.text().strip_prefix(&format!("{}:", self.java.channel)).unwrap().to_owned();
+            let late = self.rng.random_range(0..LATE);
+            if let Some(one) = self.all.get_mut(&name).filter(|one| one.life == Life::Waits) {
+                one.due = one.due.min(now + late);
+            }
+        }
+    }
+
+    /// That nobody who lives has lost its place, but where Redisson itself would put it out; and how long the lock is idle
+    /// though somebody waits.
+    fn check(&mut self, now: i64, by_redisson: bool) {
+        let mut queue = self.queue();
+        let (scores, was_free) = &self.before;
+        for name in self.order.extract_if(.., |name| !queue.contains(name)) {
+            let score = scores[&name];
+            let said = format!("{name}, {score} at {now}: {scores:#?}");
+            let one = self.all.get_mut(&name).unwrap();
+            assert!(one.java.is_some(), "ours was put out: {said}");
+            assert!(score <= now as f64 && (by_redisson || *was_free), "put out by ours: {said}");
+            one.out = true;
+            self.put_out += 1;
+        }
+        queue.retain(|name| self.order.contains(name));
+        assert_eq!(queue, self.order, "in the queue, and in the order of requests");
+        let held = self.all.values().any(|one| one.life == Life::Holds);
+        if held || self.order.is_empty() {
+            self.idle = None;
+        } else {
+            self.worst_idle = self.worst_idle.max(now - *self.idle.get_or_insert(now));
+        }
+    }
+
+    /// Hours of it.
+    fn run(&mut self, newcomers: u32, at_once: usize) {
+        let mut renewed = 0;
+        loop {
+            let now = self.now();
+            let quiet = self.all.values().all(|one| one.life == Life::Gone);
+            let open = match self.world.burst {
+                Some(burst) => quiet || !(self.born as usize).is_multiple_of(burst),
+                None => quiet || self.order.len() < at_once && self.rng.random_range(0..3) > 0,
+            };
+            if self.born < newcomers && open {
+                self.come(now);
+                continue;
+            }
+            // the dead, and those whose turn it is to do something
+            let dead = self.all.iter().filter(|(_, one)| one.life == Life::Waits && one.dies <= now);
+            let dead: Vec<String> = dead.map(|(name, _)| name.clone()).collect();
+            for name in dead {
+                self.over(&name);
+            }
+            let next = self.all.iter().filter(|(_, one)| one.life != Life::Gone).min_by_key(|(_, one)| one.due);
+            let Some((name, due)) = next.map(|(name, one)| (name.clone(), one.due)) else {
+                if self.born < newcomers {
+                    continue;
+                }
+                break;
+            };
+            if now >= renewed + LEASE / 3 {
+                // the watchdog of whoever holds it
+                self.wire
+                    .call(&["EVAL", "return redis.call('pexpire', KEYS[1], ARGV[1])", "1", LOCK, "120000"])
+                    .unwrap();
+                renewed = now;
+            }
+            if due > now {
+                let step = (due - now).min(LEASE / 3);
+                self.server.advance(Duration::from_millis(step as u64));
+                if due > now + step {
+                    continue;
+                }
+            }
+            let now = self.now();
+            self.act(&name, now);
+            // somebody comes by and tries
+            self.remember();
+            let mut by_redisson = false;
+            match self.rng.random_range(0..40) {
+                0 => {
+                    by_redisson = true;
+                    let tried =
+                        self.java.try_lock(&mut self.wire, "5b8f1c9e-0009-4222-8333-444455556666:1", now, 1, LEASE);
+                    assert!(!tried || self.order.is_empty(), "overtook {:?}", self.order);
+                    if tried {
+                        self.java.unlock(&mut self.wire, "5b8f1c9e-0009-4222-8333-444455556666:1", now, LEASE);
+                    }
+                }
+                1 => {
+                    let name = "0a1b2c3d-0009-4222-8333-444455556666:1";
+                    if self.look(name, "0").is_none() {
+                        assert!(self.order.is_empty(), "overtook {:?}", self.order);
+                        self.give_back(name);
+                    }
+                }
+                _ => continue,
+            }
+            self.hear(now);
+            self.check(now, by_redisson);
+        }
+    }
+}
+
+fn play(what: &str, world: World, rounds: u64, allowed: i64) -> usize {
+    let mut put_out = 0;
+    for seed in 0..rounds {
+        let mut play = Play::new(world, seed);
+        play.run(60, 12);
+        let Play { served, born, worst_idle, .. } = play;
+        put_out += play.put_out;
+        println!(
+            "{what}, {seed}: {served} of {born} served, {} put out by Redisson, idle {worst_idle} ms",
+            play.put_out
+        );
+        assert!(worst_idle <= allowed, "idle for {worst_idle} ms, not {allowed}");
+    }
+    put_out
+}
+
+/// Redisson's part of the promise: a queue that is empty once in a lease and a wait.
+const EQUAL: World =
+    World { patience: 20_000, waits: &[20_000], give_up: false, hold: 12_000, redisson: 50, die: 0, burst: Some(10) };
+
+#[test]
+fn with_equal_patience_nobody_who_lives_loses_its_place() {
+    for redisson in [10, 50, 90] {
+        assert_eq!(play("equal", World { redisson, ..EQUAL }, 2, SOON), 0);
+    }
+}
+
+#[test]
+fn nobody_of_ours_loses_its_place_in_a_queue_that_is_never_empty() {
+    for redisson in [10, 50, 90] {
+        play("never empty", World { redisson, burst: None, ..EQUAL }, 2, i64::MAX);
+    }
+}
+
+/// Each `tryLock` of four minutes takes four minutes off the scores of those whose patience is twenty seconds.
+#[test]
+fn long_waits_of_redisson_put_nobody_of_ours_out() {
+    for (burst, hold) in [(Some(10), 12_000), (None, 12_000), (None, 32_000)] {
+        let world = World { waits: &[240_000], give_up: true, hold, burst, ..EQUAL };
+        play("four minutes", world, 1, if hold < 20_000 { SOON } else { i64::MAX });
+        play("all sorts", World { waits: &[20_000, 240_000, 300_000], ..world }, 2, i64::MAX);
+    }
+}
+
+/// Five minutes there, fifteen seconds here, jobs of up to a minute.
+#[test]
+fn the_defaults_of_both_do_together() {
+    for burst in [Some(10), None] {
+        let world = World { patience: 15_000, die: 0, waits: &[300_000], hold: 40_000, burst, ..EQUAL };
+        let put_out = play("defaults", world, 1, SOON);
+        assert!(burst.is_none() || put_out == 0);
+    }
+}
+
+/// R62: however many of ours die, of whatever clients, the lock is free for no longer than what the last of them has left.
+#[test]
+fn r62_the_dead_of_all_clients_are_gone_together() {
+    let world = World { redisson: 0, die: 60, burst: None, ..EQUAL };
+    play("dead of ours", world, 6, 2 * world.patience + SOON);
+}

@@ -1,0 +1,325 @@
+//! All scripts: one that is refused has changed nothing, whichever of its commands the server refuses, and whenever a TTL
+//! ends.
+
+use std::{collections::BTreeSet, fmt::Write as _};
+
+use super::{Bench, eval, leases, scripts, source};
+use crate::support::wire::Reply;
+
+const A: &str = "0a1b2c3d-1111-4222-8333-444455556666:42";
+const B: &str = "0a1b2c3d-1111-4222-8333-444455556666:43";
+const L: &str = "l";
+const CHANNEL: &str = "redisson_lock__channel:{l}";
+const TOKEN: &str = "redisson_lock_token:{l}";
+const FAIR: [&str; 4] = [L, "redisson_lock_queue:{l}", "redisson_lock_timeout:{l}", "nestlock_fair_seen:{l}"];
+const INTENT: &str = "nestlock_rwlock_intent:{l}";
+const HOLDS: &str = "{l}:";
+const SIGNAL: [&str; 2] = ["lock:l", "lock-signal:l"];
+const GUARDED: [&str; 2] = ["k", "nestlock_fence:{k}"];
+
+/// A state, the commands that make it separated by semicolons, and a script that finds it.
+struct Case {
+    script: &'static str,
+    state: String,
+    keys: Vec<&'static str>,
+    args: Vec<String>,
+}
+
+/// States of every script, one for each way through it that writes.
+#[allow(clippy::too_many_lines, reason = "a table")]
+fn cases() -> Vec<Case> {
+    let mut cases = Vec::new();
+    let mut of = |script, keys: &[&'static str], args: &[&str], states: &[&str]| {
+        for state in states {
+            let args = args.iter().map(ToString::to_string).collect();
+            cases.push(Case { script, state: (*state).to_owned(), keys: keys.to_vec(), args });
+        }
+    };
+    let held = &*format!("HSET l {A} 1;PEXPIRE l 20000");
+    let twice = &*format!("HSET l {A} 2;PEXPIRE l 20000");
+    let others = &*format!("HSET l {B} 1;PEXPIRE l 20000");
+
+    of("reentrant/acquire", &[L], &[A, "30000", "1"], &["", held, twice, others]);
+    of("reentrant/acquire", &[L], &[A, "10000", "2"], &[held]);
+    of("reentrant/acquire", &[L], &[A, "30000", "2"], &[held]);
+    of("reentrant/release", &[L], &[A, "0", CHANNEL], &[held, twice, others, &format!("{held};HSET l data x")]);
+    of("reentrant/release", &[L], &[A, "1", CHANNEL], &[twice]);
+    of("reentrant/release", &[L], &[A, "2>1", CHANNEL], &[held, twice]);
+    of("reentrant/renew", &[L], &[A, "30000"], &[held, others]);
+    let two = &*format!("{held};HSET m {A} 1;PEXPIRE m 20000");
+    of("reentrant/renew", &[L, "m"], &leases(&[A, A], "30000"), &[held, two]);
+    of("reentrant/force_release", &[L], &[CHANNEL], &[held]);
+    of("reentrant/inspect", &[L], &[], &[held]);
+    let second = &*format!("HSET m {A} 3;PEXPIRE m 20000");
+    of(
+        "reentrant/acquire_together",
+        &[L, "m"],
+        &[A, "30000"],
+        &["", held, twice, second, &format!("{twice};{second}")],
+    );
+    of("reentrant/release_together", &[L, "m"], &[A, CHANNEL, A, ""], &["", held, two]);
+
+    let (token, foreign) = (&*format!("SET {TOKEN} 41"), &*format!("{others};SET {TOKEN} 41"));
+    let again = &*format!("{held};{token}");
+    of("fenced/acquire", &[L, TOKEN], &[A, "30000", "1"], &["", token, held, again, foreign]);
+    of("fenced/acquire", &[L, TOKEN], &[A, "30000", "2"], &[held, again]);
+    let guarded = "SET k old;SET nestlock_fence:{k} 5";
+    of("fenced/set", &GUARDED, &["7", "new"], &["", "SET k old", guarded, "SET nestlock_fence:{k} 7"]);
+    of("fenced/get", &GUARDED, &["7"], &["", "SET k old", guarded]);
+
+    let queue = |waiters: &[&str], record: &str| {
+        let mut state = record.to_owned();
+        for (at, waiter) in waiters.iter().enumerate() {
+            let score = if waiter.ends_with('0') { "1".to_owned() } else { format!("900000000000{at}") };
+            let _ = write!(state, ";RPUSH {} {waiter};ZADD {} {score} {waiter}", FAIR[1], FAIR[2]);
+        }
+        state
+    };
+    // one that is gone, and one that is next
+    let (gone, next) = ("0a1b2c3d-2222-4222-8333-444455556666:40", "0a1b2c3d-3333-4222-8333-444455556666:44");
+    let waits =
+        [queue(&[], ""), queue(&[A], ""), queue(&[gone, A], ""), queue(&[gone, next], ""), queue(&[next, A], others)];
+    let acquire = [A, "30000", "1", "5000", "1", CHANNEL];
+    for state in waits.iter().map(String::as_str).chain([held, twice, others]) {
+        of("fair/acquire", &FAIR, &acquire, &[state]);
+    }
+    of("fair/acquire", &FAIR, &[A, "30000", "2", "5000", "1", CHANNEL], &[held]);
+    let queues = [queue(&[gone, next], held), queue(&[next, A], others), queue(&[A, next], ""), held.to_owned()];
+    for state in &queues {
+        of("fair/release", &FAIR, &[A, "0", CHANNEL], &[state]);
+    }
+    of("fair/release", &FAIR, &[A, "1", CHANNEL], &[twice]);
+    of("fair/force_release", &FAIR[..2], &[CHANNEL], &[&queues[0]]);
+
+    let text = &*format!("SET l {A} PX 20000");
+    of("string/acquire", &[L], &[A, "30000"], &["", text, &format!("SET l {B} PX 20000")]);
+    of("string/release", &[L], &[A], &["", text]);
+    of("string/renew", &[L], &[A, "30000"], &[text]);
+    of("string/renew", &[L, "m"], &leases(&[A, A], "30000"), &[text]);
+    of("string/force_release", &[L, "nestlock_fence:{l}"], &[], &[text]);
+    of("string/inspect", &[L], &[], &[text]);
+
+    let taken = &*format!("SET lock:l {A} EX 20");
+    let told = &*format!("{taken};RPUSH lock-signal:l 1");
+    of("signal/acquire", &SIGNAL[..1], &[A, "30000"], &["", taken, &format!("SET lock:l {B} EX 20")]);
+    of("signal/acquire", &SIGNAL[..1], &[A, "0"], &["", taken]);
+    of("signal/release", &SIGNAL, &[A, "0", "1000"], &["", taken, told, &format!("{told};RPUSH lock-signal:l 2")]);
+    of("signal/renew", &SIGNAL[..1], &[A, "30000"], &[taken]);
+    of("signal/renew", &["lock:l", "lock:m"], &leases(&[A, A], "30000"), &[taken]);
+    of("signal/force_release", &SIGNAL, &["1000"], &["", taken, told]);
+    of("signal/signal", &SIGNAL, &["1000"], &["", taken, "RPUSH lock-signal:l 1"]);
+    of("signal/inspect", &SIGNAL[..1], &[], &[taken]);
+
+    let key = |owner: &str, n: u32| format!("{HOLDS}{owner}:rwlock_timeout:{n}");
+    let hold = |owner: &str, n: u32, ttl: u32| format!("SET {} 1 PX {ttl}", key(owner, n));
+    let reads = &*format!("HSET l mode read {A} 1;PEXPIRE l 20000;{}", hold(A, 1, 20_000));
+    let reads_twice = &*format!("HSET l mode read {A} 2;PEXPIRE l 40000;{};{}", hold(A, 1, 20_000), hold(A, 2, 40_000));
+    let both = &*format!("{reads};HSET l {B} 1;PEXPIRE l 40000;{}", hold(B, 1, 40_000));
+    let writes = &*format!("HSET l mode write {A}:write 1;PEXPIRE l 20000");
+    let writes_and_reads = &*format!("{writes};HSET l {A} 1;{}", hold(A, 1, 15_000));
+    let (mine, intent) = (format!("{HOLDS}{A}:rwlock_timeout:"), &*format!("SET {INTENT} {A} PX 20000"));
+    of("read_write/read_acquire", &[L, INTENT], &[A, "30000", "1", &mine], &["", reads, writes, intent]);
+    of("read_write/read_acquire", &[L, INTENT], &[A, "30000", "2", &mine], &[reads, writes_and_reads]);
+    let release = [A, "0", "c", HOLDS];
+    of("read_write/read_release", &[L], &release, &["", reads, reads_twice, both, writes_and_reads]);
+    of("read_write/read_release", &[L], &[A, "1", "c", HOLDS], &[reads_twice]);
+    of("read_write/read_renew", &[L], &[A, "30000"], &[reads, reads_twice, writes_and_reads]);
+    let no_key = &*format!("HSET l mode read {A} 1;PEXPIRE l 20000");
+    of("read_write/read_renew", &[L, "m"], &leases(&[A, A], "30000"), &[reads, no_key]);
+    of("read_write/read_force_release", &[L], &["c", HOLDS], &[both]);
+    of("read_write/read_inspect", &[L], &[], &[both]);
+    of("read_write/write_acquire", &[L, INTENT], &[A, "30000", "1", "2000"], &["", intent, both, writes]);
+    of("read_write/write_acquire", &[L, INTENT], &[A, "30000", "2", "2000"], &[writes]);
+    of("read_write/write_release", &[L, INTENT], &release, &[writes, writes_and_reads, &format!("{both};{intent}")]);
+    of("read_write/write_release", &[L, INTENT], &[A, "1", "c", HOLDS], &[&writes.replace(":write 1", ":write 2")]);
+    of("read_write/write_renew", &[L], &[A, "30000"], &[writes]);
+    of("read_write/write_renew", &[L, "m"], &leases(&[A, A], "30000"), &[writes]);
+    of("read_write/write_force_release", &[L], &["c", HOLDS], &[writes_and_reads]);
+    of("read_write/write_inspect", &[L], &[], &[writes]);
+    cases
+}
+
+impl Case {
+    fn commands(&self) -> Vec<Vec<&str>> {
+        self.state
+            .split(';')
+            .filter(|command| !command.is_empty())
+            .map(|command| command.split(' ').collect())
+            .collect()
+    }
+
+    fn set_up(&self, bench: &Bench) {
+        bench.set_up(&["FLUSHALL"]);
+        for command in self.commands() {
+            bench.set_up(&command);
+        }
+    }
+
+    fn eval(&self) -> Vec<String> {
+        let args: Vec<&str> = self.args.iter().map(String::as_str).collect();
+        eval(&source(self.script), &self.keys, &args)
+    }
+}
+
+fn texts(parts: &[String]) -> Vec<&str> {
+    parts.iter().map(String::as_str).collect()
+}
+
+/// The commands that a script calls.
+fn commands_of(script: &str) -> BTreeSet<String> {
+    let source = source(script);
+    let calls = source.split("call('").skip(1);
+    calls.map(|rest| rest.split('\'').next().unwrap().to_owned()).collect()
+}
+
+/// Refused as a whole, or of several locks one.
+fn is_refused(script: &str, reply: &Reply) -> bool {
+    let one = |answers: &[Reply]| script.ends_with("renew") && answers.contains(&Reply::Int(-2));
+    reply.is_error() || matches!(reply, Reply::List(answers) if one(answers))
+}
+
+#[test]
+fn every_script_has_cases() {
+    let tested: BTreeSet<String> = cases().iter().map(|case| case.script.to_owned()).collect();
+    assert_eq!(tested, scripts());
+}
+
+/// Scripts that change something although they are refused, and without which command.
+const KNOWN: [(&str, &str); 20] = [
+    // of a queue: the clean-up, or a place, stays as far as it came; with the lock taken, only its lease frees it
+    ("fair/acquire", "hset"),
+    ("fair/acquire", "llen"),
+    ("fair/acquire", "lpop"),
+    ("fair/acquire", "lpos"),
+    ("fair/acquire", "lrange"),
+    ("fair/acquire", "rpush"),
+    ("fair/acquire", "zadd"),
+    ("fair/acquire", "zmscore"),
+    ("fair/acquire", "zrem"),
+    ("fair/acquire", "zremrangebyscore"),
+    ("fair/release", "del"),
+    ("fair/release", "zrem"),
+    ("read_write/read_acquire", "hset"),
+    ("read_write/read_acquire", "pexpire"),
+    ("read_write/read_release", "hset"),
+    ("read_write/read_renew", "exists"),
+    ("read_write/read_renew", "pexpire"),
+    ("read_write/write_acquire", "hset"),
+    // a signal that is there already lives as long as a new one: a second
+    ("signal/force_release", "del"),
+    ("signal/release", "del"),
+];
+
+/// Scripts that fail where a TTL ends.
+const KNOWN_LATE: [&str; 0] = [];
+
+/// D24: nothing fails after the first write: each script, in each state, without each of its commands.
+#[test]
+fn a_script_that_is_refused_a_command_has_changed_nothing() {
+    let bench = Bench::real();
+    let mut limited = bench.server.wire();
+    bench.set_up(&["ACL", "SETUSER", "limited", "on", ">pw"]);
+    limited.call(&["AUTH", "limited", "pw"]).unwrap();
+    let (mut changed, mut refusals) = (BTreeSet::new(), 0);
+    for case in cases() {
+        for denied in commands_of(case.script) {
+            case.set_up(&bench);
+            bench.set_up(&[
+                "ACL",
+                "SETUSER",
+                "limited",
+                "reset",
+                "on",
+                ">pw",
+                "~*",
+                "&*",
+                "+@all",
+                &format!("-{denied}"),
+            ]);
+            let before = bench.snapshot();
+            let reply = limited.call(&texts(&case.eval())).unwrap();
+            if is_refused(case.script, &reply) {
+                refusals += 1;
+                let after = bench.snapshot();
+                if after != before && changed.insert((case.script, denied.clone())) {
+                    println!("{} without {denied}, {}: {before:?} -> {after:?}", case.script, case.state);
+                }
+            }
+        }
+    }
+    assert!(refusals > 200, "{refusals} refusals only: the check is broken");
+    let changed: Vec<_> = changed.iter().map(|(script, denied)| (*script, &**denied)).collect();
+    assert_eq!(changed, KNOWN, "refused, and changed something all the same (left) or not any more (right)");
+}
+
+/// The same on a server that is out of memory, which refuses some commands, and only until a script has written.
+#[test]
+fn a_script_that_is_refused_for_want_of_memory_has_changed_nothing() {
+    let bench = Bench::real();
+    let mut refusals = 0;
+    for case in cases() {
+        bench.set_up(&["CONFIG", "SET", "maxmemory", "0"]);
+        case.set_up(&bench);
+        bench.set_up(&["CONFIG", "SET", "maxmemory", "1"]);
+        let before = bench.snapshot();
+        let reply = bench.call(&texts(&case.eval()));
+        if is_refused(case.script, &reply) {
+            refusals += 1;
+            assert_eq!(bench.snapshot(), before, "{}, {}: {reply:?}", case.script, case.state);
+        }
+    }
+    assert!(refusals > 10, "{refusals} refusals only: the check is broken");
+}
+
+/// A key with a TTL while a script runs.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Left {
+    Time,
+    /// Less than a millisecond: it is there, and `PTTL` says 0.
+    AMoment,
+    Nothing,
+}
+
+/// D24: whatever has a TTL ends just before a script runs, or just after. A moment is too short to be made, so that the
+/// script is told of it.
+#[test]
+fn a_ttl_that_ends_makes_no_script_fail() {
+    let bench = Bench::real();
+    let mut failures = BTreeSet::new();
+    for case in cases() {
+        case.set_up(&bench);
+        let ending: Vec<String> =
+            bench.snapshot().into_iter().filter(|(_, _, expires)| *expires > 0).map(|(key, ..)| key).collect();
+        for choice in 0..3_usize.pow(ending.len() as u32) {
+            let left = |at: u32| [Left::Time, Left::AMoment, Left::Nothing][choice / 3_usize.pow(at) % 3];
+            let keys: Vec<_> = (0..).zip(&ending).map(|(at, key)| (key.as_str(), left(at))).collect();
+            case.set_up(&bench);
+            let mut moments = String::new();
+            for (key, left) in &keys {
+                match left {
+                    Left::Time => {}
+                    Left::AMoment => _ = write!(moments, "['{key}'] = true, "),
+                    Left::Nothing => bench.set_up(&["DEL", key]),
+                }
+            }
+            let script = format!(
+                "local server, moments = redis, {{{moments}}} \
+                 local function ask(how) return function(what, ...) \
+                 if what == 'pttl' and moments[...] then return 0 end return how(what, ...) end end \
+                 local redis = {{call = ask(server.call), pcall = ask(server.pcall), error_reply = server.error_reply}}\n{}",
+                source(case.script)
+            );
+            let args: Vec<&str> = case.args.iter().map(String::as_str).collect();
+            let reply = bench.call(&texts(&eval(&script, &case.keys, &args)));
+            if is_refused(case.script, &reply) && failures.insert(case.script) {
+                println!("{}, {}, {keys:?}: {reply:?}", case.script, case.state);
+            }
+            // a lease of 0 is none
+            let endless = case.script == "signal/acquire" && args[1] == "0";
+            for (key, _) in keys.iter().filter(|_| !endless) {
+                assert_ne!(bench.expires(key), -1, "{}, {}: {key} lives for ever", case.script, case.state);
+            }
+        }
+    }
+    assert_eq!(failures.into_iter().collect::<Vec<_>>(), KNOWN_LATE);
+}

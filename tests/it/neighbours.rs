@@ -1,0 +1,267 @@
+//! Locks whose names, or the keys that are derived from them, meet: every pair is either one lock, or refuses.
+
+use std::{sync::Arc, time::Duration};
+
+use nestlock::{AcquireOptions, Error, LockClient, OwnerId, RLock, Result};
+
+use crate::support::{Server, eventually, wire::Reply};
+
+type Door = fn(&LockClient, &str) -> Result<Arc<dyn RLock>>;
+
+/// What makes doors at one name doors to one lock: the record.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Record {
+    Plain,
+    ReadWrite,
+    String,
+    Signal,
+}
+
+fn arc(lock: impl RLock + 'static) -> Arc<dyn RLock> {
+    Arc::new(lock)
+}
+
+const DOORS: [(&str, Record, Door); 10] = [
+    ("reentrant", Record::Plain, |client, name| client.reentrant_lock(name).map(arc)),
+    ("non-reentrant", Record::Plain, |client, name| client.non_reentrant_lock(name).map(arc)),
+    ("spin", Record::Plain, |client, name| client.spin_lock(name).map(arc)),
+    ("fenced", Record::Plain, |client, name| client.fenced_lock(name).map(arc)),
+    ("fair", Record::Plain, |client, name| client.fair_lock(name).map(arc)),
+    ("non-reentrant fair", Record::Plain, |client, name| client.non_reentrant_fair_lock(name).map(arc)),
+    ("read", Record::ReadWrite, |client, name| client.read_write_lock(name).map(|lock| arc(lock.read()))),
+    ("write", Record::ReadWrite, |client, name| client.read_write_lock(name).map(|lock| arc(lock.write()))),
+    ("string", Record::String, |client, name| client.string_lock(name).map(arc)),
+    ("signal", Record::Signal, |client, name| client.signal_lock(name).map(arc)),
+];
+
+/// Pairs of names that meet, if not in the record then in a key beside it.
+const NAMES: [[&str; 2]; 12] = [
+    ["x", "x"],
+    ["x", "{x}"],
+    ["x", "lock:x"],
+    ["{x}", "lock:{x}"],
+    ["x", "lock-signal:x"],
+    ["x", "lock-signal:x:0a1b2c3d-1111-4222-8333-444455556666"],
+    ["x", "redisson_lock_queue:{x}"],
+    ["x", "redisson_lock_timeout:{x}"],
+    ["x", "redisson_lock_token:{x}"],
+    ["x", "nestlock_rwlock_intent:{x}"],
+    ["x", "nestlock_fence:{x}"],
+    ["x", "{x}:0a1b2c3d-1111-4222-8333-444455556666:1:rwlock_timeout:1"],
+];
+
+/// The key of a door's record.
+fn record(kind: Record, name: &str) -> String {
+    if kind == Record::Signal { format!("lock:{name}") } else { name.to_owned() }
+}
+
+/// Two doors to one lock: the same record. A string lock of that name is the signal lock's, as far as it goes.
+fn is_one_lock(a: (Record, &str), b: (Record, &str)) -> bool {
+    let strings = [Record::String, Record::Signal];
+    let alike = a.0 == b.0 || strings.contains(&a.0) && strings.contains(&b.0);
+    alike && record(a.0, a.1) == record(b.0, b.1)
+}
+
+type Dump = Vec<(String, Reply, i64)>;
+
+/// What was there is there, as it was: nobody's TTL was cut, nobody's record deleted.
+fn is_untouched(before: &Dump, after: &Dump) -> bool {
+    before.iter().all(|(key, value, expires)| {
+        let found = after.iter().find(|(found, ..)| found == key);
+        found.is_some_and(|(_, found, at)| found == value && (at >= expires || *at == -1))
+    })
+}
+
+fn busy_or_refused<T>(outcome: &Result<Option<T>>) -> bool {
+    let refused =
+        matches!(outcome, Err(Error::WrongType { .. } | Error::WrongLockKind { .. } | Error::InvalidName { .. }));
+    refused || matches!(outcome, Ok(None))
+}
+
+/// A7: for every pair of doors: whoever has a lock keeps it, whatever is done to the other one.
+#[tokio::test]
+async fn no_door_touches_what_another_one_keeps() {
+    let server = Server::start();
+    let (a, b) = (server.client().await, server.client().await);
+    let (mut refused, mut shared, mut apart) = (0, 0, 0);
+    for [one, other] in NAMES {
+        for (name_a, name_b) in [(one, other), (other, one)] {
+            for (label_a, kind_a, door_a) in DOORS {
+                let Ok(held) = door_a(&a, name_a) else { continue };
+                for (label_b, kind_b, door_b) in DOORS {
+                    let what = format!("{label_a} {name_a:?}, {label_b} {name_b:?}");
+                    let Ok(lock) = door_b(&b, name_b) else {
+                        refused += 1;
+                        continue;
+                    };
+                    server.call(&["FLUSHALL"]);
+                    let guard = held.lock().await.unwrap();
+                    let before = server.dump();
+                    let outcome = lock.try_lock().await;
+                    if is_one_lock((kind_a, name_a), (kind_b, name_b)) {
+                        shared += 1;
+                        let both_read = (label_a, label_b) == ("read", "read");
+                        assert!(both_read || matches!(outcome, Ok(None)), "{what}: {outcome:?}");
+                    } else if let Ok(Some(theirs)) = outcome {
+                        apart += 1;
+                        assert_ne!(record(kind_a, name_a), record(kind_b, name_b), "{what}: two owners");
+                        let nested = lock.try_lock().await;
+                        assert!(is_untouched(&before, &server.dump()), "{what}: acquired");
+                        theirs.extend(Duration::from_secs(60)).await.unwrap();
+                        drop(nested);
+                        theirs.unlock().await.unwrap();
+                        assert!(is_untouched(&before, &server.dump()), "{what}: released");
+                        // one that waits, and is told
+                        let again = lock.lock().await.unwrap();
+                        let waiter = door_b(&a, name_b).unwrap();
+                        drop(waiter.acquire(AcquireOptions::new().wait(Duration::from_millis(1))).await.unwrap());
+                        drop(again);
+                        b.idle().await;
+                        a.idle().await;
+                        lock.lock().await.unwrap().unlock().await.unwrap();
+                        let _ = lock.force_unlock().await;
+                        assert!(is_untouched(&before, &server.dump()), "{what}: freed");
+                    } else {
+                        refused += 1;
+                        assert!(busy_or_refused(&outcome), "{what}: {outcome:?}");
+                        let _ = lock.force_unlock().await;
+                        let _ = lock.extend(&guard.owner(), Duration::from_secs(600)).await;
+                        let _ = lock.release(&guard.owner()).await;
+                        assert!(is_untouched(&before, &server.dump()), "{what}: refused");
+                    }
+                    guard.extend(Duration::from_secs(40)).await.unwrap_or_else(|error| panic!("{what}: {error}"));
+                    guard.unlock().await.unwrap_or_else(|error| panic!("{what}: {error}"));
+                }
+            }
+        }
+    }
+    assert!(refused > 100 && shared > 40 && apart > 40, "{refused} {shared} {apart}");
+}
+
+/// The same for guarded keys, which are no locks.
+#[tokio::test]
+async fn no_lock_touches_a_guarded_value_and_no_guarded_value_a_lock() {
+    let server = Server::start();
+    let client = server.client().await;
+    for [one, other] in NAMES {
+        for (name, key) in [(one, other), (other, one)] {
+            for (label, _, door) in DOORS {
+                let what = format!("{label} {name:?}, key {key:?}");
+                let Ok(lock) = door(&client, name) else { continue };
+                server.call(&["FLUSHALL"]);
+                let guard = lock.lock().await.unwrap();
+                let before = server.dump();
+                for token in [7, 9_007_199_254_740_991] {
+                    let _ = client.fenced_get(key, token).await;
+                    let _ = client.fenced_set(key, "value", token).await;
+                }
+                assert!(is_untouched(&before, &server.dump()), "{what}: {before:?} -> {:?}", server.dump());
+                guard.unlock().await.unwrap_or_else(|error| panic!("{what}: {error}"));
+
+                server.call(&["FLUSHALL"]);
+                if client.fenced_set(key, "value", 7).await.is_err() {
+                    continue;
+                }
+                let before = server.dump();
+                let outcome = lock.try_lock().await;
+                let _ = lock.force_unlock().await;
+                drop(outcome);
+                client.idle().await;
+                assert!(is_untouched(&before, &server.dump()), "{what}: {before:?} -> {:?}", server.dump());
+            }
+        }
+    }
+}
+
+/// Whatever a lock keeps beside its record, no lock may be named like that; with any prefix.
+#[tokio::test]
+async fn no_lock_is_named_like_a_key_that_another_one_keeps() {
+    let server = Server::start();
+    let (a, b) = (server.client().await, server.client().await);
+    let mut keys = std::collections::BTreeSet::new();
+    for (_, _, door) in DOORS {
+        let (held, lock) = (door(&a, "x").unwrap().lock().await.unwrap(), door(&b, "x").unwrap());
+        let waiter = tokio::spawn(async move { lock.lock().await.map(drop) });
+        // what waiters leave, too
+        let looks = server.script_count();
+        eventually("a look", || async { waiter.is_finished() || server.script_count() > looks }).await;
+        keys.extend(server.dump().into_iter().map(|(key, ..)| key));
+        held.unlock().await.unwrap();
+        keys.extend(server.dump().into_iter().map(|(key, ..)| key));
+        waiter.await.unwrap().unwrap();
+        b.idle().await;
+        server.call(&["FLUSHALL"]);
+    }
+    a.fenced_set("x", "value", 7).await.unwrap();
+    keys.extend(server.dump().into_iter().map(|(key, ..)| key));
+    assert!(keys.len() > 6, "{keys:?}");
+    for key in keys.iter().filter(|key| *key != "x") {
+        assert!(matches!(a.fenced_set(key, "value", 7).await, Err(Error::InvalidName { .. })), "{key}");
+        // a string of another door to the signal lock
+        if key == "lock:x" {
+            continue;
+        }
+        for cut in [0, 4, key.len() / 2] {
+            let (prefix, name) = key.split_at(cut);
+            let client = server.client_with(|builder| builder.name_prefix(prefix)).await;
+            for (label, _, door) in DOORS {
+                let outcome = door(&client, name);
+                assert!(matches!(outcome, Err(Error::InvalidName { .. })), "{label} {prefix:?} {name:?}: {outcome:?}");
+            }
+        }
+    }
+}
+
+/// A7: what somebody else keeps where a signal lock has its signal is left as it is; the lock works all the same.
+#[tokio::test]
+async fn a_signal_lock_leaves_a_foreign_key_in_the_place_of_its_signal() {
+    let server = Server::start();
+    let (a, b) = (server.client().await, server.client().await);
+    // a lock of Redisson's, which reserves no such name
+    server.call(&["HSET", "lock-signal:x", "ffffffff-1111-4222-8333-444455556666:1", "1"]);
+    server.call(&["PEXPIRE", "lock-signal:x", "60000"]);
+    let before = server.dump();
+    let (la, lb) = (a.signal_lock("x").unwrap(), b.signal_lock("x").unwrap());
+    la.lock().await.unwrap().unlock().await.unwrap();
+    assert_eq!(server.dump(), before);
+    let held = la.lock().await.unwrap();
+    let waiter = tokio::spawn(async move { lb.lock().await.unwrap().unlock().await });
+    eventually("it waits", || async { server.blocked() > 0 || server.command_count("blpop") > 0 }).await;
+    held.unlock().await.unwrap();
+    waiter.await.unwrap().unwrap();
+    let freed = la.lock().await.unwrap();
+    assert!(la.force_unlock().await.unwrap());
+    drop(freed);
+    a.idle().await;
+    b.idle().await;
+    assert_eq!(server.dump(), before);
+}
+
+/// D25: an owner that is called like a field of a record that is not its own.
+#[tokio::test]
+async fn an_owner_called_like_a_field_holds_nothing() {
+    let server = Server::start();
+    let (a, b) = (server.client().await, server.client().await);
+    for held in [6, 7] {
+        let (label, _, door) = DOORS[held];
+        let guard = door(&a, "x").unwrap().lock().await.unwrap();
+        let before = server.dump();
+        let writer: OwnerId = format!("{}:write", guard.owner()).parse().unwrap();
+        for owner in [OwnerId::from_value("mode").unwrap(), writer, guard.owner()] {
+            for (other, kind, door) in DOORS.into_iter().filter(|(_, kind, _)| *kind != Record::Signal) {
+                let lock = door(&b, "x").unwrap();
+                // the real owner, by its own door
+                if owner == guard.owner() && kind == Record::ReadWrite {
+                    continue;
+                }
+                let extended = lock.extend(&owner, Duration::from_secs(600)).await;
+                let refused = matches!(extended, Ok(false) | Err(Error::WrongType { .. } | Error::Store { .. }));
+                assert!(refused, "{label} as {other} of {owner}: {extended:?}");
+                let released = lock.release(&owner).await;
+                assert!(released.is_err(), "{label} as {other} of {owner}: {released:?}");
+                assert_eq!(server.dump(), before, "{label} as {other} of {owner}");
+            }
+        }
+        guard.unlock().await.unwrap();
+    }
+}

@@ -1,0 +1,115 @@
+//! What happens to the process: it sleeps with its machine, it ends in order, its log hangs.
+
+use std::{path::Path, process::Command, time::Duration};
+
+use nestlock::RLock;
+
+use crate::support::{Server, child::Worker, eventually};
+
+fn ms(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+/// Takes off `CLOCK_MONOTONIC` what a file says, as Linux does after a sleep of the machine.
+const SLEEP: &str = r#"
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <time.h>
+#include <unistd.h>
+static int (*real)(clockid_t, struct timespec *);
+static int fd = -2;
+int clock_gettime(clockid_t id, struct timespec *ts) {
+    if (!real) real = dlsym(RTLD_NEXT, "clock_gettime");
+    int r = real(id, ts);
+    if (r == 0 && id == CLOCK_MONOTONIC) {
+        if (fd == -2) { char *p = getenv("NESTLOCK_TEST_SLEPT"); fd = p ? open(p, O_RDONLY) : -1; }
+        long long off = 0;
+        if (fd >= 0 && pread(fd, &off, 8, 0) == 8) {
+            long long t = ts->tv_sec * 1000000000LL + ts->tv_nsec - off;
+            ts->tv_sec = t / 1000000000LL; ts->tv_nsec = t % 1000000000LL;
+        }
+    }
+    return r;
+}
+"#;
+
+/// A machine that slept past the lease: its guards are lost when it wakes, though `CLOCK_MONOTONIC` stood still. The process
+/// is stopped for that time, and the clock set back.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_machine_that_slept_knows_when_it_wakes_that_its_locks_are_lost() {
+    let folder = tempfile::tempdir().unwrap();
+    let (source, library, slept) =
+        (folder.path().join("sleep.c"), folder.path().join("sleep.so"), folder.path().join("slept"));
+    std::fs::write(&source, SLEEP).unwrap();
+    std::fs::write(&slept, 0_i64.to_ne_bytes()).unwrap();
+    let mut compiler = Command::new("cc");
+    let compiler = compiler.args(["-O1", "-shared", "-fPIC", "-o"]).args([&library, &source]).arg("-ldl");
+    assert!(compiler.status().expect("a C compiler, which Rust links with").success());
+
+    let server = Server::start();
+    let environment: [(&str, &Path); 2] = [("LD_PRELOAD", &library), ("NESTLOCK_TEST_SLEPT", &slept)];
+    let mut worker = Worker::start_in(&server, ms(3000), &environment);
+    worker.ask("lock renewed");
+    worker.answer_to("locked renewed");
+    worker.ask("lock leased 3000");
+    worker.answer_to("locked leased");
+    worker.stop();
+    let asleep = ms(4000);
+    std::thread::sleep(asleep);
+    std::fs::write(&slept, i64::try_from(asleep.as_nanos()).unwrap().to_ne_bytes()).unwrap();
+    assert!(!server.exists("renewed") && !server.exists("leased"));
+    worker.cont();
+    let woken = std::time::Instant::now();
+    // whoever awaits the loss is told, too: no timer has moved
+    worker.answer_to("lost");
+    worker.answer_to("lost");
+    for name in ["renewed", "leased"] {
+        worker.ask(&format!("is_lost {name}"));
+        assert_eq!(worker.answer_to("is_lost"), "true", "{name}");
+    }
+    // at 3 s of its clock the leased one would have ended anyway
+    assert!(woken.elapsed() < ms(1500), "{:?}", woken.elapsed());
+}
+
+/// Drop the guard, drop the client, end: what `main` does at its end.
+#[test]
+fn a_process_that_drops_its_guard_and_ends_leaves_the_lock_free() {
+    let server = Server::start();
+    for round in 0..15 {
+        let mut worker = Worker::start_in(&server, Duration::from_secs(30), &[]);
+        worker.ask("lock nightly");
+        worker.answer_to("locked nightly");
+        worker.ask("leave");
+        worker.wait();
+        // sent before the process ended, or never
+        assert!(!server.exists("nightly"), "round {round}: the lock of a process that is gone");
+    }
+}
+
+/// A subscriber that hangs on its pipe or disk: renewals do not wait for it.
+#[tokio::test]
+async fn a_log_that_hangs_stops_no_renewal() {
+    let server = Server::start();
+    let mut worker = Worker::start_in(&server, ms(900), &[]);
+    for name in ["lost", "kept"] {
+        worker.ask(&format!("lock {name}"));
+        worker.answer_to(&format!("locked {name}"));
+    }
+    worker.ask("deaf");
+    worker.answer_to("deaf");
+    // a loss is worth an event
+    let client = server.client().await;
+    assert!(client.reentrant_lock("lost").unwrap().force_unlock().await.unwrap());
+    worker.answer_to("lost lost");
+    let start = std::time::Instant::now();
+    eventually("several leases pass", || async {
+        assert!(server.exists("kept"), "not renewed after {:?}", start.elapsed());
+        start.elapsed() > ms(3000)
+    })
+    .await;
+    worker.ask("is_lost kept");
+    assert_eq!(worker.answer_to("is_lost"), "false");
+}

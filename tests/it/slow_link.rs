@@ -1,0 +1,162 @@
+//! Links of 50 to 120 ms a round trip: loopback hides what these show.
+
+use std::time::{Duration, Instant};
+
+use futures::{StreamExt, future::join_all, stream};
+use nestlock::{AcquireOptions, LockClient, LockGuard, OwnerId, RLock};
+
+use crate::support::{
+    Server, eventually,
+    proxy::{Action, Proxy, Verb, Way},
+};
+
+fn ms(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+/// A server behind a link with this round trip.
+fn far(server: &Server, round_trip: u64) -> Proxy {
+    let proxy = Proxy::start(server);
+    proxy.rule(move |_| Action::Late(ms(round_trip)));
+    proxy
+}
+
+async fn hold_many(client: &LockClient, count: usize) -> Vec<LockGuard> {
+    stream::iter(0..count)
+        .map(|n| {
+            let lock = client.reentrant_lock(format!("h:{n}")).unwrap();
+            OwnerId::scope(async move { lock.lock().await.unwrap() })
+        })
+        .buffer_unordered(2000)
+        .collect()
+        .await
+}
+
+/// An answer that is under way when the wait ends is waited for; and "busy" was the last that was heard.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_wait_for_a_busy_lock_ends_with_none_at_120_ms() {
+    let server = Server::start();
+    let proxy = far(&server, 120);
+    let (near, far) = (server.client().await, LockClient::connect(proxy.url()).await.unwrap());
+    let (mut held, mut calls) = (Vec::new(), Vec::new());
+    for n in 0..60_u64 {
+        let name = format!("l{n}");
+        held.push(near.reentrant_lock(&name).unwrap().lock().await.unwrap());
+        let lock = far.reentrant_lock(&name).unwrap();
+        // ends before, during and after each of the looks
+        calls.push(tokio::spawn(async move { lock.try_lock_for(ms(500 + n * 20)).await }));
+    }
+    for outcome in join_all(calls).await {
+        let outcome = outcome.unwrap();
+        assert!(matches!(outcome, Ok(None)), "{outcome:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_free_lock_is_acquired_however_short_the_wait_at_120_ms() {
+    let server = Server::start();
+    let proxy = far(&server, 120);
+    let client = LockClient::connect(proxy.url()).await.unwrap();
+    // the server knows the script
+    client.reentrant_lock("warm").unwrap().lock().await.unwrap().unlock().await.unwrap();
+    for wait in [1, 5, 20, 50] {
+        let lock = client.reentrant_lock(format!("l{wait}")).unwrap();
+        let guard = lock.try_lock_for(ms(wait)).await.unwrap_or_else(|error| panic!("{wait} ms: {error}"));
+        guard.expect("it is free").unlock().await.unwrap();
+    }
+}
+
+/// Also where an attempt is more than one request: what was left behind comes first.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_wait_ends_in_time_on_a_silent_link() {
+    let server = Server::start();
+    let proxy = Proxy::start(&server);
+    let client = LockClient::builder().command_timeout(ms(1000)).connect(proxy.url()).await.unwrap();
+    let lock = client.reentrant_lock("l").unwrap();
+    let slack = ms(400);
+    for wait in [0, 700, 2500] {
+        eventually("the link is up", || async { lock.is_locked().await.is_ok() }).await;
+        client.idle().await;
+        let guard = lock.lock().await.unwrap();
+        proxy.black_hole(Way::Both);
+        // something of this owner is to be settled before it can acquire
+        let unlock = tokio::time::timeout(ms(20), guard.unlock()).await;
+        assert!(unlock.is_err());
+        let start = Instant::now();
+        let options = AcquireOptions::new().wait(ms(wait));
+        let outcome = lock.acquire(options).await;
+        let took = start.elapsed();
+        // a try has the time of one request
+        let limit = if wait == 0 { ms(1000) } else { ms(wait) };
+        assert!(outcome.is_err(), "{wait}: {outcome:?}");
+        assert!(took < limit + slack, "a wait of {wait} ms took {took:?}");
+        proxy.heal();
+        proxy.cut();
+    }
+}
+
+/// Several batches are under way at once, the most urgent first.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_holds_and_a_short_one_beside_them_are_renewed_at_250_ms() {
+    let server = Server::start_real();
+    let proxy = Proxy::start(&server);
+    let client = LockClient::builder().watchdog_timeout(ms(2400)).connect(proxy.url()).await.unwrap();
+    let guards = hold_many(&client, 6_000).await;
+    proxy.rule(|_| Action::Late(ms(250)));
+    let short = AcquireOptions::new().renewed_every_third_of(ms(1500));
+    let short = client.reentrant_lock("short").unwrap().acquire(short).await.unwrap().unwrap();
+    // one at a time, twelve batches would take longer than the lease
+    tokio::time::sleep(ms(7000)).await;
+    assert!(!short.is_lost());
+    assert_eq!(guards.iter().filter(|guard| guard.is_lost()).count(), 0, "of {}", guards.len());
+    proxy.pass();
+    client.shutdown().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_shutdown_releases_thousands_of_holds_at_50_ms() {
+    let server = Server::start_real();
+    let proxy = Proxy::start(&server);
+    let client = LockClient::connect(proxy.url()).await.unwrap();
+    let guards = hold_many(&client, 20_000).await;
+    proxy.rule(|_| Action::Late(ms(50)));
+    let before = proxy.count(Verb::Release);
+    client.shutdown().await.unwrap();
+    assert_eq!(server.call(&["DBSIZE"]).int(), 0);
+    let requests = proxy.count(Verb::Release) - before;
+    assert!(requests < 400, "in batches: {requests} requests for {} holds", guards.len());
+}
+
+/// The requests of a renewal that is refused as a whole: one for each batch, not one for each lock.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn refused_renewals_do_not_hammer_the_server() {
+    let server = Server::start_real();
+    let client = server.client_with(|builder| builder.watchdog_timeout(ms(6000))).await;
+    let guards = hold_many(&client, 3000).await;
+    server.call(&["ACL", "SETUSER", "default", "-evalsha"]);
+    let refused = || {
+        let info = server.call(&["INFO", "stats"]).text().to_owned();
+        let line = info.lines().find(|line| line.starts_with("total_error_replies:")).unwrap().to_owned();
+        line.split(':').nth(1).unwrap().trim().parse::<u64>().unwrap()
+    };
+    let before = refused();
+    eventually("the first loss", || async { guards.iter().any(LockGuard::is_lost) }).await;
+    let requests = refused() - before;
+    assert!((6..600).contains(&requests), "{requests} refused requests for 3,000 holds, which 6 batches would do");
+    server.call(&["ACL", "SETUSER", "default", "+evalsha"]);
+}
+
+/// One lock that the ACL denies does not cost the others of its batch their renewal.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lock_that_is_denied_does_not_cost_the_others_their_renewal() {
+    let server = Server::start_real();
+    let client = server.client_with(|builder| builder.watchdog_timeout(ms(2400))).await;
+    let guards = hold_many(&client, 400).await;
+    let denied = client.reentrant_lock("denied").unwrap().lock().await.unwrap();
+    server.call(&["ACL", "SETUSER", "default", "resetkeys", "~h:*"]);
+    let lost = tokio::time::timeout(Duration::from_secs(20), denied.lost()).await;
+    assert!(lost.is_ok());
+    tokio::time::sleep(ms(2500)).await;
+    assert_eq!(guards.iter().filter(|guard| guard.is_lost()).count(), 0);
+    server.call(&["ACL", "SETUSER", "default", "allkeys"]);
+}

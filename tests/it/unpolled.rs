@@ -1,0 +1,86 @@
+//! Futures that are sent on their way and then not polled any more.
+
+use std::{future::Future, pin::Pin, task::Poll, time::Duration};
+
+use futures::future::poll_fn;
+use nestlock::{Lock, LockGuard, OwnerId, RLock, Result};
+
+use crate::support::{Server, eventually};
+
+fn ms(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+type Parked<'a> = Pin<Box<dyn Future<Output = Result<LockGuard>> + Send + 'a>>;
+
+/// An acquire that was polled once, and has sent its request. The answer may be there already: then the next one.
+async fn park(lock: &Lock) -> Parked<'_> {
+    loop {
+        let mut future: Parked<'_> = Box::pin(lock.lock());
+        let polled = poll_fn(|cx| Poll::Ready(future.as_mut().poll(cx))).await;
+        match polled {
+            Poll::Pending => return future,
+            Poll::Ready(guard) => drop(guard.unwrap()),
+        }
+    }
+}
+
+/// The turns of a thousand holds are in the hands of futures that nobody polls: the janitor has other things to do.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn dropped_guards_are_released_whatever_others_do_not_poll() {
+    let server = Server::start();
+    let (a, b) = (server.client().await, server.client().await);
+    let locks: Vec<_> = (0..1000).map(|n| a.reentrant_lock(format!("job:{n}")).unwrap()).collect();
+    let mut parked = Vec::new();
+    for lock in &locks {
+        let guard = lock.lock().await.unwrap();
+        drop(guard);
+        parked.push(park(lock).await);
+    }
+    let other = a.reentrant_lock("other").unwrap();
+    for _ in 0..3 {
+        let guard = OwnerId::scope(other.lock()).await.unwrap();
+        drop(guard);
+        let there = b.reentrant_lock("other").unwrap();
+        there.try_lock_for(Duration::from_secs(5)).await.unwrap().expect("released").unlock().await.unwrap();
+    }
+    // whoever polls again gets what it asked for
+    let guard = parked.pop().unwrap().await.unwrap();
+    assert!(!guard.is_lost());
+    assert!(b.reentrant_lock("job:999").unwrap().try_lock().await.unwrap().is_none());
+}
+
+/// An acquire that was sent, and whose answer nobody takes, does not hold the lock for its lease.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_acquire_that_is_not_polled_holds_the_lock_no_longer_than_a_request_may_take() {
+    let server = Server::start();
+    let a = server.client_with(|builder| builder.command_timeout(ms(500))).await;
+    let b = server.client().await;
+    let (here, there) = (a.reentrant_lock("l").unwrap(), b.reentrant_lock("l").unwrap());
+    here.lock().await.unwrap().unlock().await.unwrap(); // the server knows the scripts
+    let parked = park(&here).await;
+    eventually("it was executed", || async { server.exists("l") }).await;
+    // the lease is 30 s
+    let guard = there.try_lock_for(Duration::from_secs(10)).await.unwrap().expect("nobody has a guard");
+    // polled again, it waits like anybody
+    let waiting = tokio::time::timeout(ms(300), parked).await;
+    assert!(waiting.is_err(), "two guards: {waiting:?}");
+    guard.unlock().await.unwrap();
+    eventually("nothing is left", || async { a.stats().holds == 0 && !server.exists("l") }).await;
+}
+
+/// The owner goes on, under another name.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_owner_of_a_call_that_is_not_polled_can_acquire_again() {
+    let server = Server::start();
+    let client = server.client_with(|builder| builder.command_timeout(ms(500))).await;
+    let lock = client.reentrant_lock("l").unwrap();
+    lock.lock().await.unwrap().unlock().await.unwrap();
+    let parked = park(&lock).await;
+    let guard = lock.try_lock_for(Duration::from_secs(10)).await.unwrap().expect("a second call of the same owner");
+    assert_eq!(server.record("l"), [(guard.owner().to_string(), 1)]);
+    drop(parked);
+    client.idle().await;
+    assert_eq!(server.record("l"), [(guard.owner().to_string(), 1)], "what the first one does comes to nothing");
+    guard.unlock().await.unwrap();
+}
