@@ -103,8 +103,12 @@ impl AcquireOptions {
     /// Holds the lock at most this long, and without the watchdog (Redisson's rule). From 10 ms to 10 years; parts of
     /// a millisecond are rounded up.
     ///
-    /// A shorter lease never cuts a longer one that the owner has already. When the lease is over, and its guard still there,
-    /// the owner's next acquire answers [`Error::Lost`]: it would nest inside what was lost. Without the guard it begins anew.
+    /// A shorter lease never cuts a longer one that the owner has already.
+    ///
+    /// When it is over, the hold is lost, also for its owner. While a guard of it lives, what the owner acquires answers
+    /// [`Error::Lost`]: whoever is still inside must not take what it lost for held. Once they are
+    /// unlocked or dropped, the next acquire is a first hold like anybody's: what is left of the old record is released
+    /// first, somebody else may have the lock by then, and a fenced lock gives a higher token.
     pub fn lease(mut self, lease: Duration) -> Self {
         self.lease = Some(lease);
         self

@@ -38,6 +38,25 @@ async fn locked(client: &LockClient, name: &str) -> LockGuard {
 
 // --- which token ---
 
+/// A9: as AcquireOptions::lease says.
+#[tokio::test]
+async fn after_a_lease_is_over_its_owner_is_refused_while_its_guard_lives_and_then_gets_a_higher_token() {
+    let server = Server::start();
+    let client = server.client().await;
+    let lock = client.fenced_lock("l").unwrap();
+    // over a good while earlier here than on the server, which allows for clocks
+    let first = lock.acquire(AcquireOptions::new().lease(Duration::from_secs(3))).await.unwrap().unwrap();
+    let before = token(&first);
+    first.lost().await;
+    let refused = lock.try_lock().await;
+    assert!(matches!(refused, Err(Error::Lost { .. })), "{refused:?}");
+    drop(first);
+    let next = lock.lock().await.unwrap();
+    assert!(token(&next) > before, "{} after {before}", token(&next));
+    assert_eq!(server.record("l").iter().map(|(_, holds)| *holds).collect::<Vec<_>>(), [1]);
+    next.unlock().await.unwrap();
+}
+
 #[tokio::test]
 async fn a_token_is_the_same_for_all_holds_of_an_owner_and_higher_for_the_next_holder() {
     let server = Server::start();

