@@ -90,7 +90,7 @@ pub fn nonsense(rng: &mut Rng, grammar: &mut Grammar, limits: Limits) -> Vec<u8>
             rng.pick(&SIGNS).to_vec()
         }
         _ if limits == Limits::Any => request(&grammar.listener_command(3).parts),
-        _ => request(&grammar.listener_command(2).parts),
+        _ => request(&listener(grammar).parts),
     }
 }
 
@@ -99,6 +99,17 @@ fn valid(grammar: &mut Grammar, limits: Limits) -> Command {
     loop {
         let command = grammar.plain_command();
         if limits == Limits::Any || command.check == Check::Exact {
+            return command;
+        }
+    }
+}
+
+/// A request of a listener whose answer is the same each time: who leaves all its channels is told in any order.
+fn listener(grammar: &mut Grammar) -> Command {
+    loop {
+        let command = grammar.listener_command(2);
+        let leaves = command.parts[0].to_ascii_lowercase().ends_with(b"unsubscribe");
+        if !leaves || command.parts.len() > 1 {
             return command;
         }
     }
