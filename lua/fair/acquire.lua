@@ -23,9 +23,11 @@ local held, fields, ttl = redis.call('hget', lock, owner), redis.call('hlen', lo
 -- a reader's field has the same name
 if fields > 1 and redis.call('hexists', lock, 'mode') == 1 then return -3 end
 if held then
-    if ttl < tonumber(lease) then redis.call('pexpire', lock, lease) end
     if held ~= holds then redis.call('hset', lock, owner, holds) end
-    return 1
+    -- a record without a TTL is left so
+    local set = (ttl == -1 or ttl >= tonumber(lease)) and 1 or redis.pcall('pexpire', lock, lease)
+    if set ~= 1 then redis.call('hset', lock, owner, held) end
+    return set
 end
 local field = fields == 1 and redis.call('hkeys', lock)[1] or ''
 if fields > 0 and not string.find(field, '^%x+%-%x+%-%x+%-%x+%-%x+:') then return -3 end
@@ -49,39 +51,77 @@ local told = free and not mine and (#dead > 0 or foreign and waits == '1' and du
 -- told first: where PUBLISH is refused, nothing is written
 local heard = told and redis.call('publish', channel .. ':' .. head, '0')
 local limit = now + (heard == 0 and #dead > 0 and math.ceil(patience / 10) or patience)
+-- a refused script has changed nothing: commands are asked for in a form without effect first
+local function ask()
+    redis.call('zrem', timeouts, '')
+    redis.call('ltrim', queue, 0, -1)
+end
+local function put_out(passed)
+    if passed > 0 then redis.call('ltrim', queue, passed, -1) end
+    -- not all at once: Lua's stack has an end
+    for at = 1, #dead, 1000 do
+        redis.call('zrem', timeouts, unpack(dead, at, math.min(at + 999, #dead)))
+        redis.call('zrem', seen, unpack(dead, at, math.min(at + 999, #dead)))
+    end
+end
 if mine then
-    redis.call('hset', lock, owner, holds)
-    local set = redis.pcall('pexpire', lock, lease)
-    -- a record without a TTL would never end: take the write back
-    if set ~= 1 then redis.call('del', lock) return set end
     if head or score or known then dead[#dead + 1] = owner end
+    redis.call('hset', lock, owner, holds)
+    local set, asked, refused = redis.pcall('pexpire', lock, lease), true, nil
+    if set == 1 and #dead > 0 then asked, refused = pcall(ask) end
+    if set == 1 and asked then
+        put_out(#dead)
+        return 1
+    end
+    -- take the write back: a record without a TTL would never end
+    redis.call('del', lock)
+    return asked and set or redis.error_reply(refused.err or refused)
 end
-for _, waiter in ipairs(dead) do
-    redis.call('lpop', queue) redis.call('zrem', timeouts, waiter) redis.call('zrem', seen, waiter)
-end
-if mine then return 1 end
-if told and foreign and waits == '1' and due > limit then due = limit redis.call('zadd', timeouts, due, head) end
 
 -- scores as Redisson writes them with its default wait, which each of its clients takes off all when it is served
-local length, free_at, wait = redis.call('llen', queue), now + math.max(ttl, 0), math.max(patience, 300000)
-local safe = free_at + wait
+local length, free_at, wait = redis.call('llen', queue) - #dead, now + math.max(ttl, 0), math.max(patience, 300000)
+local safe, stale = free_at + wait, {}
 -- a place further back is believed in; where one of the keys was deleted, looked for
-local place = redis.call('lpos', queue, owner, 'maxlen', 17) or length > 17 and
-    (known and score and 17 or (known or score) and redis.call('lpos', queue, owner))
+local at = redis.call('lpos', queue, owner, 'maxlen', #dead + 17)
+if not at and length > 17 then
+    at = known and score and #dead + 17 or (known or score) and redis.call('lpos', queue, owner)
+end
+local place = at and at - #dead
 -- a look soon after another writes nothing
 local fresh = math.min(tonumber(known) or 0, (tonumber(score) or 0) - safe + now + patience) > now + patience * 2 / 3
-if waits == '1' and not (place and fresh) then
-    local ours = redis.call('zmscore', seen, owner, unpack(redis.call('lrange', queue, 0, 16)))
+local writes = waits == '1' and not (place and fresh)
+local joins = writes and not place
+if writes then
+    local ours = redis.call('zmscore', seen, owner, unpack(redis.call('lrange', queue, #dead, #dead + 16)))
     for before = 1, math.min(place or length, 17) do
         safe = safe + (ours[before + 1] and patience or wait)
     end
-    if not place and length > 16 then
+end
+if joins then
+    if length > 16 then
         local after = redis.call('zscore', timeouts, redis.call('lindex', queue, -1) or '')
         safe = math.max(safe, math.min((tonumber(after) or 0) + wait, free_at + (length + 1) * wait))
     end
+    -- left behind where somebody else has put them out
+    stale = redis.call('zrangebyscore', seen, '-inf', now - 86400000, 'limit', 0, 10)
+end
+
+if #dead + #stale > 0 then ask() end
+-- RPUSH has no form without effect, and can be taken back
+if joins then redis.call('rpush', queue, owner) end
+if joins or #dead > 0 then
+    local none = redis.pcall('zadd', timeouts, 'XX', 0, '')
+    if none ~= 0 then
+        if joins then redis.call('ltrim', queue, 0, -2) end
+        return none
+    end
+end
+put_out(#dead)
+if #stale > 0 then redis.call('zrem', seen, unpack(stale)) end
+if told and foreign and waits == '1' and due > limit then due = limit redis.call('zadd', timeouts, due, head) end
+if writes then
     if not place or place < 17 or (tonumber(score) or 0) < safe then redis.call('zadd', timeouts, safe, owner) end
     redis.call('zadd', seen, now + patience, owner)
-    if not place then redis.call('rpush', queue, owner) redis.call('zremrangebyscore', seen, '-inf', now - 86400000) end
 end
 -- a look keeps the place, so that a third of the patience is the longest sleep
 return {0, math.min(free and due - now or ttl >= 0 and ttl or patience, math.ceil(patience / 3)), place or length}

@@ -55,12 +55,13 @@ if head and others == 0 and (held or head == owner) then
     if head then redis.call('publish', channel .. ':' .. head, '0') end
 end
 if waits then dead[#dead + 1] = owner end
+-- what the server may refuse is refused before anything is written
+if #dead > 0 then redis.call('zrem', timeouts, '') redis.call('lrem', queue, 1, '') end
+-- DEL and HDEL work when the server is out of memory; other fields are not ours to delete
+if held and others == 0 then redis.call('del', lock) elseif held then redis.call('hdel', lock, owner) end
 for _, waiter in ipairs(dead) do
     redis.call('lrem', queue, waiter == owner and 0 or 1, waiter)
     redis.call('zrem', timeouts, waiter)
     redis.call('zrem', seen, waiter)
 end
-if not held then return nil end
--- DEL and HDEL work when the server is out of memory; other fields are not ours to delete
-if others == 0 then redis.call('del', lock) else redis.call('hdel', lock, owner) end
-return 1
+return held and 1 or nil

@@ -23,20 +23,32 @@ if mode == 'write' and redis.call('hexists', lock, owner .. ':write') == 0 then 
 -- whoever reads already may read on; others let a waiting writer go first
 if mode ~= 'write' and not held and redis.call('exists', intent) == 1 then return {0, redis.call('pttl', intent)} end
 
+-- sent again, or a hold that was lost sight of: its key may be there
+local left = held and tonumber(held) >= tonumber(holds) and redis.call('pttl', hold .. holds)
 -- what is out of memory is refused here, before anything is written
 redis.call('set', hold .. holds, '1', 'PX', lease)
 local done, refused = pcall(function()
     if mode then
-        -- the TTL first: where HSET is refused, a longer TTL harms nobody. A record without a TTL is left so
-        if ttl >= 0 and ttl < tonumber(lease) then redis.call('pexpire', lock, lease) end
         if held ~= holds then redis.call('hset', lock, owner, holds) end
+        -- a record without a TTL is left so
+        if ttl >= 0 and ttl < tonumber(lease) then redis.call('pexpire', lock, lease) end
     else
         redis.call('hset', lock, owner, holds, 'mode', 'read')
         redis.call('pexpire', lock, lease)
     end
 end)
 if done then return 1 end
--- take back what was written, unless an earlier call wrote it: a record without a TTL would never end
-if not mode then redis.pcall('del', lock) end
-if (tonumber(held) or 0) < tonumber(holds) then redis.pcall('del', hold .. holds) end
+-- take back what was written: a record without a TTL would never end
+if not mode then
+    redis.pcall('del', lock)
+elseif held and held ~= holds then
+    redis.pcall('hset', lock, owner, held)
+elseif not held then
+    redis.pcall('hdel', lock, owner)
+end
+if left and left > 0 then
+    redis.pcall('set', hold .. holds, '1', 'PX', left)
+elseif left ~= -1 then
+    redis.pcall('del', hold .. holds)
+end
 return redis.error_reply(refused.err or refused)

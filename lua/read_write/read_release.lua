@@ -24,9 +24,8 @@ if only and held ~= tonumber(only) then return {0, held} end
 local function life(reader, from, count)
     local longest = -2
     -- bounded: a damaged count must not keep the server busy
-    for n = from, math.min(count, 99999) do
-        longest = math.max(longest, redis.call('pttl', of .. reader .. ':rwlock_timeout:' .. n))
-    end
+    local last, key = math.min(count, 99999), of .. reader .. ':rwlock_timeout:'
+    for n = from, last do longest = math.max(longest, redis.call('pttl', key .. n)) end
     return longest
 end
 
@@ -40,11 +39,12 @@ if holds > 0 then
     local given_up = life(owner, holds + 1, held)
     -- a write that needs no memory lets the next ones pass on a server that is out of memory
     redis.call('hdel', lock, '')
+    redis.call('hset', lock, owner, holds)
     -- what is kept lives no shorter than what is given up
     if given_up > 0 and life(owner, holds, holds) < given_up then
-        redis.call('set', of .. owner .. ':rwlock_timeout:' .. holds, '1', 'PX', given_up)
+        local set = redis.pcall('set', of .. owner .. ':rwlock_timeout:' .. holds, '1', 'PX', given_up)
+        if set.err then redis.call('hset', lock, owner, held) return set end
     end
-    redis.call('hset', lock, owner, holds)
     forget_holds()
     return 0
 end

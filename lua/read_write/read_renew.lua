@@ -24,13 +24,14 @@ local function renew(lock, owner, lease)
     -- a writer's field is nobody's read hold
     if not held or string.find(owner, ':write$') then return redis.call('exists', lock) == 1 and -1 or 0 end
     local mine = (string.find(lock, '{', 1, true) and lock or '{' .. lock .. '}') .. ':' .. owner .. ':rwlock_timeout:'
-    local longest = -2
+    local longest, short = -2, {}
     -- bounded: a damaged count must not keep the server busy
     for n = 1, math.min(held, 99999) do
         local ttl = redis.call('pttl', mine .. n)
         longest = math.max(longest, ttl)
-        if ttl >= 0 and ttl < lease then redis.call('pexpire', mine .. n, lease) end
+        if ttl >= 0 and ttl < lease then short[#short + 1] = mine .. n end
     end
+    local ttl = redis.call('pttl', lock)
     if longest == -2 then
         -- all holds are over, and nobody has wiped them yet: their owner was never told that they ended. A write that
         -- needs no memory lets the next one pass on a server that is out of memory
@@ -38,9 +39,13 @@ local function renew(lock, owner, lease)
         redis.call('set', mine .. '1', '1', 'PX', lease)
     end
     -- Redisson sets this TTL to its own watchdog timeout, however long we read on
-    local ttl = redis.call('pttl', lock)
-    longest = math.max(longest, lease)
-    if ttl >= 0 and ttl < longest then redis.call('pexpire', lock, longest) end
+    local wanted = math.max(longest, lease)
+    local set = (ttl < 0 or ttl >= wanted) and 1 or redis.pcall('pexpire', lock, wanted)
+    if set ~= 1 then
+        if longest == -2 then redis.pcall('del', mine .. '1') end
+        error(set, 0)
+    end
+    for _, hold in ipairs(short) do redis.call('pexpire', hold, lease) end
     return 1
 end
 

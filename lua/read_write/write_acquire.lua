@@ -28,10 +28,12 @@ end
 if mode and not held then return {0, ttl} end
 
 if held then
-    -- the TTL first: where HSET is refused, a longer TTL harms nobody. A record without a TTL is left so
-    if ttl >= 0 and ttl < tonumber(lease) then redis.call('pexpire', lock, lease) end
     if held ~= holds then redis.call('hset', lock, writer, holds) end
-    return 1
+    -- a record without a TTL is left so
+    local set = (ttl < 0 or ttl >= tonumber(lease)) and 1 or redis.pcall('pexpire', lock, lease)
+    if set == 1 then return 1 end
+    redis.call('hset', lock, writer, held)
+    return set
 end
 redis.call('hset', lock, writer, holds, 'mode', 'write')
 local set = redis.pcall('pexpire', lock, lease)

@@ -25,11 +25,14 @@ if type(told) == 'table' then
     if list.err and string.find(list.err, 'WRONGTYPE', 1, true) then return redis.call('del', lock) end
     told = redis.call('lpush', signal, '1')
 end
+-- a signal that nobody came for lives on as long as a new one
+local left = told > 1 and redis.pcall('pttl', signal)
 local done = redis.pcall('pexpire', signal, life)
 if done == 1 then done = redis.pcall('del', lock) end
 if done ~= 1 then
     -- refused: nobody is told
     redis.call('ltrim', signal, 1, -1)
+    if (tonumber(left) or 0) > 0 then redis.pcall('pexpire', signal, left) end
     return done
 end
 -- one element for each release; nobody came for the others

@@ -394,8 +394,9 @@ fn every_script_header_fits_its_body_and_its_declaration() {
 fn every_script_names_its_arguments_first_and_is_short() {
     for file in sources("lua", "lua") {
         let code = lua_code(&file);
-        // a screen; fair/acquire is the longest
-        assert!(code.len() < 60, "{}: {} lines", file.path, code.len());
+        // a screen. fair/acquire judges a queue, takes a place in it and takes back what is refused
+        let most = if file.path == "lua/fair/acquire.lua" { 95 } else { 60 };
+        assert!(code.len() < most, "{}: {} lines", file.path, code.len());
         let first = &code[0];
         assert!(first.starts_with("local ") && first.contains(" = "), "{}: first statement: {first}", file.path);
         let per_lock = header(&file).iter().any(|line| line.contains("[n]"));
@@ -412,7 +413,7 @@ fn every_script_names_its_arguments_first_and_is_short() {
 }
 
 /// Commands that scripts may call: each works in an ACL, in a cluster, and looks at one lock's keys only.
-const COMMANDS: [&str; 35] = [
+const COMMANDS: [&str; 34] = [
     "del",
     "exists",
     "expire",
@@ -429,7 +430,6 @@ const COMMANDS: [&str; 35] = [
     "incr",
     "lindex",
     "llen",
-    "lpop",
     "lpos",
     "lpush",
     "lrange",
@@ -445,8 +445,8 @@ const COMMANDS: [&str; 35] = [
     "time",
     "zadd",
     "zmscore",
+    "zrangebyscore",
     "zrem",
-    "zremrangebyscore",
     "zscore",
 ];
 
