@@ -3,7 +3,8 @@
 -- KEYS[1]  lock      hash     owner -> hold count; its TTL is the lease
 -- KEYS[2]  queue     list     waiting owners, the next one first
 -- KEYS[3]  timeouts  zset     waiting owner -> when Redisson takes it as gone, in milliseconds since 1970
--- KEYS[4]  seen      zset     waiting owner of ours -> when it counts as gone, in milliseconds of the server's clock
+-- KEYS[4]  seen      zset     waiting owner of ours -> when it counts as gone, in milliseconds of the server's clock;
+--                             cut -> the last score that was lowered here
 -- ARGV[1]  owner     string   "<client>:<task>"
 -- ARGV[2]  lease     integer  milliseconds, at least 1
 -- ARGV[3]  holds     integer  the count that this call leads to, at least 1
@@ -50,18 +51,21 @@ local mine = free and (not head or head == owner)
 local told = free and not mine and (#dead > 0 or foreign and waits == '1' and due > now + patience)
 -- told first: where PUBLISH is refused, nothing is written
 local heard = told and redis.call('publish', channel .. ':' .. head, '0')
-local limit = now + (heard == 0 and #dead > 0 and math.ceil(patience / 10) or patience)
+-- who had the score that was lowered last has not come, and one of Redisson's has put it out
+local cut = heard == 0 and tonumber(redis.call('zscore', seen, 'cut')) or math.huge
+local passed = #dead > 0 or cut <= now and now < cut + patience
+local limit = now + (heard == 0 and passed and math.ceil(patience / 10) or patience)
 -- a refused script has changed nothing: commands are asked for in a form without effect first
 local function ask()
     redis.call('zrem', timeouts, '')
     redis.call('ltrim', queue, 0, -1)
 end
-local function put_out(passed)
-    if passed > 0 then redis.call('ltrim', queue, passed, -1) end
+local function put_out()
+    if #dead > 0 then redis.call('ltrim', queue, #dead, -1) end
     -- not all at once: Lua's stack has an end
     for at = 1, #dead, 1000 do
         redis.call('zrem', timeouts, unpack(dead, at, math.min(at + 999, #dead)))
-        redis.call('zrem', seen, unpack(dead, at, math.min(at + 999, #dead)))
+        redis.call('zrem', seen, 'cut', unpack(dead, at, math.min(at + 999, #dead)))
     end
 end
 if mine then
@@ -70,7 +74,7 @@ if mine then
     local set, asked, refused = redis.pcall('pexpire', lock, lease), true, nil
     if set == 1 and #dead > 0 then asked, refused = pcall(ask) end
     if set == 1 and asked then
-        put_out(#dead)
+        put_out()
         return 1
     end
     -- take the write back: a record without a TTL would never end
@@ -116,9 +120,13 @@ if joins or #dead > 0 then
         return none
     end
 end
-put_out(#dead)
+put_out()
 if #stale > 0 then redis.call('zrem', seen, unpack(stale)) end
-if told and foreign and waits == '1' and due > limit then due = limit redis.call('zadd', timeouts, due, head) end
+if told and foreign and waits == '1' and due > limit then
+    due = limit
+    redis.call('zadd', timeouts, due, head)
+    redis.call('zadd', seen, due, 'cut')
+end
 if writes then
     if not place or place < 17 or (tonumber(score) or 0) < safe then redis.call('zadd', timeouts, safe, owner) end
     redis.call('zadd', seen, now + patience, owner)

@@ -3,7 +3,8 @@
 -- KEYS[1]  lock      hash     owner -> hold count; its TTL is the lease
 -- KEYS[2]  queue     list     waiting owners, the next one first
 -- KEYS[3]  timeouts  zset     waiting owner -> when Redisson takes it as gone, in milliseconds since 1970
--- KEYS[4]  seen      zset     waiting owner of ours -> when it counts as gone, in milliseconds of the server's clock
+-- KEYS[4]  seen      zset     waiting owner of ours -> when it counts as gone, in milliseconds of the server's clock;
+--                             cut -> the last score that was lowered by fair/acquire
 -- ARGV[1]  owner     string   "<client>:<task>"
 -- ARGV[2]  holds     string   the count that this call leads to; 0 frees the lock
 --                             n>m: the same as m, if the record says n holds
@@ -62,6 +63,6 @@ if held and others == 0 then redis.call('del', lock) elseif held then redis.call
 for _, waiter in ipairs(dead) do
     redis.call('lrem', queue, waiter == owner and 0 or 1, waiter)
     redis.call('zrem', timeouts, waiter)
-    redis.call('zrem', seen, waiter)
+    redis.call('zrem', seen, waiter, 'cut')
 end
 return held and 1 or nil

@@ -184,11 +184,9 @@ async fn settle(core: &Core, hold: Arc<Hold>) {
             break;
         }
         let Ok(turn) = turn else { continue };
-        // from here on a change needs another look
-        hold.listed.store(false, Ordering::Release);
         let slot = core.janitor.slots().acquire().await;
-        let error = match core.agree(&hold).await {
-            Agreement::Reached { .. } => break,
+        let refused = match core.agree(&hold).await {
+            Agreement::Reached { .. } => None,
             Agreement::Refused(error) => {
                 // an answer that may change, and a record that may live: the release goes on
                 if Instant::now() > give_up {
@@ -197,20 +195,24 @@ async fn settle(core: &Core, hold: Arc<Hold>) {
                     );
                     core.abandon_name_in_doubt(&hold);
                     hold.write_off(error.kind());
-                    break;
+                    None
+                } else {
+                    Some(error)
                 }
-                error
             }
             // a ghost from here on: whoever wants the lock meanwhile uses another name
             Agreement::Silent(error) => {
                 core.abandon_name_in_doubt(&hold);
-                error
+                Some(error)
             }
         };
         drop((turn, slot));
+        // whoever changed something up to here saw it on the list
+        hold.listed.store(false, Ordering::Release);
         if hold.leftover() != Leftover::Doubt || hold.listed.swap(true, Ordering::AcqRel) {
             break; // settled, or on the list again
         }
+        let Some(error) = refused else { continue };
         log::later!(DEBUG, lock = hold.lock_name(), error = error; "settling again");
         core.store.wait_up(hold.lock_name(), PAUSE.1).await;
         sleep(pause).await;

@@ -17,6 +17,8 @@ mod answers;
 mod clock;
 mod history;
 mod pair;
+mod redisson_queue;
+mod redisson_reader;
 mod redisson_record;
 mod rust_worker;
 mod servers;

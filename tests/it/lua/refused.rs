@@ -188,6 +188,16 @@ fn is_refused(script: &str, reply: &Reply) -> bool {
     reply.is_error() || matches!(reply, Reply::List(answers) if one(answers))
 }
 
+/// A TTL that was set and taken back may be a millisecond off: `PTTL` and `PX` each ask the clock.
+fn same(before: &[(String, Reply, i64)], after: &[(String, Reply, i64)]) -> bool {
+    before.len() == after.len()
+        && before.iter().zip(after).all(|(before, after)| {
+            (&before.0, &before.1) == (&after.0, &after.1)
+                && (before.2 < 0) == (after.2 < 0)
+                && (before.2 - after.2).abs() <= 3
+        })
+}
+
 #[test]
 fn every_script_has_cases() {
     let tested: BTreeSet<String> = cases().iter().map(|case| case.script.to_owned()).collect();
@@ -240,7 +250,7 @@ fn a_script_that_is_refused_a_command_has_changed_nothing() {
                 };
                 let before: Vec<_> = before.into_iter().filter(refused).collect();
                 let after: Vec<_> = bench.snapshot().into_iter().filter(refused).collect();
-                if after != before && changed.insert((case.script, denied.clone())) {
+                if !same(&before, &after) && changed.insert((case.script, denied.clone())) {
                     println!("{} without {denied}, {}: {before:?} -> {after:?}", case.script, case.state);
                 }
             }
