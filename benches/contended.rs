@@ -15,7 +15,7 @@ use fred::{
     interfaces::ClientLike,
     types::{ClusterHash, CustomCommand, Value},
 };
-use nestlock::{Lock, LockClient, RLock};
+use nestlock::{Lock, LockClient};
 use nestlock_embedded::SpawnedServer;
 use support::{bare, median, quantile, report, server};
 
@@ -159,10 +159,10 @@ async fn many_readers(url: &str) {
     let (mut last, mut pings) = (Vec::new(), Vec::new());
     for round in 0..50 {
         let name = format!("shared-{round}");
-        let guard = a.read_write_lock(&name).expect("a name").write().lock().await.expect("the lock");
+        let guard = a.read_write_lock(&name).expect("a name").write_lock().lock().await.expect("the lock");
         let readers: Vec<_> = (0..50)
             .map(|_| {
-                let lock = b.read_write_lock(&name).expect("a name").read();
+                let lock = b.read_write_lock(&name).expect("a name").read_lock();
                 tokio::spawn(async move {
                     let guard = lock.lock().await.expect("the lock");
                     (Instant::now(), guard)

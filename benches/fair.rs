@@ -7,7 +7,7 @@ mod support;
 
 use std::time::{Duration, Instant};
 
-use nestlock::{Lock, LockClient, RLock};
+use nestlock::{Lock, LockClient};
 use support::{median, quantile, report, server};
 
 /// So long that nobody looks for himself: only messages wake.

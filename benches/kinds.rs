@@ -5,9 +5,9 @@
 
 mod support;
 
-use std::{sync::Arc, time::Instant};
+use std::time::Instant;
 
-use nestlock::{LockClient, RLock};
+use nestlock::{Lock, LockClient};
 use support::{median, report, server};
 
 const ROUNDS: usize = 15;
@@ -18,25 +18,24 @@ const MEMBERS: usize = 10;
 async fn main() {
     let server = server();
     let client = LockClient::connect(server.url()).await.expect("a client");
-    let reentrant: Arc<dyn RLock> = Arc::new(client.reentrant_lock("reentrant").expect("a name"));
+    let reentrant: Lock = client.reentrant_lock("reentrant").expect("a name");
     let read_write = client.read_write_lock("read-write").expect("a name");
-    let kinds: [(&str, Arc<dyn RLock>); 7] = [
-        ("fenced", Arc::new(client.fenced_lock("fenced").expect("a name"))),
-        ("fair", Arc::new(client.fair_lock("fair").expect("a name"))),
-        ("read", Arc::new(read_write.read())),
-        ("write", Arc::new(read_write.write())),
-        ("spin", Arc::new(client.spin_lock("spin").expect("a name"))),
-        ("non-reentrant", Arc::new(client.non_reentrant_lock("once").expect("a name"))),
-        ("signal", Arc::new(client.signal_lock("signal").expect("a name"))),
+    let kinds: [(&str, Lock); 7] = [
+        ("fenced", client.fenced_lock("fenced").expect("a name")),
+        ("fair", client.fair_lock("fair").expect("a name")),
+        ("read", read_write.read_lock()),
+        ("write", read_write.write_lock()),
+        ("spin", client.spin_lock("spin").expect("a name")),
+        ("non-reentrant", client.non_reentrant_lock("once").expect("a name")),
+        ("signal", client.signal_lock("signal").expect("a name")),
     ];
     println!("lock + unlock, against the reentrant lock's, medians of {ROUNDS} alternating rounds");
     for (name, lock) in &kinds {
-        report(name, ratio(&**lock, &*reentrant).await, "");
+        report(name, ratio(lock, &reentrant).await, "");
     }
 
-    let members: Vec<Arc<dyn RLock>> = (0..MEMBERS)
-        .map(|number| Arc::new(client.reentrant_lock(format!("{{slot}}:{number}")).expect("a name")) as _)
-        .collect();
+    let members: Vec<Lock> =
+        (0..MEMBERS).map(|number| client.reentrant_lock(format!("{{slot}}:{number}")).expect("a name")).collect();
     let multi = client.multi_lock(members.clone()).expect("members");
     let mut ratios = Vec::new();
     for _ in 0..=ROUNDS {
@@ -56,7 +55,7 @@ async fn main() {
     report("a multi-lock of 10, against 10 locks one after another", median(&mut ratios[1..]), "");
 }
 
-async fn ratio(lock: &dyn RLock, baseline: &dyn RLock) -> f64 {
+async fn ratio(lock: &Lock, baseline: &Lock) -> f64 {
     let mut ratios = Vec::new();
     for _ in 0..=ROUNDS {
         ratios.push(time(lock, PAIRS).await / time(baseline, PAIRS).await);
@@ -66,7 +65,7 @@ async fn ratio(lock: &dyn RLock, baseline: &dyn RLock) -> f64 {
 }
 
 /// Seconds for so many pairs of lock and unlock.
-async fn time(lock: &dyn RLock, pairs: u32) -> f64 {
+async fn time(lock: &Lock, pairs: u32) -> f64 {
     let start = Instant::now();
     for _ in 0..pairs {
         lock.lock().await.expect("the lock").unlock().await.expect("the unlock");

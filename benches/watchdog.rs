@@ -11,7 +11,7 @@ use std::{
 };
 
 use fred::{clients::Client, interfaces::ClientLike, types::InfoKind};
-use nestlock::{AcquireOptions, LockClient, LockGuard, RLock};
+use nestlock::{LockClient, LockGuard};
 use support::{bare, report, resident, server};
 use tokio::sync::Semaphore;
 
@@ -84,7 +84,7 @@ async fn waiting(client: &LockClient, url: &str) {
             let (lock, start) = (client.reentrant_lock("wanted").expect("a name"), Arc::clone(&start));
             tokio::spawn(async move {
                 start.acquire().await.expect("open").forget();
-                lock.acquire(AcquireOptions::new().wait_forever()).await.map(drop)
+                lock.lock().await.map(drop)
             })
         })
         .collect();

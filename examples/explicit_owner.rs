@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use nestlock::{AcquireOptions, Lock, LockClient, OwnerId, RLock, Result};
+use nestlock::{AcquireOptions, Lock, LockClient, OwnerId, Result};
 use tokio::time::sleep;
 
 #[tokio::main]
@@ -21,12 +21,12 @@ async fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     // a named owner: every task that uses it shares its holds
     let lock = client.reentrant_lock("job")?;
     let options = AcquireOptions::new().owner(client.owner("job-7")?);
-    let first = lock.acquire(options.clone()).await?.ok_or("busy")?;
+    let first = lock.lock_with(options.clone()).await?;
     let second = tokio::spawn({
         let (lock, options) = (lock.clone(), options.clone());
-        async move { lock.acquire(options).await }
+        async move { lock.lock_with(options).await }
     });
-    let second = second.await??.ok_or("busy")?;
+    let second = second.await??;
     let holds = lock.hold_count(&first.owner()).await?;
     println!("job-7 holds the lock {holds} times, from two tasks");
     assert_eq!(holds, 2);
@@ -34,7 +34,7 @@ async fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     first.unlock().await?;
 
     // hand-over: keep the hold, send its owner as text, release it elsewhere. The lease is the net
-    let guard = lock.acquire(options.lease(Duration::from_secs(60))).await?.ok_or("busy")?;
+    let guard = lock.lock_with(options.lease(Duration::from_secs(60))).await?;
     let ticket = guard.forget().to_string();
     let there = other.reentrant_lock("job")?;
     assert!(there.try_lock().await?.is_none());

@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use nestlock::{LockClient, RLock};
+use nestlock::LockClient;
 use tokio::time::sleep;
 
 #[tokio::main]

@@ -8,7 +8,7 @@ mod support;
 use std::{error::Error, process, time::Duration};
 
 use nestlock::{
-    AcquireOptions, LockClient, RLock,
+    AcquireOptions, LockClient,
     fred::prelude::{Builder, ClientLike, Config, KeysInterface},
 };
 
@@ -24,7 +24,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
 
     // the first holder looks at its lock, and is paused
     let short = AcquireOptions::new().lease(Duration::from_millis(200));
-    let late = paused.fenced_lock(&name)?.acquire(short).await?.ok_or("busy")?;
+    let late = paused.fenced_lock(&name)?.lock_with(short).await?;
     let late_token = late.fencing_token().ok_or("a fenced lock has tokens")?;
     assert!(!late.is_lost());
     println!("the first holder has token {late_token}, and is paused");

@@ -7,7 +7,7 @@ mod support;
 
 use std::time::{Duration, Instant};
 
-use nestlock::{AcquireOptions, Error, LockClient, LossReason, RLock};
+use nestlock::{AcquireOptions, Error, LockClient, LossReason};
 use tokio::time::sleep;
 
 #[tokio::main]
@@ -20,7 +20,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let short = AcquireOptions::new().lease(Duration::from_millis(300));
 
     // the signal, for a select! loop
-    let guard = lock.acquire(short.clone()).await?.ok_or("busy")?;
+    let guard = lock.lock_with(short.clone()).await?;
     let start = Instant::now();
     let mut steps = 0;
     let loss = loop {
@@ -38,7 +38,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     // the same in one call: the work is dropped when the lock is lost
     let lock = client.reentrant_lock("export")?;
-    let guard = lock.acquire(short).await?.ok_or("busy")?;
+    let guard = lock.lock_with(short).await?;
     let outcome = guard.run_until_lost(sleep(Duration::from_secs(60))).await;
     println!("run_until_lost: {outcome:?}");
     assert!(matches!(outcome, Err(Error::Lost { .. })));

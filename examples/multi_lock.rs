@@ -11,7 +11,7 @@ use std::sync::{
     atomic::{AtomicI64, Ordering::Relaxed},
 };
 
-use nestlock::{LockClient, RLock};
+use nestlock::LockClient;
 
 type Account = (&'static str, AtomicI64);
 
@@ -42,9 +42,8 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
 }
 
 async fn transfer(client: &LockClient, from: &Account, to: &Account, amount: i64) -> nestlock::Result<()> {
-    let lock = |account: &Account| Ok(Arc::new(client.reentrant_lock(account.0)?) as Arc<dyn RLock>);
     // the order in which they are named does not matter
-    let both = client.multi_lock([lock(from)?, lock(to)?])?;
+    let both = client.multi_lock([client.mutex(from.0)?, client.mutex(to.0)?])?;
     let guard = both.lock().await?;
     let (rest, sum) = (from.1.load(Relaxed) - amount, to.1.load(Relaxed) + amount);
     tokio::task::yield_now().await; // without the lock, the other teller would come in between

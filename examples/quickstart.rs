@@ -5,7 +5,7 @@
 
 mod support;
 
-use nestlock::{LockClient, RLock};
+use nestlock::LockClient;
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {

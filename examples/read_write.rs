@@ -13,7 +13,7 @@ use std::{
 };
 
 use nestlock::{
-    LockClient, RLock,
+    LockClient,
     fred::prelude::{Builder, ClientLike, Config, KeysInterface},
 };
 use tokio::{time::sleep, try_join};
@@ -34,7 +34,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     // one writes: for a moment, the two sides differ
     let write = nestlock::OwnerId::scope(async {
         for _ in 0..ROUNDS {
-            let guard = lock.write().lock().await?;
+            let guard = lock.write_lock().lock().await?;
             redis.incr::<i64, _>(&debit).await?;
             sleep(Duration::from_millis(2)).await;
             redis.incr::<i64, _>(&credit).await?;
@@ -46,7 +46,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let read = || {
         nestlock::OwnerId::scope(async {
             for _ in 0..ROUNDS {
-                let guard = lock.read().lock().await?;
+                let guard = lock.read_lock().lock().await?;
                 together.fetch_max(reading.fetch_add(1, Ordering::Relaxed) + 1, Ordering::Relaxed);
                 let one: Option<i64> = redis.get(&debit).await?;
                 sleep(Duration::from_millis(2)).await;

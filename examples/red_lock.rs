@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use nestlock::{AcquireOptions, Error, LockClient, RLock, RedLock, RedLockOptions};
+use nestlock::{Error, LockClient, RedLockOptions};
 use nestlock_embedded::EmbeddedServer;
 
 #[tokio::main]
@@ -21,7 +21,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("three embedded servers: locks are shared only within this process");
 
     // the record of redsync, node-redlock and RedLock-Hyperf: all exclude each other
-    let report = RedLock::over_servers(&clients, "report", RedLockOptions::new().tries(3))?;
+    let report = LockClient::red_lock(&clients, "report", RedLockOptions::new().tries(3))?;
     let guard = report.lock().await?;
     println!("held on {} of 3 servers, for {:?} without a renewal", guard.members().len(), guard.remaining());
 
@@ -30,7 +30,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("one server is gone, two still agree: valid for {:?}", guard.remaining());
     guard.unlock().await?;
 
-    let guard = report.acquire(AcquireOptions::new().wait(Duration::from_secs(5))).await?.ok_or("busy")?;
+    let Some(guard) = report.try_lock_for(Duration::from_secs(5)).await? else { return Err("busy for 5 s".into()) };
     println!("acquired on {} of 3", guard.members().len());
     guard.unlock().await?;
 

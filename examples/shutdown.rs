@@ -6,18 +6,17 @@
 
 mod support;
 
-use std::{future::Future, process, sync::Arc, time::Duration};
+use std::{future::Future, process, time::Duration};
 
-use nestlock::{Error, LockClient, LockGuard, RLock, RedLock, RedLockOptions};
+use nestlock::{Error, Lock, LockClient, LockGuard, RedLockOptions};
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let server = support::server()?;
     // a RedLock's servers; here they are one, to keep the example short
     let clients = [LockClient::connect(server.url()).await?, LockClient::connect(server.url()).await?];
-    let members: [Arc<dyn RLock>; 2] =
-        [Arc::new(clients[0].reentrant_lock("a")?), Arc::new(clients[1].reentrant_lock("b")?)];
-    let quorum = RedLock::over_members(&clients[0], members, RedLockOptions::new())?;
+    let members: [Lock; 2] = [clients[0].reentrant_lock("a")?, clients[1].reentrant_lock("b")?];
+    let quorum = clients[0].red_lock_over(members, RedLockOptions::new())?;
 
     // listen for the signal before there is anything to lose
     let stop = stop_signal()?;

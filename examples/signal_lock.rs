@@ -7,7 +7,7 @@ mod support;
 
 use std::time::{Duration, Instant};
 
-use nestlock::{LockClient, RLock, SignalOptions};
+use nestlock::{LockClient, SignalOptions};
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -35,7 +35,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("{owner} holds it without end; then its process dies");
 
     // its successor knows that nobody works any more
-    let freed = new.reset_all_signal_locks().await?;
+    let freed = new.maintenance().reset_all_signal_locks().await?;
     println!("{freed} lock was freed");
     assert_eq!(freed, 1);
     report.try_lock().await?.expect("free").unlock().await?;

@@ -8,7 +8,7 @@ mod support;
 use std::{env, error::Error, process, time::Duration};
 
 use nestlock::{
-    LockClient, RLock,
+    LockClient,
     fred::prelude::{Builder, Client, ClientLike, Config, KeysInterface},
 };
 use tokio::time::{sleep, timeout};

@@ -7,7 +7,7 @@ mod support;
 
 use std::time::{Duration, Instant};
 
-use nestlock::{LockClient, RLock};
+use nestlock::LockClient;
 use tokio::time::{sleep, timeout};
 
 #[tokio::main]

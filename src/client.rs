@@ -16,8 +16,8 @@ use crate::{
     },
     options::{Backoff, Config, SignalOptions},
     owner::OwnerId,
-    rlock::RLock,
     store::Endpoint,
+    token::FencingToken,
 };
 
 /// A client of one Redis or Valkey server, and the maker of locks on it. Cheap to clone.
@@ -53,9 +53,28 @@ impl LockClient {
         LockClientBuilder { config: Config::default(), driver: None }
     }
 
-    /// The reentrant lock of this name: Redisson's `RLock`.
+    /// The mutex of this name: each acquire is an owner of its own, as with `tokio::sync::Mutex`. If in doubt, this.
+    ///
+    /// Whoever has a guard holds the lock, wherever the guard is moved; everybody else waits, the task that locked
+    /// included. To take the lock again inside of functions that take it themselves, use
+    /// [`reentrant_lock`](Self::reentrant_lock): the record is the same, so that one name excludes both.
     ///
     /// Nothing is sent. Locks of one name are one lock, however often they are made.
+    ///
+    /// ```no_run
+    /// # async fn example(client: nestlock::LockClient, jobs: Vec<u64>) -> nestlock::Result<()> {
+    /// // one worker for each job, over all processes
+    /// for job in jobs {
+    ///     if let Some(guard) = client.mutex(format!("job:{job}"))?.try_lock().await? {
+    ///         tokio::spawn(async move {
+    ///             // work
+    ///             guard.unlock().await
+    ///         });
+    ///     }
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     ///
@@ -63,6 +82,29 @@ impl LockClient {
     /// [`max_name_len`](LockClientBuilder::max_name_len), one of the keys that locks derive (`redisson_...`,
     /// `nestlock_...`, `lock-signal:...`, `...:rwlock_timeout:...`; the prefix counts), or whose braces would put the lock
     /// and its channel into different slots of a cluster.
+    pub fn mutex(&self, name: impl AsRef<str>) -> Result<Lock> {
+        Ok(self.reentrant_lock(name)?.owner_per_acquire())
+    }
+
+    /// The reentrant lock of this name: Redisson's `RLock`. For nested critical sections, per task.
+    ///
+    /// The task that holds it may take it again, and has it until all its guards are gone. **A guard that is handed to
+    /// another task is still owned by the task that locked:** a task that locks in a loop and moves each guard into
+    /// `tokio::spawn` gets them all at once. There use [`mutex`](Self::mutex).
+    ///
+    /// ```no_run
+    /// # async fn example(client: nestlock::LockClient) -> nestlock::Result<()> {
+    /// let account = client.reentrant_lock("account:7")?;
+    /// let outer = account.lock().await?;
+    /// let inner = account.lock().await?; // the same task: counts
+    /// inner.unlock().await?;
+    /// outer.unlock().await
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`mutex`](Self::mutex).
     pub fn reentrant_lock(&self, name: impl AsRef<str>) -> Result<Lock> {
         Ok(Lock::new(&self.anchor, Reentrant::new(&self.name(name.as_ref())?)))
     }
@@ -89,7 +131,7 @@ impl LockClient {
     ///
     /// # Errors
     ///
-    /// As [`LockClient::reentrant_lock`]; also for a name that is all in braces, `{x}`, whose token would be that of `x`.
+    /// As [`LockClient::mutex`]; also for a name that is all in braces, `{x}`, whose token would be that of `x`.
     /// An acquire is refused if the token key is of another type
     /// ([`Error::WrongType`]), or holds no token ([`Error::Store`]).
     pub fn fenced_lock(&self, name: impl AsRef<str>) -> Result<Lock> {
@@ -106,7 +148,7 @@ impl LockClient {
     ///
     /// # Errors
     ///
-    /// As [`LockClient::reentrant_lock`]; also for a name that is all in braces, `{x}`, whose queue would be that of `x`.
+    /// As [`LockClient::mutex`]; also for a name that is all in braces, `{x}`, whose queue would be that of `x`.
     pub fn fair_lock(&self, name: impl AsRef<str>) -> Result<Lock> {
         Ok(Lock::new(&self.anchor, self.fair(name.as_ref())?))
     }
@@ -124,14 +166,14 @@ impl LockClient {
         Ok(Fair::new(&self.name(name)?.with_keys()?, self.anchor.config.fair_patience))
     }
 
-    /// The read-write lock of this name: Redisson's `RReadWriteLock`. Many may hold `read()`, or one `write()`.
+    /// The read-write lock of this name: Redisson's `RReadWriteLock`. Many may read, or one may write.
     ///
     /// A writer that waits holds new readers back, so that it waits only for those who read already; readers of other
     /// clients of the format (Redisson) do not know of that.
     ///
     /// # Errors
     ///
-    /// As [`LockClient::reentrant_lock`]; also for a name that is all in braces, `{x}`, whose read holds would be those of
+    /// As [`LockClient::mutex`]; also for a name that is all in braces, `{x}`, whose read holds would be those of
     /// `x`.
     pub fn read_write_lock(&self, name: impl AsRef<str>) -> Result<ReadWriteLock> {
         let name = self.name(name.as_ref())?.with_keys()?;
@@ -147,7 +189,7 @@ impl LockClient {
     ///
     /// # Errors
     ///
-    /// As [`LockClient::reentrant_lock`].
+    /// As [`LockClient::mutex`].
     pub fn spin_lock(&self, name: impl AsRef<str>) -> Result<Lock> {
         self.spin_lock_with(name, Backoff::default())
     }
@@ -156,7 +198,7 @@ impl LockClient {
     ///
     /// # Errors
     ///
-    /// As [`LockClient::reentrant_lock`].
+    /// As [`LockClient::mutex`].
     pub fn spin_lock_with(&self, name: impl AsRef<str>, backoff: Backoff) -> Result<Lock> {
         Ok(Lock::new(&self.anchor, Spin::new(&self.name(name.as_ref())?, backoff)))
     }
@@ -164,7 +206,7 @@ impl LockClient {
     /// The string lock of this name: the record of RedLock libraries, on one server.
     ///
     /// One string, written with `SET NX PX` and deleted by whoever knows its value: redsync, node-redlock, RedLock-Hyperf
-    /// and redis-py exclude nestlock, and the other way round. Over several servers use [`RedLock`](crate::RedLock). The
+    /// and redis-py exclude nestlock, and the other way round. Over several servers use [`red_lock`](Self::red_lock). The
     /// format has no wake-up: waiters try again after pauses; and no count: not reentrant ([`Error::NotReentrant`]).
     ///
     /// The value is the owner ([`LockGuard::owner`](crate::LockGuard::owner)), or what
@@ -172,7 +214,7 @@ impl LockClient {
     ///
     /// # Errors
     ///
-    /// As [`LockClient::reentrant_lock`].
+    /// As [`LockClient::mutex`].
     pub fn string_lock(&self, name: impl AsRef<str>) -> Result<Lock> {
         self.string_lock_with(name, Backoff::default())
     }
@@ -181,7 +223,7 @@ impl LockClient {
     ///
     /// # Errors
     ///
-    /// As [`LockClient::reentrant_lock`].
+    /// As [`LockClient::mutex`].
     pub fn string_lock_with(&self, name: impl AsRef<str>, backoff: Backoff) -> Result<Lock> {
         Ok(Lock::new(&self.anchor, StringRecord::new(&self.name(name.as_ref())?, backoff)))
     }
@@ -193,7 +235,7 @@ impl LockClient {
     ///
     /// # Errors
     ///
-    /// As [`LockClient::reentrant_lock`].
+    /// As [`LockClient::mutex`].
     pub fn non_reentrant_lock(&self, name: impl AsRef<str>) -> Result<Lock> {
         Ok(Lock::new(&self.anchor, NonReentrant(Reentrant::new(&self.name(name.as_ref())?))))
     }
@@ -204,14 +246,14 @@ impl LockClient {
     /// The record is the string `lock:{name}`, whose value is the owner; each release wakes one waiter, of whatever
     /// process, through the list `lock-signal:{name}`. It can not be taken again by its owner ([`Error::NotReentrant`]).
     /// Leases are whole seconds on the server: a part of a second counts as one there, never here. To release or extend
-    /// what a Python process holds, take its owner from [`RLock::holder`].
+    /// what a Python process holds, take its owner from [`Lock::holder`].
     ///
     /// The first wait makes a connection, on which BLPOP waits for all lists of this client. In a cluster the two keys
     /// are in one slot only if the name has a `{tag}`.
     ///
     /// # Errors
     ///
-    /// As [`LockClient::reentrant_lock`].
+    /// As [`LockClient::mutex`].
     pub fn signal_lock(&self, name: impl AsRef<str>) -> Result<Lock> {
         self.signal_lock_with(name, SignalOptions::default())
     }
@@ -220,29 +262,9 @@ impl LockClient {
     ///
     /// # Errors
     ///
-    /// As [`LockClient::reentrant_lock`].
+    /// As [`LockClient::mutex`].
     pub fn signal_lock_with(&self, name: impl AsRef<str>, options: SignalOptions) -> Result<Lock> {
         Ok(Lock::new(&self.anchor, Signal::new(&self.name(name.as_ref())?, options)))
-    }
-
-    /// Frees every signal lock whose name begins with this client's prefix, whoever holds it, and wakes a waiter of each;
-    /// returns how many were held. python-redis-lock's `reset_all`, by `SCAN` instead of `KEYS`.
-    ///
-    /// For the start of a service that knows that nobody works: locks that are taken meanwhile may or may not be freed.
-    /// Every string at a key `lock:...` counts as a signal lock; names that are no UTF-8 are left alone.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Store`] and [`Error::Unconfirmed`], which name the pattern or the lock, if the server did not answer:
-    /// some locks may have been freed.
-    ///
-    /// # Cancel safety
-    ///
-    /// Dropped midway, some locks have been freed.
-    pub async fn reset_all_signal_locks(&self) -> Result<u64> {
-        let pattern = Signal::records(&self.anchor.config.name_prefix);
-        let lock_of = |key: &str| Signal::of_record(key).map(|lock| Arc::new(lock) as Arc<dyn Kind>);
-        self.anchor.force_unlock_all(&pattern, lock_of).await
     }
 
     /// Several locks as one, all or nothing: Redisson's `RedissonMultiLock`. They may be of any kind and of any client.
@@ -253,13 +275,8 @@ impl LockClient {
     ///
     /// ```no_run
     /// # async fn example(client: nestlock::LockClient) -> nestlock::Result<()> {
-    /// use std::sync::Arc;
-    /// use nestlock::RLock;
-    ///
-    /// let accounts = ["account:1", "account:2"].map(|name| client.reentrant_lock(name));
-    /// let accounts = accounts.into_iter().map(|lock| Ok(Arc::new(lock?) as Arc<dyn RLock>));
-    /// let both = client.multi_lock(accounts.collect::<nestlock::Result<Vec<_>>>()?)?;
-    /// let guard = both.lock().await?;
+    /// let transfer = client.multi_lock([client.mutex("account:1")?, client.mutex("account:2")?])?;
+    /// let guard = transfer.lock().await?;
     /// guard.unlock().await
     /// # }
     /// ```
@@ -267,8 +284,67 @@ impl LockClient {
     /// # Errors
     ///
     /// [`Error::InvalidName`] if there is no member.
-    pub fn multi_lock(&self, members: impl IntoIterator<Item = Arc<dyn RLock>>) -> Result<MultiLock> {
-        MultiLock::new(&self.anchor, members)
+    pub fn multi_lock(&self, members: impl IntoIterator<Item = Lock>) -> Result<Lock> {
+        Ok(Lock::of_all(MultiLock::new(&self.anchor, members.into_iter().collect())?))
+    }
+
+    /// The RedLock of this name over independent servers, one client for each: held while most of the servers record it, so
+    /// that some may fail. The record of redsync, node-redlock and RedLock-Hyperf, which exclude it, and the other way round.
+    ///
+    /// Servers are asked at once, and waited for no longer than a part of the TTL; a minority that is dead or hangs costs
+    /// nothing beyond that. Each member renews its own record; the lock is lost when most members are. An acquire without a
+    /// limit to its wait ends after [`RedLockOptions::tries`] rounds in a row that failed.
+    ///
+    /// # What it cannot promise
+    ///
+    /// It is no stronger than its clocks: a server whose clock jumps, or that forgets a record (restarted without
+    /// persistence, sooner than the TTL), can let a second holder in. Let such a server stay down for a TTL. Against a
+    /// paused holder nothing here helps; only a fencing token does, which independent servers cannot count.
+    ///
+    /// ```no_run
+    /// # async fn example(a: nestlock::LockClient, b: nestlock::LockClient, c: nestlock::LockClient) -> nestlock::Result<()> {
+    /// use nestlock::{LockClient, RedLockOptions};
+    ///
+    /// let lock = LockClient::red_lock([&a, &b, &c], "invoice:7", RedLockOptions::new())?;
+    /// let guard = lock.lock().await?;
+    /// guard.unlock().await
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidName`], [`Error::InvalidLease`]; [`Error::InvalidConfig`] without a server, for options that make no
+    /// sense, and where two clients are of one server, which would count twice: by what it says in `INFO`, as each of them
+    /// connected. A server that may not be asked, or was restarted between the two, is not found out.
+    pub fn red_lock<'a>(
+        clients: impl IntoIterator<Item = &'a Self>,
+        name: impl AsRef<str>,
+        options: RedLockOptions,
+    ) -> Result<Lock> {
+        let (mut locks, mut labels, mut anchor) = (Vec::new(), Vec::new(), None);
+        for client in clients {
+            locks.push(client.string_lock(name.as_ref())?);
+            labels.push(client.address().into());
+            anchor.get_or_insert(&client.anchor);
+        }
+        let name = locks.first().map_or("", Lock::name).into();
+        Ok(Lock::of_most(RedLock::new(anchor, name, (locks, labels), options, true)?))
+    }
+
+    /// A RedLock over any locks: reentrant or fair ones of independent servers, say. All are acquired as the same task;
+    /// an owner that an acquire names belongs to one client, and is refused by the others.
+    ///
+    /// This client lends its clock.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidConfig`] without a member, for options that make no sense, and where two members are the lock of one
+    /// name on one server, as [`red_lock`](Self::red_lock) finds out; [`Error::InvalidLease`].
+    pub fn red_lock_over(&self, members: impl IntoIterator<Item = Lock>, options: RedLockOptions) -> Result<Lock> {
+        let locks: Vec<_> = members.into_iter().collect();
+        let labels: Vec<Arc<str>> = locks.iter().map(|lock| lock.name().into()).collect();
+        let name = labels.join("+").into();
+        Ok(Lock::of_most(RedLock::new(Some(&self.anchor), name, (locks, labels), options, false)?))
     }
 
     /// Writes a value, unless `key` has seen a higher fencing token than `token`.
@@ -294,9 +370,8 @@ impl LockClient {
     ///
     /// # Errors
     ///
-    /// [`Error::StaleToken`]: another owner has held the lock since; nothing was changed. [`Error::InvalidToken`] for 0,
-    /// which is nobody's, and from 2^53 on; [`Error::InvalidName`] as for a lock's name, and for `lock:...` and `{...}`;
-    /// [`Error::WrongType`] if the key is no string. [`Error::Store`]: surely not written. [`Error::Unconfirmed`]: perhaps written, perhaps later; try
+    /// [`Error::StaleToken`]: another owner has held the lock since; nothing was changed. [`Error::InvalidName`] as for a
+    /// lock's name, and for `lock:...` and `{...}`; [`Error::WrongType`] if the key is no string. [`Error::Store`]: surely not written. [`Error::Unconfirmed`]: perhaps written, perhaps later; try
     /// the same value with the same token again, or give the lock up. Nothing is repeated by itself.
     ///
     /// # Cancel safety
@@ -306,10 +381,8 @@ impl LockClient {
     ///
     /// ```no_run
     /// # async fn example(client: nestlock::LockClient) -> nestlock::Result<()> {
-    /// use nestlock::RLock;
-    ///
     /// let guard = client.fenced_lock("stock")?.lock().await?;
-    /// let token = guard.fencing_token().unwrap_or_default();
+    /// let token = guard.fencing_token().expect("a fenced lock's guard has a token");
     /// let text = client.fenced_get("stock:count", token).await?.unwrap_or_default();
     /// let count: u64 = String::from_utf8_lossy(&text).parse().unwrap_or(0);
     /// client.fenced_set("stock:count", (count + 1).to_string(), token).await?;
@@ -317,8 +390,8 @@ impl LockClient {
     /// # Ok(())
     /// # }
     /// ```
-    pub async fn fenced_set(&self, key: impl AsRef<str>, value: impl AsRef<[u8]>, token: u64) -> Result<()> {
-        let call = self.fenced_key(key.as_ref())?.set(value.as_ref(), token)?;
+    pub async fn fenced_set(&self, key: impl AsRef<str>, value: impl AsRef<[u8]>, token: FencingToken) -> Result<()> {
+        let call = self.fenced_key(key.as_ref())?.set(value.as_ref(), token);
         self.anchor.guarded(token, call).await.map(drop)
     }
 
@@ -335,8 +408,8 @@ impl LockClient {
     /// # Cancel safety
     ///
     /// Cancel safe: dropped midway, lower tokens may or may not be turned away.
-    pub async fn fenced_get(&self, key: impl AsRef<str>, token: u64) -> Result<Option<Vec<u8>>> {
-        let call = self.fenced_key(key.as_ref())?.get(token)?;
+    pub async fn fenced_get(&self, key: impl AsRef<str>, token: FencingToken) -> Result<Option<Vec<u8>>> {
+        let call = self.fenced_key(key.as_ref())?.get(token);
         self.anchor.guarded(token, call).await
     }
 
@@ -400,6 +473,12 @@ impl LockClient {
         self.anchor.shutdown().await
     }
 
+    /// What an operator may do to locks that others hold. Nothing is sent.
+    #[must_use]
+    pub fn maintenance(&self) -> Maintenance<'_> {
+        Maintenance { client: self }
+    }
+
     /// What this client keeps in memory for its locks. For tests and metrics.
     #[must_use]
     pub fn stats(&self) -> ClientStats {
@@ -408,50 +487,31 @@ impl LockClient {
     }
 }
 
-/// The doors to locks that no single client has.
-impl RedLock {
-    /// The RedLock of this name over independent servers, one client for each: the record of redsync, node-redlock and
-    /// RedLock-Hyperf, which exclude it, and the other way round.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::InvalidName`], [`Error::InvalidLease`]; [`Error::InvalidConfig`] without a server, for options that make no
-    /// sense, and where two clients are of one server, which would count twice: by what it says in `INFO`, as each of them
-    /// connected. A server that may not be asked, or was restarted between the two, is not found out.
-    pub fn over_servers<'a>(
-        clients: impl IntoIterator<Item = &'a LockClient>,
-        name: impl AsRef<str>,
-        options: RedLockOptions,
-    ) -> Result<Self> {
-        let mut locks: Vec<Arc<dyn RLock>> = Vec::new();
-        let (mut labels, mut anchor) = (Vec::new(), None);
-        for client in clients {
-            locks.push(Arc::new(client.string_lock(name.as_ref())?));
-            labels.push(client.address().into());
-            anchor.get_or_insert(&client.anchor);
-        }
-        let name = locks.first().map_or("", |lock| lock.name()).into();
-        Self::new(anchor, name, (locks, labels), options, true)
-    }
+/// What an operator does to locks that others hold: see [`LockClient::maintenance`].
+#[derive(Debug)]
+pub struct Maintenance<'a> {
+    client: &'a LockClient,
+}
 
-    /// A RedLock over any locks: reentrant or fair ones of independent servers, say. All are acquired as the same task;
-    /// an owner that an acquire names belongs to one client, and is refused by the others.
+impl Maintenance<'_> {
+    /// Frees every signal lock whose name begins with this client's prefix, whoever holds it, and wakes a waiter of each;
+    /// returns how many were held. python-redis-lock's `reset_all`, by `SCAN` instead of `KEYS`.
     ///
-    /// `client` lends its clock.
+    /// For the start of a service that knows that nobody works: locks that are taken meanwhile may or may not be freed.
+    /// Every string at a key `lock:...` counts as a signal lock; names that are no UTF-8 are left alone.
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidConfig`] without a member, for options that make no sense, and where two members are the lock of one
-    /// name on one server, as [`over_servers`](Self::over_servers) finds out; [`Error::InvalidLease`].
-    pub fn over_members(
-        client: &LockClient,
-        members: impl IntoIterator<Item = Arc<dyn RLock>>,
-        options: RedLockOptions,
-    ) -> Result<Self> {
-        let locks: Vec<_> = members.into_iter().collect();
-        let labels: Vec<Arc<str>> = locks.iter().map(|lock| lock.name().into()).collect();
-        let name = labels.join("+").into();
-        Self::new(Some(&client.anchor), name, (locks, labels), options, false)
+    /// [`Error::Store`] and [`Error::Unconfirmed`], which name the pattern or the lock, if the server did not answer:
+    /// some locks may have been freed.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped midway, some locks have been freed.
+    pub async fn reset_all_signal_locks(&self) -> Result<u64> {
+        let pattern = Signal::records(&self.client.anchor.config.name_prefix);
+        let lock_of = |key: &str| Signal::of_record(key).map(|lock| Arc::new(lock) as Arc<dyn Kind>);
+        self.client.anchor.force_unlock_all(&pattern, lock_of).await
     }
 }
 

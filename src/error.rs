@@ -2,6 +2,8 @@
 
 use std::{error, fmt, time::Duration};
 
+use crate::{owner::OwnerId, token::FencingToken};
+
 /// The result of most operations of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -11,6 +13,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 pub enum Error {
     /// The name of a lock, or of a guarded key, can not be used. Nothing was sent.
     #[error("invalid name {name:?}: {reason}")]
+    #[non_exhaustive]
     InvalidName {
         /// The name as given, with the client's prefix.
         name: String,
@@ -19,6 +22,7 @@ pub enum Error {
     },
     /// The owner can not be used for this call. Nothing was sent.
     #[error("invalid owner {owner:?}: {reason}")]
+    #[non_exhaustive]
     InvalidOwner {
         /// The owner as given.
         owner: String,
@@ -27,6 +31,7 @@ pub enum Error {
     },
     /// A lease is zero, too short or too long. Nothing was sent.
     #[error("invalid lease of {lease:?} for lock {lock:?}: {reason}")]
+    #[non_exhaustive]
     InvalidLease {
         /// The lock's name.
         lock: String,
@@ -37,30 +42,34 @@ pub enum Error {
     },
     /// The client's configuration makes no sense. Nothing was sent.
     #[error("invalid configuration: {reason}")]
+    #[non_exhaustive]
     InvalidConfig {
         /// What is wrong, and what to do.
         reason: String,
     },
     /// This owner does not hold the lock: released already, or never held. Nothing was changed.
     #[error("lock {lock:?} is not held by {owner}")]
+    #[non_exhaustive]
     NotHeld {
         /// The lock's name.
         lock: String,
         /// Who was said to hold it.
-        owner: String,
+        owner: OwnerId,
     },
     /// This owner held the lock and lost it. What it guarded may have been touched by others since.
     #[error("lock {lock:?} was lost by {owner}: {reason}")]
+    #[non_exhaustive]
     Lost {
         /// The lock's name.
         lock: String,
         /// Who held it.
-        owner: String,
+        owner: OwnerId,
         /// How it was lost.
         reason: LossReason,
     },
     /// The record at this name belongs to another kind of lock, or is a hash of yours. It was left as it is.
     #[error("lock {lock:?}: the hash at this name is not a record of this lock kind; use another name")]
+    #[non_exhaustive]
     WrongLockKind {
         /// The lock's name.
         lock: String,
@@ -68,73 +77,80 @@ pub enum Error {
     /// The key at this name, or one that belongs to it, is of another type: no lock at all, or no guarded value. It was
     /// left as it is.
     #[error("{lock:?}: the key at this name, or one that belongs to it, is of another type; use another name")]
+    #[non_exhaustive]
     WrongType {
         /// The name of the lock, or the guarded key.
         lock: String,
     },
     /// The guarded key has seen a higher fencing token: another owner has held the lock since. Nothing was changed.
     #[error("key {key:?}: the token {token} is stale, {seen} was seen; acquire the lock again and begin anew")]
+    #[non_exhaustive]
     StaleToken {
         /// The guarded key.
         key: String,
         /// The token that was shown.
-        token: u64,
+        token: FencingToken,
         /// The highest token seen.
-        seen: u64,
+        seen: FencingToken,
     },
-    /// The token was given to nobody. Nothing was sent.
-    #[error("key {key:?}: {token} is no fencing token; use that of a fenced lock's guard, 1 to 2^53 - 1")]
+    /// The number is no fencing token: nobody was given it.
+    #[error("{token} is no fencing token; use that of a fenced lock's guard, 1 to 2^53 - 1")]
+    #[non_exhaustive]
     InvalidToken {
-        /// The guarded key.
-        key: String,
-        /// The token that was shown.
+        /// The number.
         token: u64,
     },
     /// The owner re-entered the lock too often.
     #[error("lock {lock:?} is already held {holds} times by {owner}; release some holds first")]
+    #[non_exhaustive]
     TooManyHolds {
         /// The lock's name.
         lock: String,
         /// Who holds it.
-        owner: String,
+        owner: OwnerId,
         /// How often.
         holds: u32,
     },
     /// The owner holds this non-reentrant lock already. Nothing was sent; waiting would never end.
     #[error("lock {lock:?} is held by {owner} already and is not reentrant; release it first")]
+    #[non_exhaustive]
     NotReentrant {
         /// The lock's name.
         lock: String,
         /// Who holds it.
-        owner: String,
+        owner: OwnerId,
     },
     /// The owner holds this fenced lock already, through a door whose holds have no fencing token. Nothing was sent.
     #[error("lock {lock:?} is held by {owner} already, without a fencing token; take the fenced lock first")]
+    #[non_exhaustive]
     NoToken {
         /// The lock's name.
         lock: String,
         /// Who holds it.
-        owner: String,
+        owner: OwnerId,
     },
     /// The record of this lock has no TTL to extend: it is held until it is released. Nothing was changed.
     #[error("lock {lock:?} is held by {owner} without a TTL; there is nothing to extend")]
+    #[non_exhaustive]
     NotExpirable {
         /// The lock's name.
         lock: String,
         /// Who holds it.
-        owner: String,
+        owner: OwnerId,
     },
     /// The owner holds the read lock and asked for the write lock. Nothing was sent; he would wait for himself.
     #[error("lock {lock:?} is read-locked by {owner}, who would wait for himself; release the read lock first")]
+    #[non_exhaustive]
     UpgradeRefused {
         /// The lock's name.
         lock: String,
         /// Who holds the read lock.
-        owner: String,
+        owner: OwnerId,
     },
     /// The request was sent, no answer came: it may or may not have been executed. The client is making the server
     /// agree in the background; at the latest the lease ends what is left.
     #[error("lock {lock:?}: no answer from the server, the outcome is unknown and being settled: {source}")]
+    #[non_exhaustive]
     Unconfirmed {
         /// The lock's name.
         lock: String,
@@ -143,6 +159,7 @@ pub enum Error {
     },
     /// The server refused the request or could not be reached. It was not executed.
     #[error("lock {lock:?}: {source}")]
+    #[non_exhaustive]
     Store {
         /// The lock's name.
         lock: String,
@@ -152,6 +169,7 @@ pub enum Error {
     /// Too few of a RedLock's servers agreed. What was acquired on the others is being released, where it was asked for;
     /// a hold that could not be extended, or not be released on enough of them, stays as it was on each.
     #[error("lock {lock:?}: too few of {} servers agreed, {needed} are needed: {}", .nodes.len(), list(.nodes))]
+    #[non_exhaustive]
     NoQuorum {
         /// The lock's name.
         lock: String,
@@ -162,6 +180,7 @@ pub enum Error {
     },
     /// No connection could be made.
     #[error("cannot connect to {address}: {source}")]
+    #[non_exhaustive]
     Connect {
         /// Host and port, or the socket's path. Never the password.
         address: String,
@@ -173,10 +192,75 @@ pub enum Error {
     Closed,
     /// The shutdown could not confirm every release; what is left ends with its lease.
     #[error("the lock client was shut down, but the release of {locks} locks could not be confirmed")]
+    #[non_exhaustive]
     Unsettled {
         /// How many releases were not confirmed.
         locks: usize,
     },
+}
+
+impl Error {
+    /// Whether the lock is held in a way that waiting does not change, by the caller itself: [`NotReentrant`](Self::NotReentrant),
+    /// [`UpgradeRefused`](Self::UpgradeRefused), [`TooManyHolds`](Self::TooManyHolds), [`NoToken`](Self::NoToken). A lock that
+    /// somebody else holds is no error. HTTP: 409, as for `Ok(None)`.
+    #[must_use]
+    pub fn is_busy(&self) -> bool {
+        matches!(
+            self,
+            Self::NotReentrant { .. } | Self::UpgradeRefused { .. } | Self::TooManyHolds { .. } | Self::NoToken { .. }
+        )
+    }
+
+    /// Whether the same call may succeed a little later: the server said "not now", was not reached, or did not answer. Of
+    /// [`Unconfirmed`](Self::Unconfirmed) calls the client settles what they left behind. HTTP: 503.
+    #[must_use]
+    pub fn is_transient(&self) -> bool {
+        match self {
+            Self::Unconfirmed { .. } => true,
+            Self::Store { source, .. } | Self::Connect { source, .. } => source.is_transient(),
+            Self::NoQuorum { nodes, .. } => nodes.iter().any(|node| match &node.said {
+                NodeSaid::Busy | NodeSaid::Nothing => true,
+                NodeSaid::Agreed => false,
+                NodeSaid::Failed(error) => error.is_transient(),
+            }),
+            _ => false,
+        }
+    }
+
+    /// Whether what the lock guards may have been touched by others: the lock was lost, or another owner has held it since.
+    /// Begin anew. HTTP: 409 or 500, by what was done under it.
+    #[must_use]
+    pub fn is_lost(&self) -> bool {
+        matches!(self, Self::Lost { .. } | Self::StaleToken { .. })
+    }
+
+    /// The name of the lock, or of the guarded key, that this is about.
+    #[must_use]
+    pub fn lock_name(&self) -> Option<&str> {
+        match self {
+            Self::InvalidName { name, .. } => Some(name),
+            Self::InvalidLease { lock, .. }
+            | Self::NotHeld { lock, .. }
+            | Self::Lost { lock, .. }
+            | Self::WrongLockKind { lock }
+            | Self::WrongType { lock }
+            | Self::TooManyHolds { lock, .. }
+            | Self::NotReentrant { lock, .. }
+            | Self::NoToken { lock, .. }
+            | Self::NotExpirable { lock, .. }
+            | Self::UpgradeRefused { lock, .. }
+            | Self::Unconfirmed { lock, .. }
+            | Self::Store { lock, .. }
+            | Self::NoQuorum { lock, .. } => Some(lock),
+            Self::StaleToken { key, .. } => Some(key),
+            Self::InvalidOwner { .. }
+            | Self::InvalidConfig { .. }
+            | Self::InvalidToken { .. }
+            | Self::Connect { .. }
+            | Self::Closed
+            | Self::Unsettled { .. } => None,
+        }
+    }
 }
 
 /// What one server of a RedLock said.

@@ -3,18 +3,17 @@
 use std::{
     fmt,
     future::Future,
-    num::NonZeroU64,
     sync::Arc,
     time::{Duration, Instant},
 };
 
-use futures_util::future::{join_all, select_all};
+use async_trait::async_trait;
 
 use crate::{
     engine::{Anchor, acquire::Entered, generation::Ticket, hold::Hold},
     error::{Error, LossReason, Result},
     owner::OwnerId,
-    quorum::Quorum,
+    token::FencingToken,
 };
 
 /// One hold of a lock.
@@ -34,13 +33,30 @@ pub struct LockGuard {
 
 enum Inner {
     One(Single),
-    /// The members of a multi-lock.
-    Many {
-        name: Arc<str>,
-        guards: Vec<LockGuard>,
-    },
-    /// The members of a RedLock.
-    Most(Box<Quorum>),
+    Several(Box<dyn Held>),
+}
+
+/// What the guard of several locks holds. When dropped, all of it is released.
+#[async_trait]
+pub(crate) trait Held: Send + Sync {
+    fn name(&self) -> &str;
+    fn owner(&self) -> OwnerId;
+    fn members(&self) -> &[LockGuard];
+    async fn unlock(self: Box<Self>) -> Result<()>;
+    async fn lost(&self) -> Error;
+    fn remaining(&self) -> Result<Duration>;
+    async fn extend(&self, lease: Duration) -> Result<()>;
+    /// Lets go of all members.
+    fn forget(self: Box<Self>, how: Forget) -> OwnerId;
+}
+
+/// What becomes of a hold that is let go of without a release.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Forget {
+    /// It is renewed as before.
+    GoOn,
+    /// It ends with its lease.
+    LeaveToLease,
 }
 
 /// One hold of one lock. When dropped, it is released.
@@ -56,12 +72,8 @@ impl LockGuard {
         Self { inner: Inner::One(Single { anchor, hold, ticket: Some(ticket) }) }
     }
 
-    pub(crate) fn of_many(name: Arc<str>, guards: Vec<Self>) -> Self {
-        Self { inner: Inner::Many { name, guards } }
-    }
-
-    pub(crate) fn of_most(quorum: Quorum) -> Self {
-        Self { inner: Inner::Most(Box::new(quorum)) }
+    pub(crate) fn of_several(held: impl Held + 'static) -> Self {
+        Self { inner: Inner::Several(Box::new(held)) }
     }
 
     /// The lock's name, with the client's prefix; of a multi-lock, the members' names with `+` between.
@@ -69,8 +81,7 @@ impl LockGuard {
     pub fn name(&self) -> &str {
         match &self.inner {
             Inner::One(single) => single.hold.lock_name(),
-            Inner::Many { name, .. } => name,
-            Inner::Most(quorum) => quorum.name(),
+            Inner::Several(held) => held.name(),
         }
     }
 
@@ -79,8 +90,7 @@ impl LockGuard {
     pub fn owner(&self) -> OwnerId {
         match &self.inner {
             Inner::One(single) => single.owner(),
-            Inner::Many { guards, .. } => guards[0].owner(),
-            Inner::Most(quorum) => quorum.owner(),
+            Inner::Several(held) => held.owner(),
         }
     }
 
@@ -90,20 +100,20 @@ impl LockGuard {
     pub fn members(&self) -> &[LockGuard] {
         match &self.inner {
             Inner::One(_) => &[],
-            Inner::Many { guards, .. } => guards,
-            Inner::Most(quorum) => quorum.members(),
+            Inner::Several(held) => held.members(),
         }
     }
 
     /// The fencing token: higher than that of every earlier holder. `None` if the kind has none; see
     /// [`LockClient::fenced_lock`](crate::LockClient::fenced_lock).
     #[must_use]
-    pub fn fencing_token(&self) -> Option<u64> {
+    pub fn fencing_token(&self) -> Option<FencingToken> {
         match &self.inner {
             Inner::One(single) => {
-                single.ticket.as_ref().and_then(|ticket| ticket.generation.token).map(NonZeroU64::get)
+                let token = single.ticket.as_ref()?.generation.token?;
+                Some(FencingToken::recorded(token))
             }
-            Inner::Many { .. } | Inner::Most(_) => None,
+            Inner::Several(_) => None,
         }
     }
 
@@ -127,14 +137,7 @@ impl LockGuard {
                 Some(ticket) => single.anchor.release((Arc::clone(&single.hold), ticket)).await,
                 None => Err(single.hold.not_held_error(&single.owner())),
             },
-            Inner::Many { mut guards, .. } => {
-                if let Some((anchor, held)) = of_one_client(&mut guards) {
-                    return Box::pin(anchor.release_together(held)).await;
-                }
-                let released = join_all(guards.into_iter().map(|guard| Box::pin(guard.unlock())));
-                released.await.into_iter().collect()
-            }
-            Inner::Most(quorum) => quorum.unlock().await,
+            Inner::Several(held) => held.unlock().await,
         }
     }
 
@@ -148,11 +151,7 @@ impl LockGuard {
     pub async fn lost(&self) -> Error {
         match &self.inner {
             Inner::One(single) => single.lost().await,
-            Inner::Many { guards, .. } => {
-                let (error, ..) = select_all(guards.iter().map(|guard| Box::pin(guard.lost()))).await;
-                error
-            }
-            Inner::Most(quorum) => Box::pin(quorum.lost()).await,
+            Inner::Several(held) => held.lost().await,
         }
     }
 
@@ -172,7 +171,7 @@ impl LockGuard {
     /// Until when the lock may be relied on without a renewal: now and [`remaining`](Self::remaining). In the past, or
     /// now: lost. redsync's `Until`.
     #[must_use]
-    pub fn until(&self) -> Instant {
+    pub fn valid_until(&self) -> Instant {
         let now = Instant::now();
         now + self.remaining()
     }
@@ -185,13 +184,10 @@ impl LockGuard {
         }
     }
 
-    fn remaining_or_error(&self) -> Result<Duration> {
+    pub(crate) fn remaining_or_error(&self) -> Result<Duration> {
         match &self.inner {
             Inner::One(single) => single.remaining(),
-            Inner::Many { guards, .. } => {
-                guards.iter().try_fold(Duration::MAX, |least, guard| Ok(least.min(guard.remaining_or_error()?)))
-            }
-            Inner::Most(quorum) => quorum.remaining(),
+            Inner::Several(held) => held.remaining(),
         }
     }
 
@@ -210,13 +206,13 @@ impl LockGuard {
         match &self.inner {
             Inner::One(single) => {
                 let Single { anchor, hold, .. } = single;
-                anchor.extend(hold.kind(), &single.owner(), lease).await?;
+                match anchor.extend(hold.kind(), &single.owner(), lease).await {
+                    // told below, and how
+                    Err(Error::NotHeld { .. }) => {}
+                    extended => extended?,
+                }
             }
-            Inner::Many { guards, .. } => {
-                let extended = join_all(guards.iter().map(|guard| Box::pin(guard.extend(lease))));
-                extended.await.into_iter().collect::<Result<()>>()?;
-            }
-            Inner::Most(quorum) => Box::pin(quorum.extend(lease)).await?,
+            Inner::Several(held) => held.extend(lease).await?,
         }
         // an extension that was refused has ended the hold
         self.remaining_or_error().map(drop)
@@ -224,7 +220,7 @@ impl LockGuard {
 
     /// Gives the hold away: the lock stays held, and is renewed if it has no lease of its own.
     ///
-    /// Release it with [`RLock::release`](crate::RLock::release) and the owner returned, here or in another process; a hold
+    /// Release it with [`Lock::release`](crate::Lock::release) and the owner returned, here or in another process; a hold
     /// that is nested counts as one release, the other guards' as one each. This client only renews it, as long as it has
     /// a lock, a guard or itself alive: it does not re-enter what it gave away (its next acquire waits for it like anybody's,
     /// under another name), nor release it at its [`shutdown`](crate::LockClient::shutdown). That it was released elsewhere
@@ -238,15 +234,46 @@ impl LockGuard {
     /// of one client.
     #[must_use = "the owner is what the lock can be released with"]
     pub fn forget(self) -> OwnerId {
+        self.let_go(Forget::GoOn)
+    }
+
+    /// Leaves the lock held until its lease ends, without a renewal: so a job runs once in an interval, over all processes.
+    ///
+    /// A lock without a lease lasts for what its last renewal gave it, the client's
+    /// [`watchdog_timeout`](crate::LockClientBuilder::watchdog_timeout) at most; give it a
+    /// [`lease`](crate::AcquireOptions::lease) to say for how long. Until then it is as after [`forget`](Self::forget): the
+    /// owner returned can release it. Other guards of the same owner are renewed as before, and the lock with them. A signal
+    /// lock without expiry stays until it is released.
+    ///
+    /// ```no_run
+    /// # async fn example(client: nestlock::LockClient) -> nestlock::Result<()> {
+    /// use std::time::Duration;
+    /// use nestlock::AcquireOptions;
+    ///
+    /// let once_an_hour = AcquireOptions::new().lease(Duration::from_secs(3600));
+    /// if let Some(guard) = client.mutex("report")?.try_lock_with(once_an_hour).await? {
+    ///     // write the report
+    ///     guard.leave_to_lease();
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn leave_to_lease(self) -> OwnerId {
+        self.let_go(Forget::LeaveToLease)
+    }
+
+    pub(crate) fn let_go(self, how: Forget) -> OwnerId {
         let owner = self.owner();
         match self.inner {
             Inner::One(mut single) => {
                 if let Some(ticket) = single.ticket.take() {
+                    if how == Forget::LeaveToLease {
+                        ticket.unwatch();
+                    }
                     single.anchor.hand_over(&single.hold, &ticket);
                 }
             }
-            Inner::Many { guards, .. } => guards.into_iter().for_each(|guard| drop(guard.forget())),
-            Inner::Most(quorum) => return quorum.forget(),
+            Inner::Several(held) => return held.forget(how),
         }
         owner
     }
@@ -263,7 +290,6 @@ impl LockGuard {
     ///
     /// ```no_run
     /// # async fn example(lock: nestlock::Lock) -> nestlock::Result<()> {
-    /// use nestlock::RLock;
     ///
     /// let guard = lock.lock().await?;
     /// let total = guard.run_until_lost(async { 40 + 2 }).await?;
@@ -281,12 +307,12 @@ impl LockGuard {
 }
 
 /// Takes over the holds of these guards, if they all are of one client.
-fn of_one_client(guards: &mut [LockGuard]) -> Option<(Arc<Anchor>, Vec<Entered>)> {
+pub(crate) fn of_one_client(guards: &mut [LockGuard]) -> Option<(Arc<Anchor>, Vec<Entered>)> {
     let mut singles = Vec::with_capacity(guards.len());
     for guard in guards {
         match &mut guard.inner {
             Inner::One(single) => singles.push(single),
-            Inner::Many { .. } | Inner::Most(_) => return None,
+            Inner::Several(_) => return None,
         }
     }
     let anchor = Arc::clone(&singles.first()?.anchor);

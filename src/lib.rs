@@ -10,19 +10,20 @@ mod lock;
 mod log;
 mod options;
 mod owner;
-mod quorum;
 mod rlock;
 mod store;
+mod token;
 
 pub use fred;
 
 pub use crate::{
-    client::{ClientStats, LockClient, LockClientBuilder},
+    client::{ClientStats, LockClient, LockClientBuilder, Maintenance},
     error::{Error, LossReason, NodeAnswer, NodeSaid, Result, StoreError, StoreErrorKind},
     guard::LockGuard,
-    lock::{Lock, MultiLock, ReadWriteLock, RedLock, RedLockOptions},
+    lock::{Inspection, Lock, ReadWriteLock, RedLockOptions},
     options::{AcquireOptions, Backoff, SignalOptions},
     owner::OwnerId,
     rlock::RLock,
     store::Endpoint,
+    token::FencingToken,
 };

@@ -18,15 +18,19 @@ pub(crate) const ENDLESS: Duration = Duration::from_secs(MAX_LEASE.as_secs() + 1
 const MIN_WATCHDOG: Duration = Duration::from_millis(200);
 
 /// How long an acquire waits for a busy lock.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Wait {
-    #[default]
     No,
     For(Duration),
     Forever,
 }
 
 impl Wait {
+    /// Zero tries once.
+    pub(crate) fn at_most(wait: Duration) -> Self {
+        if wait.is_zero() { Self::No } else { Self::For(wait) }
+    }
+
     /// When the waiting ends; `None`: never.
     pub(crate) fn until(self, now: Instant) -> Option<Instant> {
         match self {
@@ -37,19 +41,21 @@ impl Wait {
     }
 }
 
-/// How to acquire: how long to wait, for how long to hold, and as whom.
+/// How to hold: for how long, and as whom. How long to wait is the verb's to say: [`Lock::lock_with`](crate::Lock::lock_with),
+/// [`Lock::try_lock_with`](crate::Lock::try_lock_with), [`Lock::try_lock_for_with`](crate::Lock::try_lock_for_with).
 ///
-/// ```
+/// ```no_run
+/// # async fn example(lock: nestlock::Lock) -> nestlock::Result<()> {
 /// use std::time::Duration;
 /// use nestlock::AcquireOptions;
 ///
-/// let options = AcquireOptions::new().wait(Duration::from_secs(5)).lease(Duration::from_secs(30));
-/// # let _ = options;
+/// let guard = lock.lock_with(AcquireOptions::new().lease(Duration::from_secs(30))).await?;
+/// guard.unlock().await
+/// # }
 /// ```
 #[derive(Debug, Clone, Default)]
 #[must_use]
 pub struct AcquireOptions {
-    pub(crate) wait: Wait,
     pub(crate) lease: Option<Duration>,
     /// In a box: a waiter keeps its options, and there may be many.
     pub(crate) rare: Option<Box<RareOptions>>,
@@ -60,7 +66,7 @@ pub struct AcquireOptions {
 pub(crate) struct RareOptions {
     pub(crate) owner: Option<OwnerId>,
     pub(crate) value: Option<String>,
-    pub(crate) renewed: Option<Duration>,
+    pub(crate) watchdog_timeout: Option<Duration>,
     /// Plus one.
     pub(crate) max_renewals: Option<NonZeroU32>,
     pub(crate) after_loss: bool,
@@ -69,7 +75,7 @@ pub(crate) struct RareOptions {
 impl AcquireOptions {
     pub(crate) fn rare(&self) -> &RareOptions {
         static NONE: RareOptions =
-            RareOptions { owner: None, value: None, renewed: None, max_renewals: None, after_loss: false };
+            RareOptions { owner: None, value: None, watchdog_timeout: None, max_renewals: None, after_loss: false };
         self.rare.as_deref().unwrap_or(&NONE)
     }
 
@@ -83,21 +89,9 @@ impl AcquireOptions {
         self
     }
 
-    /// Do not wait, hold until released (the watchdog renews), as the calling task.
+    /// Hold until released (the watchdog renews), as the calling task.
     pub fn new() -> Self {
         Self::default()
-    }
-
-    /// Waits for a busy lock at most this long. Zero tries once. More than ten years waits without limit.
-    pub fn wait(mut self, wait: Duration) -> Self {
-        self.wait = if wait.is_zero() { Wait::No } else { Wait::For(wait) };
-        self
-    }
-
-    /// Waits for a busy lock without limit.
-    pub fn wait_forever(mut self) -> Self {
-        self.wait = Wait::Forever;
-        self
     }
 
     /// Holds the lock at most this long, and without the watchdog (Redisson's rule). From 10 ms to 10 years; parts of
@@ -135,8 +129,8 @@ impl AcquireOptions {
     /// Holds the lock until it is released, as without a lease, but with this TTL instead of the client's
     /// [`watchdog_timeout`](crate::LockClientBuilder::watchdog_timeout): the watchdog renews it every third of it. From
     /// 10 ms to 10 years; a third of it must be enough for a renewal. A [`lease`](Self::lease) takes precedence.
-    pub fn renewed_every_third_of(mut self, ttl: Duration) -> Self {
-        self.rare_mut().renewed = Some(ttl);
+    pub fn watchdog_timeout(mut self, timeout: Duration) -> Self {
+        self.rare_mut().watchdog_timeout = Some(timeout);
         self
     }
 
@@ -349,7 +343,7 @@ mod tests {
     fn a_wait_beyond_the_clock_is_without_limit() {
         let now = Instant::now();
         assert_eq!(Wait::For(Duration::MAX).until(now), None);
-        assert_eq!(AcquireOptions::new().wait(Duration::ZERO).wait, Wait::No);
+        assert_eq!(Wait::at_most(Duration::ZERO), Wait::No);
     }
 
     #[test]

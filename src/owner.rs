@@ -156,7 +156,7 @@ impl OwnerId {
     }
 
     /// An owner of a record whose owners are texts of the users' choice (a string lock's value): to release or extend what
-    /// another process holds, with [`RLock::release`](crate::RLock::release) and [`RLock::extend`](crate::RLock::extend).
+    /// another process holds, with [`Lock::release`](crate::Lock::release) and [`Lock::extend`](crate::Lock::extend).
     /// To acquire under such a text use [`AcquireOptions::value`](crate::AcquireOptions::value).
     ///
     /// # Errors

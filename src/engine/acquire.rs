@@ -73,23 +73,23 @@ struct Busy<'a> {
 }
 
 impl<'a> Acquire<'a> {
-    pub(crate) fn new(core: &'a Core, kind: &'a Arc<dyn Kind>, options: &AcquireOptions) -> Result<Self> {
+    pub(crate) fn new(core: &'a Core, kind: &'a Arc<dyn Kind>, options: &AcquireOptions, wait: Wait) -> Result<Self> {
         let started = Instant::now();
-        let lease = match options.lease.or(options.rare().renewed) {
+        let lease = match options.lease.or(options.rare().watchdog_timeout) {
             Some(lease) => checked_lease(kind.name(), lease)?,
             None => core.default_lease(kind),
         };
-        let watched = options.lease.is_none() && (options.rare().renewed.is_some() || !kind.is_endless());
+        let watched = options.lease.is_none() && (options.rare().watchdog_timeout.is_some() || !kind.is_endless());
         let renewals = options.rare().max_renewals.map(|renewals| renewals.get() - 1);
         Ok(Self {
             core,
             kind,
             lease,
             watch: watched.then_some(Watch { ttl: lease, renewals }),
-            waits: options.wait != Wait::No,
+            waits: wait != Wait::No,
             after_loss: options.rare().after_loss,
             started,
-            limit: options.wait.until(started),
+            limit: wait.until(started),
             owner: core.resolve(kind, options)?,
         })
     }

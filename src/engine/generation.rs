@@ -91,6 +91,13 @@ pub(crate) struct Ticket {
 }
 
 impl Ticket {
+    /// Its hold is not renewed any more.
+    pub(crate) fn unwatch(&self) {
+        if self.watch.is_some() {
+            self.generation.books().watches.retain(|watched| Some(watched.ticket) != self.watch);
+        }
+    }
+
     /// Whether its guard counts, for the last time.
     pub(crate) fn leave(&self) -> bool {
         !self.is_left.swap(true, Ordering::AcqRel)

@@ -488,11 +488,11 @@ impl Hold {
     }
 
     pub(crate) fn lost_error(&self, owner: &OwnerId, reason: LossReason) -> Error {
-        Error::Lost { lock: self.key.lock.to_string(), owner: owner.to_string(), reason }
+        Error::Lost { lock: self.key.lock.to_string(), owner: owner.clone(), reason }
     }
 
     pub(crate) fn not_held_error(&self, owner: &OwnerId) -> Error {
-        Error::NotHeld { lock: self.key.lock.to_string(), owner: owner.to_string() }
+        Error::NotHeld { lock: self.key.lock.to_string(), owner: owner.clone() }
     }
 
     /// What the guards of a generation that has ended are told.
@@ -541,7 +541,7 @@ impl Hold {
         }
         let count = state.wanted();
         if let Some((generation, _)) = state.held() {
-            let owner = || generation.owner.to_string();
+            let owner = || generation.owner.clone();
             if !kind.is_reentrant() {
                 return Err(Error::NotReentrant { lock: lock(), owner: owner() });
             }
@@ -561,7 +561,7 @@ impl Hold {
         match sibling {
             _ if count > 0 => {}
             Some((Sibling { excludes: true, .. }, owner, _)) => {
-                return Err(Error::UpgradeRefused { lock: lock(), owner: owner.to_string() });
+                return Err(Error::UpgradeRefused { lock: lock(), owner });
             }
             Some((_, _, true)) => {
                 let source = super::silent(

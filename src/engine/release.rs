@@ -20,6 +20,7 @@ use crate::{
     options::checked_lease,
     owner::OwnerId,
     store::{Call, Forced, Guarded, Inspected, Released, Renewed},
+    token::FencingToken,
 };
 
 impl Core {
@@ -151,8 +152,8 @@ impl Core {
         }
     }
 
-    /// Lets a hold live for at least `lease` from now. `false`: the owner does not hold the lock.
-    pub(crate) async fn extend(&self, kind: &Arc<dyn Kind>, owner: &OwnerId, lease: Duration) -> Result<bool> {
+    /// Lets a hold live for at least `lease` from now.
+    pub(crate) async fn extend(&self, kind: &Arc<dyn Kind>, owner: &OwnerId, lease: Duration) -> Result<()> {
         self.check_open()?;
         let lease = checked_lease(kind.name(), lease)?;
         let known = self.holds.get(kind, owner).into_iter().chain(self.holds.handed_over(kind, owner));
@@ -160,7 +161,7 @@ impl Core {
         let known = known.map(|(generation, hold)| (generation, UnderWay { core: self, hold }));
         let current = known.as_ref().and_then(|(generation, known)| Some((generation.as_ref()?, &known.hold)));
         if current.is_none() && !owner.is_exact() {
-            return Ok(false);
+            return Err(not_held(kind, owner));
         }
         let name = current.map_or(owner, |(generation, _)| &generation.owner);
         let (sent, answer) = watchdog::extend(self, kind, name, lease).await;
@@ -168,13 +169,13 @@ impl Core {
         if let Some((generation, hold)) = current {
             hold.renewed(generation, answer, sent, lease, None);
             if !hold.is_current(generation) {
-                return Ok(false); // it ended before the answer came
+                return Err(not_held(kind, owner)); // it ended before the answer came
             }
         }
         match answer {
-            Renewed::Yes => Ok(true),
-            Renewed::Endless => Err(Error::NotExpirable { lock: kind.name().to_string(), owner: name.to_string() }),
-            Renewed::Gone | Renewed::Taken => Ok(false),
+            Renewed::Yes => Ok(()),
+            Renewed::Endless => Err(Error::NotExpirable { lock: kind.name().to_string(), owner: name.clone() }),
+            Renewed::Gone | Renewed::Taken => Err(not_held(kind, owner)),
             Renewed::Unknown => Err(store_error(kind.name(), silent("the server refused the renewal"))),
         }
     }
@@ -237,18 +238,8 @@ impl Core {
         }
     }
 
-    /// Asks the server how often an owner holds a lock.
-    pub(crate) async fn hold_count(&self, kind: &Arc<dyn Kind>, owner: &OwnerId) -> Result<u32> {
-        Ok(match self.inspect(kind).await? {
-            Inspected::Held { holders, .. } => {
-                holders.into_iter().find(|(holder, _)| holder.base() == owner.base()).map_or(0, |(_, holds)| holds)
-            }
-            _ => 0,
-        })
-    }
-
     /// Reads or writes a guarded key, showing `token`. One request, which is not repeated.
-    pub(crate) async fn guarded(&self, token: u64, call: Call) -> Result<Option<Vec<u8>>> {
+    pub(crate) async fn guarded(&self, token: FencingToken, call: Call) -> Result<Option<Vec<u8>>> {
         self.check_open()?;
         let key = call.keys.first().map_or_else(String::new, ToString::to_string);
         match self.store.guarded(call).await {
@@ -298,5 +289,5 @@ impl Core {
 }
 
 fn not_held(kind: &Arc<dyn Kind>, owner: &OwnerId) -> Error {
-    Error::NotHeld { lock: kind.name().to_string(), owner: owner.to_string() }
+    Error::NotHeld { lock: kind.name().to_string(), owner: owner.clone() }
 }

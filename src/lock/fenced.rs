@@ -5,18 +5,15 @@ use std::sync::Arc;
 use super::reentrant::Reentrant;
 use crate::{
     engine::{Kind, Request, Wake},
-    error::{Error, Result},
     keys::{FENCE, LockName},
     owner::OwnerId,
     store::{Arg, Call, Script, script},
+    token::FencingToken,
 };
 
 script!(ACQUIRE = "fenced/acquire", keys = 2, args = 3);
 script!(SET = "fenced/set", keys = 2, args = 2);
 script!(GET = "fenced/get", keys = 2, args = 1);
-
-/// The highest token that Lua's numbers tell from its neighbours.
-const MAX_TOKEN: u64 = (1 << 53) - 1;
 
 #[derive(Debug)]
 pub(crate) struct Fenced {
@@ -81,22 +78,15 @@ impl FencedKey {
         Self { data: Arc::clone(key.as_arc()), fence: key.derived(FENCE) }
     }
 
-    pub(crate) fn set(&self, value: &[u8], token: u64) -> Result<Call> {
-        Ok(Call::new(&SET, self.keys(), vec![self.checked(token)?, Arg::Bytes(value.to_vec())]))
+    pub(crate) fn set(&self, value: &[u8], token: FencingToken) -> Call {
+        Call::new(&SET, self.keys(), vec![token.get().into(), Arg::Bytes(value.to_vec())])
     }
 
-    pub(crate) fn get(&self, token: u64) -> Result<Call> {
-        Ok(Call::new(&GET, self.keys(), vec![self.checked(token)?]))
+    pub(crate) fn get(&self, token: FencingToken) -> Call {
+        Call::new(&GET, self.keys(), vec![token.get().into()])
     }
 
     fn keys(&self) -> Vec<Arc<str>> {
         vec![Arc::clone(&self.data), Arc::clone(&self.fence)]
-    }
-
-    fn checked(&self, token: u64) -> Result<Arg> {
-        match token {
-            1..=MAX_TOKEN => Ok(token.into()),
-            _ => Err(Error::InvalidToken { key: self.data.to_string(), token }),
-        }
     }
 }

@@ -1,9 +1,10 @@
-//! The lock kinds, and the one implementation of [`RLock`] over all of them.
+//! The lock: one type for every kind, for several locks as one, and for one lock over several servers.
 
 mod fair;
 mod fenced;
 mod multi;
 mod non_reentrant;
+mod quorum;
 mod read_write;
 mod red;
 mod reentrant;
@@ -11,97 +12,549 @@ mod signal;
 mod spin;
 mod string;
 
-use std::{any::Any, sync::Arc, time::Duration};
-
-use async_trait::async_trait;
+use std::{sync::Arc, time::Duration};
 
 pub(crate) use self::{
     fair::Fair,
     fenced::{Fenced, FencedKey},
+    multi::MultiLock,
     non_reentrant::NonReentrant,
     read_write::{Read, Write},
+    red::RedLock,
     reentrant::Reentrant,
     signal::Signal,
     spin::Spin,
     string::StringRecord,
 };
-pub use self::{
-    multi::MultiLock,
-    read_write::ReadWriteLock,
-    red::{RedLock, RedLockOptions},
-};
+pub use self::{read_write::ReadWriteLock, red::RedLockOptions};
 use crate::{
     engine::{Anchor, Kind, acquire::Acquire},
-    error::Result,
+    error::{Error, Result},
     guard::LockGuard,
-    options::AcquireOptions,
+    options::{AcquireOptions, Wait},
     owner::OwnerId,
-    rlock::RLock,
     store::Inspected,
 };
 
-/// A lock, made by one of the doors of [`LockClient`](crate::LockClient). Cheap to clone; what it can do stands in
-/// [`RLock`].
+/// A distributed lock, made by one of the doors of [`LockClient`](crate::LockClient). Cheap to clone.
+///
+/// ```no_run
+/// # async fn example(client: nestlock::LockClient) -> nestlock::Result<()> {
+/// let lock = client.mutex("invoice:7")?;
+/// let guard = lock.lock().await?;
+/// // one at a time, over all processes
+/// guard.unlock().await
+/// # }
+/// ```
+///
+/// # Who holds it
+///
+/// A guard belongs to the owner that acquired it, wherever the guard is moved. With [`mutex`](crate::LockClient::mutex),
+/// and after [`owner_per_acquire`](Self::owner_per_acquire), each acquire is an owner of its own, as with
+/// `tokio::sync::Mutex`. With the other doors the owner is the tokio task that makes the call (see [`OwnerId`]): **a guard
+/// that is handed to another task is still owned by the task that locked**, which may take a reentrant lock again
+/// meanwhile. Outside of tokio's tasks the owner is the thread: tasks of another executor hold a lock together, unless each
+/// has an [`OwnerId::scope`].
+///
+/// # What it cannot do
+///
+/// A lock says who *may* act; it cannot stop a process that was paused past its lease from acting late. Only a fencing
+/// token that the guarded resource checks can. Watch [`LockGuard::lost`], and keep what you do under a lock short of
+/// its lease.
 #[derive(Debug, Clone)]
 pub struct Lock {
+    inner: Inner,
+    /// Each acquire is an owner of its own.
+    owner_per_acquire: bool,
+}
+
+#[derive(Debug, Clone)]
+enum Inner {
+    One(Single),
+    /// All of several locks.
+    All(Arc<MultiLock>),
+    /// Most of several locks.
+    Most(Arc<RedLock>),
+}
+
+/// A lock of one kind, on one server.
+#[derive(Debug, Clone)]
+struct Single {
     anchor: Arc<Anchor>,
     kind: Arc<dyn Kind>,
 }
 
+/// Who holds a lock, and for how long, as the server saw it a moment ago.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Inspection {
+    /// Each owner, and how often it holds the lock: one, or all readers.
+    ///
+    /// A string that another program wrote may be no UTF-8: each byte that cannot be read is U+FFFD, and such an owner
+    /// cannot be released by its text.
+    pub holders: Vec<(OwnerId, u32)>,
+    /// How long the record lives unless it is renewed, to the millisecond; `None`: it has no TTL.
+    pub remaining: Option<Duration>,
+}
+
+impl Inspection {
+    /// How often `owner` holds the lock, whatever suffix its name has.
+    #[must_use]
+    pub fn hold_count(&self, owner: &OwnerId) -> u32 {
+        self.holders.iter().find(|(holder, _)| holder.base() == owner.base()).map_or(0, |(_, holds)| *holds)
+    }
+}
+
 impl Lock {
     pub(crate) fn new(anchor: &Arc<Anchor>, kind: impl Kind) -> Self {
-        Self { anchor: Arc::clone(anchor), kind: Arc::new(kind) }
+        Self::of(Inner::One(Single { anchor: Arc::clone(anchor), kind: Arc::new(kind) }))
     }
 
-    /// A member of a lock over several, if it is one of these.
-    fn of(member: &Arc<dyn RLock>) -> Option<&Self> {
-        let member: &dyn Any = &**member;
-        member.downcast_ref()
+    pub(crate) fn of_all(all: MultiLock) -> Self {
+        Self::of(Inner::All(Arc::new(all)))
+    }
+
+    pub(crate) fn of_most(most: RedLock) -> Self {
+        Self::of(Inner::Most(Arc::new(most)))
+    }
+
+    fn of(inner: Inner) -> Self {
+        Self { inner, owner_per_acquire: false }
+    }
+
+    fn single(&self) -> Option<&Single> {
+        match &self.inner {
+            Inner::One(single) => Some(single),
+            Inner::All(_) | Inner::Most(_) => None,
+        }
+    }
+
+    /// The same lock, but each acquire is an owner of its own, whichever task makes it: nobody re-enters, and guards that
+    /// are held by one task exclude each other.
+    ///
+    /// An [`AcquireOptions::owner`] or [`AcquireOptions::value`] is the owner all the same.
+    ///
+    /// ```no_run
+    /// # async fn example(client: nestlock::LockClient) -> nestlock::Result<()> {
+    /// let turns = client.fair_lock("printer")?.owner_per_acquire();
+    /// let guard = turns.lock().await?;
+    /// assert!(turns.try_lock().await?.is_none(), "also in the same task");
+    /// guard.unlock().await
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn owner_per_acquire(mut self) -> Self {
+        self.owner_per_acquire = true;
+        self
+    }
+
+    /// The lock's name, with the client's prefix; of several locks, their names with `+` between.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        match &self.inner {
+            Inner::One(single) => single.kind.name(),
+            Inner::All(all) => all.name(),
+            Inner::Most(most) => most.name(),
+        }
+    }
+
+    /// The locks that this one is made of, in the order in which they were given; of a lock of one kind, none.
+    #[must_use]
+    pub fn members(&self) -> &[Self] {
+        match &self.inner {
+            Inner::One(_) => &[],
+            Inner::All(all) => all.members(),
+            Inner::Most(most) => most.members(),
+        }
+    }
+
+    /// Acquires, and waits for it without limit. The watchdog renews the lease until the guard is released.
+    ///
+    /// One round trip when nobody holds the lock. A re-entry counts one hold more, and never shortens the lease.
+    ///
+    /// ```no_run
+    /// # async fn example(lock: nestlock::Lock) -> nestlock::Result<()> {
+    /// let guard = lock.lock().await?;
+    /// guard.unlock().await
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// - [`Error::Lost`]: this owner held the lock and does not any more, or is inside a hold that was lost.
+    /// - [`Error::NotReentrant`], [`Error::UpgradeRefused`], [`Error::TooManyHolds`], [`Error::NoToken`]: this owner holds
+    ///   the lock in a way that waiting cannot change. Nothing was sent.
+    /// - [`Error::WrongLockKind`], [`Error::WrongType`]: something else lives at this name.
+    /// - [`Error::Store`], [`Error::Unconfirmed`]: the server refused, or did not answer. Without a limit to the wait, what
+    ///   may pass is tried for the client's [`outage_patience`](crate::LockClientBuilder::outage_patience); with one, until
+    ///   it is over, a round trip and 40 ms more; a try ends within the command timeout.
+    /// - [`Error::NoQuorum`]: too few servers of a RedLock answered.
+    /// - [`Error::Closed`]: the client was shut down.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe: dropped at any point, nothing stays held. A request that was under way is undone by the client in
+    /// the background; [`LockClient::idle`](crate::LockClient::idle) waits for that.
+    pub async fn lock(&self) -> Result<LockGuard> {
+        self.wait_and_acquire(&PLAIN).await
+    }
+
+    /// As [`lock`](Self::lock), with options: a lease, an owner.
+    ///
+    /// ```no_run
+    /// # async fn example(lock: nestlock::Lock) -> nestlock::Result<()> {
+    /// use std::time::Duration;
+    /// use nestlock::AcquireOptions;
+    ///
+    /// let guard = lock.lock_with(AcquireOptions::new().lease(Duration::from_secs(10))).await?;
+    /// guard.unlock().await
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`lock`](Self::lock); [`Error::InvalidLease`] and [`Error::InvalidOwner`] before anything is sent.
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`lock`](Self::lock).
+    pub async fn lock_with(&self, options: AcquireOptions) -> Result<LockGuard> {
+        self.wait_and_acquire(&options).await
+    }
+
+    /// Acquires if nobody else holds the lock; `None`: somebody does. Never waits for a holder.
+    ///
+    /// ```no_run
+    /// # async fn example(lock: nestlock::Lock) -> nestlock::Result<()> {
+    /// match lock.try_lock().await? {
+    ///     Some(guard) => guard.unlock().await,
+    ///     None => Ok(()), // busy: somebody else is at it
+    /// }
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`lock`](Self::lock), but for [`Error::NotReentrant`] and [`Error::UpgradeRefused`]: a lock that the caller itself
+    /// holds, and cannot take again, is busy. These errors say that a wait would never end, and a try does not wait.
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`lock`](Self::lock).
+    pub async fn try_lock(&self) -> Result<Option<LockGuard>> {
+        self.try_to_acquire(&PLAIN).await
+    }
+
+    /// As [`try_lock`](Self::try_lock), with options: a lease, an owner.
+    ///
+    /// ```no_run
+    /// # async fn example(lock: nestlock::Lock) -> nestlock::Result<()> {
+    /// use std::time::Duration;
+    /// use nestlock::AcquireOptions;
+    ///
+    /// let once_a_minute = AcquireOptions::new().lease(Duration::from_secs(60));
+    /// if let Some(guard) = lock.try_lock_with(once_a_minute).await? {
+    ///     guard.leave_to_lease();
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`try_lock`](Self::try_lock); [`Error::InvalidLease`] and [`Error::InvalidOwner`] before anything is sent.
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`lock`](Self::lock).
+    pub async fn try_lock_with(&self, options: AcquireOptions) -> Result<Option<LockGuard>> {
+        self.try_to_acquire(&options).await
+    }
+
+    /// Acquires, and waits for it at most `wait`; `None`: busy until then. Zero tries once; more than ten years is without
+    /// limit.
+    ///
+    /// ```no_run
+    /// # async fn example(lock: nestlock::Lock) -> nestlock::Result<()> {
+    /// use std::time::Duration;
+    ///
+    /// let Some(guard) = lock.try_lock_for(Duration::from_secs(2)).await? else { return Ok(()) };
+    /// guard.unlock().await
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`lock`](Self::lock).
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`lock`](Self::lock).
+    pub async fn try_lock_for(&self, wait: Duration) -> Result<Option<LockGuard>> {
+        self.acquire(Wait::at_most(wait), &PLAIN).await
+    }
+
+    /// As [`try_lock_for`](Self::try_lock_for), with options: a lease, an owner.
+    ///
+    /// ```no_run
+    /// # async fn example(lock: nestlock::Lock) -> nestlock::Result<()> {
+    /// use std::time::Duration;
+    /// use nestlock::AcquireOptions;
+    ///
+    /// let (wait, lease) = (Duration::from_secs(2), Duration::from_secs(10));
+    /// let guard = lock.try_lock_for_with(wait, AcquireOptions::new().lease(lease)).await?;
+    /// # drop(guard); Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`lock`](Self::lock); [`Error::InvalidLease`] and [`Error::InvalidOwner`] before anything is sent.
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`lock`](Self::lock).
+    pub async fn try_lock_for_with(&self, wait: Duration, options: AcquireOptions) -> Result<Option<LockGuard>> {
+        self.acquire(Wait::at_most(wait), &options).await
+    }
+
+    /// Gives up one hold of `owner`, without a guard: after [`LockGuard::forget`], or in another process.
+    ///
+    /// ```no_run
+    /// # async fn example(lock: nestlock::Lock) -> nestlock::Result<()> {
+    /// let owner = lock.lock().await?.forget();
+    /// lock.release(&owner).await
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NotHeld`] if this owner does not hold the lock; nothing is changed then. [`Error::Store`] and
+    /// [`Error::Unconfirmed`] if the server did not answer.
+    ///
+    /// # Cancel safety
+    ///
+    /// Once polled, the release goes on when the future is dropped. For what was handed over it is not repeated: without an
+    /// answer, the hold may or may not have been given up.
+    pub async fn release(&self, owner: &OwnerId) -> Result<()> {
+        match &self.inner {
+            Inner::One(single) => single.anchor.release_owner(&single.kind, owner).await,
+            Inner::All(all) => all.release(owner).await,
+            Inner::Most(most) => most.release(owner).await,
+        }
+    }
+
+    /// Lets the holds of `owner` live for at least `lease` from now, 10 ms to 10 years. Never shortens.
+    ///
+    /// ```no_run
+    /// # async fn example(lock: nestlock::Lock, owner: nestlock::OwnerId) -> nestlock::Result<()> {
+    /// lock.extend(&owner, std::time::Duration::from_secs(60)).await
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NotHeld`] if this owner does not hold the lock; nothing is changed then. [`Error::NotExpirable`] if the record
+    /// has no TTL; [`Error::InvalidLease`]; [`Error::Store`] and [`Error::Unconfirmed`] if the server did not answer.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe: dropped midway, the lock may or may not have been extended.
+    pub async fn extend(&self, owner: &OwnerId, lease: Duration) -> Result<()> {
+        match &self.inner {
+            Inner::One(single) => single.anchor.extend(&single.kind, owner, lease).await,
+            Inner::All(all) => all.extend(owner, lease).await,
+            Inner::Most(most) => most.extend(owner, lease).await,
+        }
+    }
+
+    /// Frees the lock, whoever holds it, and wakes a waiter; `false`: nobody held it.
+    ///
+    /// The holder is not asked. It learns of the loss when it next renews or releases.
+    ///
+    /// ```no_run
+    /// # async fn example(lock: nestlock::Lock) -> nestlock::Result<()> {
+    /// if lock.force_unlock().await? {
+    ///     println!("{} was held, and is free now", lock.name());
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`inspect`](Self::inspect); [`Error::Unconfirmed`] if it may have been freed.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped midway, the lock may or may not have been freed.
+    pub async fn force_unlock(&self) -> Result<bool> {
+        match &self.inner {
+            Inner::One(single) => single.anchor.force_unlock(&single.kind).await,
+            Inner::All(all) => all.force_unlock().await,
+            Inner::Most(most) => most.force_unlock().await,
+        }
+    }
+
+    /// Who holds the lock and for how long, as the server saw it a moment ago; `None`: nobody does. One request.
+    ///
+    /// Of several locks as one: whoever holds all of them, and for the shortest time. Of a RedLock: whoever holds most.
+    ///
+    /// ```no_run
+    /// # async fn example(lock: nestlock::Lock) -> nestlock::Result<()> {
+    /// if let Some(held) = lock.inspect().await? {
+    ///     println!("held by {:?}, for {:?} more", held.holders, held.remaining);
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::WrongLockKind`] and [`Error::WrongType`] if something else lives at this name; [`Error::Store`] if the server
+    /// did not answer; [`Error::NoQuorum`] if too few of a RedLock's servers did.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe.
+    pub async fn inspect(&self) -> Result<Option<Inspection>> {
+        match &self.inner {
+            Inner::One(single) => Ok(match single.anchor.inspect(&single.kind).await? {
+                Inspected::Held { holders, ttl } => Some(Inspection { holders, remaining: ttl }),
+                _ => None,
+            }),
+            Inner::All(all) => all.inspect().await,
+            Inner::Most(most) => most.inspect().await,
+        }
+    }
+
+    /// Whether anybody holds the lock, as the server saw it a moment ago. Of several locks as one: whether so many are held
+    /// that nobody else can have it.
+    ///
+    /// ```no_run
+    /// # async fn example(lock: nestlock::Lock) -> nestlock::Result<()> {
+    /// println!("{} is {}", lock.name(), if lock.is_locked().await? { "held" } else { "free" });
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`inspect`](Self::inspect).
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe.
+    pub async fn is_locked(&self) -> Result<bool> {
+        match &self.inner {
+            Inner::One(_) => Ok(self.inspect().await?.is_some()),
+            Inner::All(all) => all.is_locked().await,
+            Inner::Most(most) => most.is_locked().await,
+        }
+    }
+
+    /// How often `owner` holds the lock, as the server saw it a moment ago.
+    ///
+    /// ```no_run
+    /// # async fn example(client: nestlock::LockClient, lock: nestlock::Lock) -> nestlock::Result<()> {
+    /// assert_eq!(lock.hold_count(&client.current_owner()).await?, 0);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`inspect`](Self::inspect).
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe.
+    pub async fn hold_count(&self, owner: &OwnerId) -> Result<u32> {
+        match &self.inner {
+            Inner::One(_) => Ok(self.inspect().await?.map_or(0, |held| held.hold_count(owner))),
+            Inner::All(all) => all.hold_count(owner).await,
+            Inner::Most(most) => most.hold_count(owner).await,
+        }
+    }
+
+    /// Who holds the lock, as the server saw it a moment ago; of several readers, one.
+    ///
+    /// ```no_run
+    /// # async fn example(lock: nestlock::Lock) -> nestlock::Result<()> {
+    /// if let Some(owner) = lock.holder().await? {
+    ///     println!("held by {owner}");
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`inspect`](Self::inspect).
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe.
+    pub async fn holder(&self) -> Result<Option<OwnerId>> {
+        Ok(self.inspect().await?.and_then(|held| held.holders.into_iter().next()).map(|(owner, _)| owner))
+    }
+
+    /// How long the record lives unless it is renewed, to the millisecond; `None`: nobody holds the lock, or the record
+    /// has no TTL.
+    ///
+    /// ```no_run
+    /// # async fn example(lock: nestlock::Lock) -> nestlock::Result<()> {
+    /// println!("free in {:?} at the latest", lock.remaining_lease().await?);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`inspect`](Self::inspect).
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe.
+    pub async fn remaining_lease(&self) -> Result<Option<Duration>> {
+        match &self.inner {
+            Inner::Most(most) => most.remaining_lease().await,
+            _ => Ok(self.inspect().await?.and_then(|held| held.remaining)),
+        }
+    }
+
+    async fn wait_and_acquire(&self, options: &AcquireOptions) -> Result<LockGuard> {
+        let guard = self.acquire(Wait::Forever, options).await?;
+        Ok(guard.expect("a wait without limit does not end without the lock"))
+    }
+
+    async fn try_to_acquire(&self, options: &AcquireOptions) -> Result<Option<LockGuard>> {
+        match self.acquire(Wait::No, options).await {
+            Err(Error::NotReentrant { .. } | Error::UpgradeRefused { .. }) => Ok(None),
+            outcome => outcome,
+        }
+    }
+
+    /// The one way in; `None`: busy until the wait was over.
+    async fn acquire(&self, wait: Wait, options: &AcquireOptions) -> Result<Option<LockGuard>> {
+        if self.owner_per_acquire {
+            // in a box, so that waiters without it stay small
+            return Box::pin(OwnerId::scope(self.acquire_as_caller(wait, options))).await;
+        }
+        self.acquire_as_caller(wait, options).await
+    }
+
+    async fn acquire_as_caller(&self, wait: Wait, options: &AcquireOptions) -> Result<Option<LockGuard>> {
+        match &self.inner {
+            Inner::One(Single { anchor, kind }) => {
+                let entered = Acquire::new(anchor, kind, options, wait)?.run().await?;
+                Ok(entered.map(|entered| LockGuard::new(Arc::clone(anchor), entered)))
+            }
+            Inner::All(all) => all.acquire(wait, options).await,
+            Inner::Most(most) => most.acquire(wait, options).await,
+        }
     }
 }
 
-#[async_trait]
-impl RLock for Lock {
-    fn name(&self) -> &str {
-        self.kind.name()
-    }
-
-    async fn acquire(&self, options: AcquireOptions) -> Result<Option<LockGuard>> {
-        let entered = Acquire::new(&self.anchor, &self.kind, &options)?.run().await?;
-        Ok(entered.map(|entered| LockGuard::new(Arc::clone(&self.anchor), entered)))
-    }
-
-    async fn release(&self, owner: &OwnerId) -> Result<()> {
-        self.anchor.release_owner(&self.kind, owner).await
-    }
-
-    async fn extend(&self, owner: &OwnerId, lease: Duration) -> Result<bool> {
-        self.anchor.extend(&self.kind, owner, lease).await
-    }
-
-    async fn force_unlock(&self) -> Result<bool> {
-        self.anchor.force_unlock(&self.kind).await
-    }
-
-    async fn is_locked(&self) -> Result<bool> {
-        Ok(self.anchor.inspect(&self.kind).await? != Inspected::Free)
-    }
-
-    async fn hold_count(&self, owner: &OwnerId) -> Result<u32> {
-        self.anchor.hold_count(&self.kind, owner).await
-    }
-
-    async fn holder(&self) -> Result<Option<OwnerId>> {
-        Ok(match self.anchor.inspect(&self.kind).await? {
-            Inspected::Held { holders, .. } => holders.into_iter().next().map(|(owner, _)| owner),
-            _ => None,
-        })
-    }
-
-    async fn remaining_lease(&self) -> Result<Option<Duration>> {
-        Ok(match self.anchor.inspect(&self.kind).await? {
-            Inspected::Held { ttl, .. } => ttl,
-            _ => None,
-        })
-    }
-}
+/// What is asked for where nothing is.
+static PLAIN: AcquireOptions = AcquireOptions { lease: None, rare: None };

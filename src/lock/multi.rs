@@ -3,20 +3,18 @@
 use std::{sync::Arc, time::Duration};
 
 use async_trait::async_trait;
-use futures_util::future::join_all;
+use futures_util::future::{BoxFuture, join_all, select_all};
 
 use crate::{
     clock::Instant,
     engine::{Anchor, Kind, acquire::Acquire, random_fraction, together::Outcome},
     error::{Error, Result, StoreError, StoreErrorKind},
-    guard::LockGuard,
+    guard::{Forget, Held, LockGuard, of_one_client},
     options::{AcquireOptions, Wait},
     owner::OwnerId,
-    quorum::ask,
-    rlock::RLock,
 };
 
-use super::Lock;
+use super::{Inspection, Lock, quorum::ask};
 
 /// The pause after a round in which some members were busy grows by this, up to [`MAX_PAUSE`]; all of it is random.
 const PAUSE_STEP: Duration = Duration::from_millis(2);
@@ -24,52 +22,49 @@ const MAX_PAUSE: Duration = Duration::from_millis(50);
 /// How long past the end of the wait answers to requests under way are awaited.
 const GRACE: Duration = Duration::from_millis(40);
 
-/// Several locks that are held together or not at all, made by [`LockClient::multi_lock`](crate::LockClient::multi_lock).
-///
-/// The members may be of any kind, on any servers. Where all are this client's own reentrant, non-reentrant or spin locks,
-/// one request takes them together, and one gives them back. Nobody waits for one member while he holds another, so that processes
-/// which name the same locks in different orders do not block each other.
-#[derive(Debug, Clone)]
-pub struct MultiLock {
+/// Several locks that are held together or not at all: see [`LockClient::multi_lock`](crate::LockClient::multi_lock).
+#[derive(Debug)]
+pub(crate) struct MultiLock {
     anchor: Arc<Anchor>,
-    members: Arc<[Arc<dyn RLock>]>,
+    members: Vec<Lock>,
     /// The members' kinds, if they are this client's own locks: one request may take them together.
-    kinds: Option<Arc<[Arc<dyn Kind>]>>,
+    kinds: Option<Vec<Arc<dyn Kind>>>,
     name: Arc<str>,
 }
 
 impl MultiLock {
-    pub(crate) fn new(anchor: &Arc<Anchor>, members: impl IntoIterator<Item = Arc<dyn RLock>>) -> Result<Self> {
-        let members: Arc<[Arc<dyn RLock>]> = members.into_iter().collect();
+    pub(crate) fn new(anchor: &Arc<Anchor>, members: Vec<Lock>) -> Result<Self> {
         if members.is_empty() {
             let reason = "a multi-lock needs at least one member".into();
             return Err(Error::InvalidName { name: String::new(), reason });
         }
-        let names: Vec<_> = members.iter().map(|member| member.name()).collect();
-        let kind = |member: &Arc<dyn RLock>| {
-            let lock = Lock::of(member).filter(|lock| Arc::ptr_eq(&lock.anchor, anchor))?;
-            Some(Arc::clone(&lock.kind))
+        let names: Vec<_> = members.iter().map(Lock::name).collect();
+        let kind = |member: &Lock| {
+            let single = member.single().filter(|single| Arc::ptr_eq(&single.anchor, anchor))?;
+            (!member.owner_per_acquire).then(|| Arc::clone(&single.kind))
         };
         let kinds = members.iter().map(kind).collect();
         Ok(Self { anchor: Arc::clone(anchor), name: names.join("+").into(), kinds, members })
     }
 
-    /// The members, in the order in which they were given.
-    #[must_use]
-    pub fn members(&self) -> &[Arc<dyn RLock>] {
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(super) fn members(&self) -> &[Lock] {
         &self.members
     }
 
     /// Acquires all members by one request, without waiting, if that can be done.
-    async fn together(&self, options: &AcquireOptions) -> Result<Round> {
+    async fn together(&self, wait: Wait, options: &AcquireOptions) -> Result<Round> {
         let Some(kinds) = &self.kinds else { return Ok(Round::Again(0)) };
-        let all = Acquire::new(&self.anchor, &kinds[0], options)?;
+        let all = Acquire::new(&self.anchor, &kinds[0], options, wait)?;
         Ok(match all.together(kinds).await? {
             Outcome::Entered(entered) => {
                 let guard = |entered| LockGuard::new(Arc::clone(&self.anchor), entered);
                 Round::Entered(entered.into_iter().map(guard).collect())
             }
-            Outcome::Busy(_) if options.wait == Wait::No => Round::Busy,
+            Outcome::Busy(_) if wait == Wait::No => Round::Busy,
             Outcome::Busy(at) => Round::Again(at),
             Outcome::NotThisWay => Round::Again(0),
         })
@@ -77,11 +72,9 @@ impl MultiLock {
 
     /// Acquires one member, and waits for it; then all others, without waiting, and for their answers until `over`.
     async fn round(&self, first: usize, wait: Wait, options: &AcquireOptions, over: Option<Instant>) -> Result<Round> {
-        let awaited = AcquireOptions { wait, ..options.clone() };
-        let Some(guard) = self.members[first].acquire(awaited).await? else { return Ok(Round::Busy) };
-        let at_once = AcquireOptions { wait: Wait::No, ..options.clone() };
+        let Some(guard) = self.members[first].acquire(wait, options).await? else { return Ok(Round::Busy) };
         let others = self.members.iter().enumerate().filter(|(at, _)| *at != first);
-        let others = others.map(|(at, member)| (at, member.acquire(at_once.clone())));
+        let others = others.map(|(at, member)| (at, member.acquire(Wait::No, options)));
         let answers = ask(&self.anchor, others, over, |_| false).await;
 
         let silent = (0..self.members.len()).find(|at| *at != first && answers.iter().all(|(other, _)| other != at));
@@ -124,79 +117,132 @@ enum Round {
     Again(usize),
 }
 
+impl MultiLock {
+    pub(super) fn acquire<'a>(
+        &'a self,
+        wait: Wait,
+        options: &'a AcquireOptions,
+    ) -> BoxFuture<'a, Result<Option<LockGuard>>> {
+        Box::pin(async move {
+            let limit = wait.until(Instant::now());
+            let over = limit.filter(|_| wait != Wait::No).map(|limit| limit + GRACE);
+            let guard = |guards| LockGuard::of_several(All { name: Arc::clone(&self.name), guards });
+            let mut first = match self.together(wait, options).await? {
+                Round::Entered(guards) => return Ok(Some(guard(guards))),
+                Round::Busy => return Ok(None),
+                Round::Again(first) => first,
+            };
+            let mut pause = PAUSE_STEP;
+            loop {
+                let wait = match limit {
+                    None => Wait::Forever,
+                    Some(_) if wait == Wait::No => Wait::No,
+                    Some(limit) => Wait::For(limit.saturating_duration_since(Instant::now())),
+                };
+                match self.round(first, wait, options, over).await? {
+                    Round::Entered(guards) => return Ok(Some(guard(guards))),
+                    Round::Busy => return Ok(None),
+                    Round::Again(_) if limit.is_some_and(|limit| limit <= Instant::now()) => return Ok(None),
+                    Round::Again(busy) => first = busy,
+                }
+                // two that take turns in disturbing each other would go on for ever
+                let until = Instant::now() + pause.mul_f64(random_fraction());
+                self.anchor.sleep_until(limit.map_or(until, |limit| until.min(limit))).await;
+                pause = (pause + PAUSE_STEP).min(MAX_PAUSE);
+            }
+        })
+    }
+
+    pub(super) fn release<'a>(&'a self, owner: &'a OwnerId) -> BoxFuture<'a, Result<()>> {
+        Box::pin(async move { all(self.members.iter().map(|member| member.release(owner))).await.map(drop) })
+    }
+
+    pub(super) fn extend<'a>(&'a self, owner: &'a OwnerId, lease: Duration) -> BoxFuture<'a, Result<()>> {
+        Box::pin(async move { all(self.members.iter().map(|member| member.extend(owner, lease))).await.map(drop) })
+    }
+
+    pub(super) fn force_unlock(&self) -> BoxFuture<'_, Result<bool>> {
+        Box::pin(async move {
+            let all = all(self.members.iter().map(Lock::force_unlock)).await?;
+            Ok(all.into_iter().any(|freed| freed))
+        })
+    }
+
+    /// Whether any member is held: then the whole cannot be acquired.
+    pub(super) fn is_locked(&self) -> BoxFuture<'_, Result<bool>> {
+        Box::pin(async move {
+            let all = all(self.members.iter().map(Lock::is_locked)).await?;
+            Ok(all.into_iter().any(|locked| locked))
+        })
+    }
+
+    /// How often `owner` holds all members.
+    pub(super) fn hold_count<'a>(&'a self, owner: &'a OwnerId) -> BoxFuture<'a, Result<u32>> {
+        Box::pin(async move {
+            let all = all(self.members.iter().map(|member| member.hold_count(owner))).await?;
+            Ok(all.into_iter().min().unwrap_or(0))
+        })
+    }
+
+    /// Who holds all members, if that is one owner (members of several clients have several), and for the shortest time.
+    pub(super) fn inspect(&self) -> BoxFuture<'_, Result<Option<Inspection>>> {
+        Box::pin(async move {
+            let all = all(self.members.iter().map(Lock::inspect)).await?;
+            let Some(held) = all.into_iter().collect::<Option<Vec<_>>>() else { return Ok(None) };
+            let remaining = held.iter().map(|held| held.remaining).min_by_key(|left| left.unwrap_or(Duration::MAX));
+            let of_all = |owner: &OwnerId| held.iter().map(|held| held.hold_count(owner)).min().unwrap_or(0);
+            let holders = held[0].holders.iter().map(|(owner, _)| (owner.clone(), of_all(owner)));
+            let holders = holders.filter(|(_, holds)| *holds > 0).collect();
+            Ok(Some(Inspection { holders, remaining: remaining.flatten() }))
+        })
+    }
+}
+
+/// The guards of all members.
+struct All {
+    name: Arc<str>,
+    guards: Vec<LockGuard>,
+}
+
 #[async_trait]
-impl RLock for MultiLock {
+impl Held for All {
     fn name(&self) -> &str {
         &self.name
     }
 
-    async fn acquire(&self, options: AcquireOptions) -> Result<Option<LockGuard>> {
-        let limit = options.wait.until(Instant::now());
-        let over = limit.filter(|_| options.wait != Wait::No).map(|limit| limit + GRACE);
-        let mut first = match self.together(&options).await? {
-            Round::Entered(guards) => return Ok(Some(LockGuard::of_many(Arc::clone(&self.name), guards))),
-            Round::Busy => return Ok(None),
-            Round::Again(first) => first,
-        };
-        let mut pause = PAUSE_STEP;
-        loop {
-            let wait = match limit {
-                None => Wait::Forever,
-                Some(_) if options.wait == Wait::No => Wait::No,
-                Some(limit) => Wait::For(limit.saturating_duration_since(Instant::now())),
-            };
-            match self.round(first, wait, &options, over).await? {
-                Round::Entered(guards) => {
-                    return Ok(Some(LockGuard::of_many(Arc::clone(&self.name), guards)));
-                }
-                Round::Busy => return Ok(None),
-                Round::Again(_) if limit.is_some_and(|limit| limit <= Instant::now()) => return Ok(None),
-                Round::Again(busy) => first = busy,
-            }
-            // two that take turns in disturbing each other would go on for ever
-            let until = Instant::now() + pause.mul_f64(random_fraction());
-            self.anchor.sleep_until(limit.map_or(until, |limit| until.min(limit))).await;
-            pause = (pause + PAUSE_STEP).min(MAX_PAUSE);
+    fn owner(&self) -> OwnerId {
+        self.guards[0].owner()
+    }
+
+    fn members(&self) -> &[LockGuard] {
+        &self.guards
+    }
+
+    async fn unlock(self: Box<Self>) -> Result<()> {
+        let mut guards = self.guards;
+        if let Some((anchor, held)) = of_one_client(&mut guards) {
+            return anchor.release_together(held).await;
         }
+        join_all(guards.into_iter().map(LockGuard::unlock)).await.into_iter().collect()
     }
 
-    async fn release(&self, owner: &OwnerId) -> Result<()> {
-        all(self.members.iter().map(|member| member.release(owner))).await.map(drop)
+    async fn lost(&self) -> Error {
+        let (error, ..) = select_all(self.guards.iter().map(|guard| Box::pin(guard.lost()))).await;
+        error
     }
 
-    async fn extend(&self, owner: &OwnerId, lease: Duration) -> Result<bool> {
-        let all = all(self.members.iter().map(|member| member.extend(owner, lease))).await?;
-        Ok(all.into_iter().all(|extended| extended))
+    fn remaining(&self) -> Result<Duration> {
+        let mut all = self.guards.iter().map(LockGuard::remaining_or_error);
+        all.try_fold(Duration::MAX, |least, remaining| Ok(least.min(remaining?)))
     }
 
-    async fn force_unlock(&self) -> Result<bool> {
-        let all = all(self.members.iter().map(|member| member.force_unlock())).await?;
-        Ok(all.into_iter().any(|freed| freed))
+    async fn extend(&self, lease: Duration) -> Result<()> {
+        join_all(self.guards.iter().map(|guard| guard.extend(lease))).await.into_iter().collect()
     }
 
-    /// Whether any member is held: then the whole can not be acquired.
-    async fn is_locked(&self) -> Result<bool> {
-        let all = all(self.members.iter().map(|member| member.is_locked())).await?;
-        Ok(all.into_iter().any(|locked| locked))
-    }
-
-    /// How often `owner` holds all members.
-    async fn hold_count(&self, owner: &OwnerId) -> Result<u32> {
-        let all = all(self.members.iter().map(|member| member.hold_count(owner))).await?;
-        Ok(all.into_iter().min().unwrap_or(0))
-    }
-
-    /// Who holds all members, if that is one owner; members of several clients have several.
-    async fn holder(&self) -> Result<Option<OwnerId>> {
-        let all = all(self.members.iter().map(|member| member.holder())).await?;
-        let mut all = all.into_iter();
-        let first = all.next().flatten();
-        Ok(first.filter(|first| all.all(|other| other.is_some_and(|other| other.base() == first.base()))))
-    }
-
-    /// The shortest of the members' leases; `None` if one is free or has no TTL.
-    async fn remaining_lease(&self) -> Result<Option<Duration>> {
-        let all = all(self.members.iter().map(|member| member.remaining_lease())).await?;
-        Ok(all.into_iter().collect::<Option<Vec<_>>>().and_then(|leases| leases.into_iter().min()))
+    fn forget(self: Box<Self>, how: Forget) -> OwnerId {
+        let owner = self.owner();
+        self.guards.into_iter().for_each(|guard| drop(guard.let_go(how)));
+        owner
     }
 }

@@ -9,6 +9,8 @@ use std::sync::Arc;
 use super::Lock;
 use crate::{
     engine::{Kind, Request, Sibling, Wake},
+    error::Result,
+    guard::LockGuard,
     keys::LockName,
     owner::OwnerId,
     store::{Call, Script, script},
@@ -28,11 +30,22 @@ script!(WRITE_INSPECT = "read_write/write_inspect", keys = 1, args = 0);
 /// How long an intent holds new readers back. A writer that still waits looks, and renews it, twice within this time.
 const INTENT_MS: u64 = 2_000;
 
-/// A lock with two sides: any number of owners may hold [`read`](Self::read), or one may hold [`write`](Self::write).
+/// A lock with two sides: any number of owners may read, or one may write. See
+/// [`LockClient::read_write_lock`](crate::LockClient::read_write_lock).
 ///
-/// Each side is an [`RLock`](crate::RLock), reentrant by itself. Whoever writes may also read, and then give up writing
-/// and read on. Whoever reads cannot write: [`Error::UpgradeRefused`](crate::Error::UpgradeRefused) at once, since it
-/// would wait for itself.
+/// ```no_run
+/// # async fn example(client: nestlock::LockClient) -> nestlock::Result<()> {
+/// let prices = client.read_write_lock("prices")?;
+/// let guard = prices.read().await?; // beside other readers
+/// guard.unlock().await?;
+/// let guard = prices.write().await?; // alone
+/// guard.unlock().await
+/// # }
+/// ```
+///
+/// Each side is a [`Lock`], reentrant by itself. Whoever writes may also read, and then give up writing and read on.
+/// Whoever reads cannot write: [`Error::UpgradeRefused`](crate::Error::UpgradeRefused) at once, since it would wait for
+/// itself.
 ///
 /// # Deadlocks
 ///
@@ -41,7 +54,7 @@ const INTENT_MS: u64 = 2_000;
 /// task, the first for the second, and the second for the writer. Nobody times out if nobody has a limit. Two tasks of
 /// one request are enough. Read once for each request and pass on what was read; or let its tasks be one owner
 /// ([`AcquireOptions::owner`](crate::AcquireOptions::owner) with [`LockClient::owner`](crate::LockClient::owner)), which
-/// may always read on; or bound the inner wait ([`RLock::try_lock_for`](crate::RLock::try_lock_for)).
+/// may always read on; or bound the inner wait ([`Lock::try_lock_for`]).
 #[derive(Debug, Clone)]
 pub struct ReadWriteLock {
     read: Lock,
@@ -53,16 +66,75 @@ impl ReadWriteLock {
         Self { read, write }
     }
 
-    /// The side for those who look: shared by all of them.
+    /// The side for those who look, shared by all of them, as a lock of its own.
     #[must_use]
-    pub fn read(&self) -> Lock {
+    pub fn read_lock(&self) -> Lock {
         self.read.clone()
     }
 
-    /// The side for those who change: for one at a time, and nobody reads meanwhile.
+    /// The side for those who change, for one at a time while nobody reads, as a lock of its own.
     #[must_use]
-    pub fn write(&self) -> Lock {
+    pub fn write_lock(&self) -> Lock {
         self.write.clone()
+    }
+
+    /// The same lock, but each acquire is an owner of its own: see [`Lock::owner_per_acquire`]. Then a reader is not let in
+    /// beside its own writer, and every reader waits behind a writer that waits.
+    #[must_use]
+    pub fn owner_per_acquire(self) -> Self {
+        Self { read: self.read.owner_per_acquire(), write: self.write.owner_per_acquire() }
+    }
+
+    /// Acquires to read, and waits for it without limit.
+    ///
+    /// # Errors
+    ///
+    /// As [`Lock::lock`].
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`Lock::lock`].
+    pub async fn read(&self) -> Result<LockGuard> {
+        self.read.lock().await
+    }
+
+    /// Acquires to write, and waits for it without limit.
+    ///
+    /// # Errors
+    ///
+    /// As [`Lock::lock`].
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`Lock::lock`].
+    pub async fn write(&self) -> Result<LockGuard> {
+        self.write.lock().await
+    }
+
+    /// Acquires to read if nobody writes, or waits to; `None`: somebody does.
+    ///
+    /// # Errors
+    ///
+    /// As [`Lock::try_lock`].
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`Lock::lock`].
+    pub async fn try_read(&self) -> Result<Option<LockGuard>> {
+        self.read.try_lock().await
+    }
+
+    /// Acquires to write if nobody holds the lock; `None`: somebody does, perhaps the caller itself.
+    ///
+    /// # Errors
+    ///
+    /// As [`Lock::try_lock`].
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`Lock::lock`].
+    pub async fn try_write(&self) -> Result<Option<LockGuard>> {
+        self.write.try_lock().await
     }
 }
 

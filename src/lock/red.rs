@@ -4,23 +4,24 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use async_trait::async_trait;
+use futures_util::future::BoxFuture;
 use uuid::Uuid;
 
 use crate::{
     clock::Instant,
     engine::{Anchor, random_fraction},
     error::{Error, NodeSaid, Result},
-    guard::LockGuard,
+    guard::{Held, LockGuard},
     options::{AcquireOptions, ENDLESS, Wait, checked_lease},
     owner::OwnerId,
-    quorum::{Nodes, Quorum, Terms, may_pass},
-    rlock::RLock,
 };
 
-use super::Lock;
+use super::{
+    Inspection, Lock, Single,
+    quorum::{Nodes, Quorum, Terms, may_pass},
+};
 
-/// How a [`RedLock`] asks its servers. The defaults are redsync's.
+/// How a RedLock asks its servers; see [`LockClient::red_lock`](crate::LockClient::red_lock). The defaults are redsync's.
 #[derive(Clone)]
 #[must_use]
 pub struct RedLockOptions {
@@ -202,20 +203,11 @@ impl RedLockOptions {
     }
 }
 
-/// One lock over several independent servers: held while most of them record it, so that some may fail.
-///
-/// Servers are asked at once, and waited for no longer than a part of the TTL; a minority that is dead or hangs costs
-/// nothing beyond that. Each member renews its own record; the lock is lost when most members are.
-///
-/// # What it can not promise
-///
-/// It is no stronger than its clocks: a server whose clock jumps, or that forgets a record (restarted without
-/// persistence, sooner than the TTL), can let a second holder in. Let such a server stay down for a TTL. Against a
-/// paused holder nothing here helps; only a fencing token does, which independent servers can not count.
-#[derive(Debug, Clone)]
-pub struct RedLock {
+/// One lock over several independent servers, held while most of them record it.
+#[derive(Debug)]
+pub(crate) struct RedLock {
     nodes: Arc<Nodes>,
-    options: Arc<RedLockOptions>,
+    options: RedLockOptions,
     /// The members are string records: each round has a value of its own.
     valued: bool,
 }
@@ -224,7 +216,7 @@ impl RedLock {
     pub(crate) fn new(
         anchor: Option<&Arc<Anchor>>,
         name: Arc<str>,
-        (locks, labels): (Vec<Arc<dyn RLock>>, Vec<Arc<str>>),
+        (locks, labels): (Vec<Lock>, Vec<Arc<str>>),
         options: RedLockOptions,
         valued: bool,
     ) -> Result<Self> {
@@ -235,19 +227,21 @@ impl RedLock {
             let reason = "only a RedLock over servers has a value; leave it out".into();
             return Err(Error::InvalidConfig { reason });
         }
-        if let Some((one, other)) = twins(&locks) {
-            let (name, [one, other]) = (one.name(), [one, other].map(|lock| lock.anchor.store.address()));
+        if let Some((name, one, other)) = twins(&locks) {
+            let [one, other] = [one, other].map(|single| single.anchor.store.address());
             let reason =
                 format!("{one} and {other} are one server, and its lock {name:?} would count twice; leave one out");
             return Err(Error::InvalidConfig { reason });
         }
-        let options = Arc::new(options.validate(&name)?);
+        let options = options.validate(&name)?;
         Ok(Self { nodes: Arc::new(Nodes { anchor: Arc::clone(anchor), name, locks, labels }), options, valued })
     }
 
-    /// The members, in the order in which they were given.
-    #[must_use]
-    pub fn members(&self) -> &[Arc<dyn RLock>] {
+    pub(super) fn name(&self) -> &str {
+        &self.nodes.name
+    }
+
+    pub(super) fn members(&self) -> &[Lock] {
         &self.nodes.locks
     }
 
@@ -258,9 +252,9 @@ impl RedLock {
 
     /// What each member is asked for in one round.
     fn of_round(&self, options: &AcquireOptions) -> AcquireOptions {
-        let mut asked = AcquireOptions { wait: Wait::No, ..options.clone() };
+        let mut asked = options.clone();
         if asked.lease.is_none() {
-            asked = asked.renewed_every_third_of(options.rare().renewed.unwrap_or(self.options.expiry));
+            asked = asked.watchdog_timeout(options.rare().watchdog_timeout.unwrap_or(self.options.expiry));
         }
         if let (None, Some(renewals)) = (options.rare().max_renewals, self.options.max_renewals) {
             asked = asked.max_renewals(renewals);
@@ -278,8 +272,8 @@ impl RedLock {
     /// The same for each member, as whoever calls now: an extension may be another task's call.
     fn as_now(&self, asked: &AcquireOptions) -> Vec<AcquireOptions> {
         let named = asked.rare().owner.is_some() || asked.rare().value.is_some();
-        let of_member = |member: &Arc<dyn RLock>| match Lock::of(member) {
-            Some(lock) if !named => asked.clone().owner(OwnerId::current(&lock.anchor.client)),
+        let of_member = |member: &Lock| match member.single() {
+            Some(single) if !named => asked.clone().owner(OwnerId::current(&single.anchor.client)),
             _ => asked.clone(),
         };
         self.nodes.locks.iter().map(|member| of_member(member).after_a_loss()).collect()
@@ -289,13 +283,13 @@ impl RedLock {
     async fn round(&self, options: &AcquireOptions) -> Result<Round> {
         let (nodes, needed) = (&self.nodes, self.nodes.needed());
         let asked = self.of_round(options);
-        let ttl = asked.lease.or(asked.rare().renewed).unwrap_or(self.options.expiry);
+        let ttl = asked.lease.or(asked.rare().watchdog_timeout).unwrap_or(self.options.expiry);
         let limit = self.limit(ttl);
         let mut order: Vec<usize> = (0..nodes.locks.len()).collect();
         if self.options.shuffle {
             order.sort_by_cached_key(|_| Uuid::new_v4());
         }
-        let calls = order.into_iter().map(|at| (at, nodes.locks[at].acquire(asked.clone())));
+        let calls = order.into_iter().map(|at| (at, nodes.locks[at].acquire(Wait::No, &asked)));
         let answers = nodes.ask(calls, limit, |answers| {
             let agreed = answers.iter().filter(|(_, answer)| matches!(answer, Ok(Some(_)))).count();
             self.options.fail_fast && (agreed >= needed || answers.len() - agreed > nodes.spare())
@@ -323,10 +317,10 @@ impl RedLock {
             let terms = Terms { limit, ttl, drift, rejoin, leased: asked.lease.is_some() };
             let quorum = Quorum::new(nodes, guards, terms);
             if agreed >= needed && quorum.remaining().is_ok() {
-                return Ok(Round::Entered(LockGuard::of_most(quorum)));
+                return Ok(Round::Entered(LockGuard::of_several(quorum)));
             }
             // what fails here is settled by the member's client, or ends with its lease
-            let _ = quorum.unlock().await;
+            let _ = Box::new(quorum).unlock().await;
         }
         // with those that failed, would it have been a quorum?
         let failed = nodes.locks.len() - agreed - busy;
@@ -338,12 +332,13 @@ impl RedLock {
     }
 }
 
-/// Two members that are one lock of one server.
-fn twins(members: &[Arc<dyn RLock>]) -> Option<(&Lock, &Lock)> {
-    let locks: Vec<_> = members.iter().filter_map(Lock::of).collect();
-    let are_one = |a: &Lock, b: &Lock| a.name() == b.name() && a.anchor.store.is_of_same_server(&b.anchor.store);
+/// Two members that are one lock of one server, and its name.
+fn twins(members: &[Lock]) -> Option<(&str, &Single, &Single)> {
+    let locks: Vec<_> = members.iter().filter_map(|lock| Some((lock.name(), lock.single()?))).collect();
     let pairs = locks.iter().enumerate().flat_map(|(at, one)| locks[at + 1..].iter().map(move |other| (*one, *other)));
-    pairs.into_iter().find(|(one, other)| are_one(one, other))
+    let mut alike = pairs.filter(|(one, other)| one.0 == other.0);
+    let twins = alike.find(|(one, other)| one.1.anchor.store.is_of_same_server(&other.1.anchor.store));
+    twins.map(|((name, one), (_, other))| (name, one, other))
 }
 
 enum Round {
@@ -353,82 +348,101 @@ enum Round {
     Failed(Error),
 }
 
-#[async_trait]
-impl RLock for RedLock {
-    fn name(&self) -> &str {
-        &self.nodes.name
-    }
-
-    /// As [`RLock::acquire`] says, by rounds: `None` also when the [`RedLockOptions::tries`] are over before the wait.
-    /// [`Error::NoQuorum`] if too few servers answered in the last one.
+impl RedLock {
+    /// Acquires by rounds; `None`: busy until the wait or the [`RedLockOptions::tries`] were over. [`Error::NoQuorum`] if too
+    /// few servers answered in the last round.
     ///
     /// The last round begins when the wait is over, if not before. It takes a round limit at most, and as long again to
     /// give back what a minority granted; see [`RedLockOptions::timeout_factor`].
-    async fn acquire(&self, options: AcquireOptions) -> Result<Option<LockGuard>> {
-        let limit = options.wait.until(Instant::now());
-        // what counts against the tries: each round, or without a limit those that failed, in a row
-        let (mut made, mut counted) = (0_u32, 0);
-        loop {
-            let failure = match self.round(&options).await? {
-                Round::Entered(guard) => return Ok(Some(guard)),
-                Round::Busy => None,
-                Round::Failed(error) => Some(error),
-            };
-            made = made.saturating_add(1);
-            counted = if limit.is_none() && failure.is_none() { 0 } else { counted + 1 };
-            if counted >= self.options.tries || limit.is_some_and(|limit| limit <= Instant::now()) {
-                return failure.map_or(Ok(None), Err);
+    pub(super) fn acquire<'a>(
+        &'a self,
+        wait: Wait,
+        options: &'a AcquireOptions,
+    ) -> BoxFuture<'a, Result<Option<LockGuard>>> {
+        Box::pin(async move {
+            let limit = wait.until(Instant::now());
+            // what counts against the tries: each round, or without a limit those that failed, in a row
+            let (mut made, mut counted) = (0_u32, 0);
+            loop {
+                let failure = match self.round(options).await? {
+                    Round::Entered(guard) => return Ok(Some(guard)),
+                    Round::Busy => None,
+                    Round::Failed(error) => Some(error),
+                };
+                made = made.saturating_add(1);
+                counted = if limit.is_none() && failure.is_none() { 0 } else { counted + 1 };
+                if counted >= self.options.tries || limit.is_some_and(|limit| limit <= Instant::now()) {
+                    return failure.map_or(Ok(None), Err);
+                }
+                let next = Instant::now() + self.options.pause(made);
+                self.nodes.anchor.sleep_until(limit.map_or(next, |limit| limit.min(next))).await;
             }
-            let next = Instant::now() + self.options.pause(made);
-            self.nodes.anchor.sleep_until(limit.map_or(next, |limit| limit.min(next))).await;
-        }
+        })
     }
 
-    async fn release(&self, owner: &OwnerId) -> Result<()> {
-        self.ask(|lock| lock.release(owner)).await.map(drop)
+    pub(super) fn release<'a>(&'a self, owner: &'a OwnerId) -> BoxFuture<'a, Result<()>> {
+        Box::pin(async move { self.ask(|lock| lock.release(owner)).await.map(drop) })
     }
 
-    /// `false`: too few servers have the lock as this owner's.
-    async fn extend(&self, owner: &OwnerId, lease: Duration) -> Result<bool> {
-        let answers = self.ask(|lock| lock.extend(owner, lease)).await?;
-        Ok(answers.into_iter().filter(|extended| *extended).count() >= self.nodes.needed())
+    pub(super) fn extend<'a>(&'a self, owner: &'a OwnerId, lease: Duration) -> BoxFuture<'a, Result<()>> {
+        Box::pin(async move { self.ask(|lock| lock.extend(owner, lease)).await.map(drop) })
     }
 
-    async fn force_unlock(&self) -> Result<bool> {
-        let answers = self.ask(RLock::force_unlock).await?;
-        Ok(answers.into_iter().any(|freed| freed))
+    pub(super) fn force_unlock(&self) -> BoxFuture<'_, Result<bool>> {
+        Box::pin(async move {
+            let answers = self.ask(Lock::force_unlock).await?;
+            Ok(answers.into_iter().any(|freed| freed))
+        })
     }
 
     /// Whether so many servers have a holder that nobody can acquire it.
-    async fn is_locked(&self) -> Result<bool> {
-        let answers = self.ask(RLock::is_locked).await?;
-        Ok(answers.into_iter().filter(|locked| !locked).count() < self.nodes.needed())
+    pub(super) fn is_locked(&self) -> BoxFuture<'_, Result<bool>> {
+        Box::pin(async move {
+            let answers = self.ask(Lock::is_locked).await?;
+            Ok(answers.into_iter().filter(|locked| !locked).count() < self.nodes.needed())
+        })
     }
 
     /// How often `owner` holds most members.
-    async fn hold_count(&self, owner: &OwnerId) -> Result<u32> {
-        let counts = self.ask(|lock| lock.hold_count(owner)).await?;
-        Ok(self.of_most(counts))
+    pub(super) fn hold_count<'a>(&'a self, owner: &'a OwnerId) -> BoxFuture<'a, Result<u32>> {
+        Box::pin(async move {
+            let counts = self.ask(|lock| lock.hold_count(owner)).await?;
+            Ok(self.of_most(counts))
+        })
     }
 
-    /// Who holds most members; members of several clients know him by several names, whose task is the same.
-    async fn holder(&self) -> Result<Option<OwnerId>> {
-        let holders = self.ask(RLock::holder).await?;
-        let holders: Vec<_> = holders.into_iter().flatten().collect();
-        let times = |owner: &OwnerId| holders.iter().filter(|other| other.base() == owner.base()).count();
-        Ok(holders.iter().find(|owner| times(owner) >= self.nodes.needed()).cloned())
+    /// Who holds most members, and for how long most are held. Members of several clients know an owner by several names,
+    /// whose task is the same.
+    pub(super) fn inspect(&self) -> BoxFuture<'_, Result<Option<Inspection>>> {
+        Box::pin(async move {
+            let answers = self.ask(Lock::inspect).await?;
+            let held: Vec<_> = answers.into_iter().flatten().collect();
+            let counts = |owner: &OwnerId| held.iter().map(|held| held.hold_count(owner)).collect();
+            let mut holders: Vec<(OwnerId, u32)> = Vec::new();
+            for (owner, _) in held.iter().flat_map(|held| &held.holders) {
+                let holds = self.of_most(counts(owner));
+                if holds > 0 && holders.iter().all(|(known, _)| known.base() != owner.base()) {
+                    holders.push((owner.clone(), holds));
+                }
+            }
+            if holders.is_empty() {
+                return Ok(None);
+            }
+            let remaining = self.of_most(held.iter().filter_map(|held| held.remaining).collect());
+            Ok(Some(Inspection { holders, remaining: Some(remaining).filter(|remaining| !remaining.is_zero()) }))
+        })
     }
 
-    /// For how long most members are held; `None` if they are not, or have no TTL.
-    async fn remaining_lease(&self) -> Result<Option<Duration>> {
-        let leases = self.ask(RLock::remaining_lease).await?;
-        Ok(Some(self.of_most(leases.into_iter().flatten().collect())).filter(|lease| !lease.is_zero()))
+    /// For how long most members are held, by whomever; `None` if they are not, or have no TTL.
+    pub(super) fn remaining_lease(&self) -> BoxFuture<'_, Result<Option<Duration>>> {
+        Box::pin(async move {
+            let leases = self.ask(Lock::remaining_lease).await?;
+            Ok(Some(self.of_most(leases.into_iter().flatten().collect())).filter(|lease| !lease.is_zero()))
+        })
     }
-}
 
-impl RedLock {
     /// Asks all members, within the round limit.
-    async fn ask<'a, T, F>(&'a self, ask: impl Fn(&'a dyn RLock) -> F) -> Result<Vec<T>>
+    async fn ask<'a, T, F>(&'a self, ask: impl Fn(&'a Lock) -> F) -> Result<Vec<T>>
     where
         F: Future<Output = Result<T>>,
     {

@@ -7,6 +7,7 @@ use fred::types::Value;
 use crate::{
     error::{StoreError, StoreErrorKind},
     owner::OwnerId,
+    token::FencingToken,
 };
 
 /// What an acquire script answered.
@@ -76,7 +77,7 @@ pub(crate) enum Guarded {
     /// With the value, if it was asked for and there is one.
     Done(Option<Vec<u8>>),
     Stale {
-        seen: u64,
+        seen: FencingToken,
     },
 }
 
@@ -213,7 +214,9 @@ pub(crate) fn guarded(value: &Value) -> Result<Guarded, StoreError> {
         [Value::Integer(1), Value::Null] => Guarded::Done(None),
         [Value::Integer(1), Value::String(text)] => Guarded::Done(Some(text.as_bytes().to_vec())),
         [Value::Integer(1), Value::Bytes(bytes)] => Guarded::Done(Some(bytes.to_vec())),
-        [Value::Integer(0), Value::Integer(seen @ 1..)] => Guarded::Stale { seen: seen.unsigned_abs() },
+        [Value::Integer(0), Value::Integer(seen @ 1..)] => {
+            Guarded::Stale { seen: FencingToken::try_from(seen.unsigned_abs()).map_err(|_| nonsense(value))? }
+        }
         _ => return Err(nonsense(value)),
     })
 }
@@ -246,7 +249,7 @@ mod tests {
         let answers = Value::Array(vec![Value::Integer(1), Value::Null]);
         assert_eq!(released_together(&answers, 2).unwrap(), [Released::Free, Released::NotHeld]);
         assert_eq!(guarded(&Value::Integer(1)).unwrap(), Guarded::Done(None));
-        assert_eq!(guarded(&list(&[0, 7])).unwrap(), Guarded::Stale { seen: 7 });
+        assert_eq!(guarded(&list(&[0, 7])).unwrap(), Guarded::Stale { seen: FencingToken::try_from(7).unwrap() });
         assert_eq!(guarded(&Value::Array(vec![Value::Integer(1), Value::Null])).unwrap(), Guarded::Done(None));
         let value = Value::Array(vec![Value::Integer(1), Value::from_static_str("v")]);
         assert_eq!(guarded(&value).unwrap(), Guarded::Done(Some(b"v".to_vec())));

@@ -2,9 +2,7 @@
 
 use std::{collections::HashMap, net::SocketAddr, process::Command, time::Duration};
 
-use nestlock::{
-    AcquireOptions, Backoff, Error, LockClient, LockGuard, OwnerId, RLock, RedLock, RedLockOptions, Result,
-};
+use nestlock::{AcquireOptions, Backoff, Error, Lock, LockClient, LockGuard, OwnerId, RedLockOptions, Result};
 use rand::{Rng, SeedableRng, rngs::StdRng};
 use tokio::sync::mpsc::{self, UnboundedReceiver};
 
@@ -86,33 +84,33 @@ impl State {
     }
 
     /// The lock; `own`: with the pauses and tries that it has by itself, else with those of the other workers.
-    fn lock(&self, name: &str, own: bool) -> Result<Box<dyn RLock>> {
+    fn lock(&self, name: &str, own: bool) -> Result<Lock> {
         let [from, to] = [1, 4].map(Duration::from_millis);
         Ok(match self.record {
             Record::String => {
                 assert_eq!(self.clients.len(), 1, "a string lock is on one server");
                 let backoff = if own { Backoff::default() } else { Backoff::constant(to) };
-                Box::new(self.clients[0].string_lock_with(name, backoff)?)
+                self.clients[0].string_lock_with(name, backoff)?
             }
             Record::RedLock => {
                 let options = RedLockOptions::default();
                 let options = if own { options } else { options.tries(u32::MAX).retry_delay(from, to) };
-                Box::new(RedLock::over_servers(&self.clients, name, options)?)
+                LockClient::red_lock(&self.clients, name, options)?
             }
             Record::Signal => {
                 assert_eq!(self.clients.len(), 1, "a signal lock is on one server");
-                Box::new(self.clients[0].signal_lock(name)?)
+                self.clients[0].signal_lock(name)?
             }
             Record::Redisson => {
                 let (kind, name) = name.split_once('/').expect("a kind");
                 let client = &self.clients[0];
                 match kind {
-                    "reentrant" => Box::new(client.reentrant_lock(name)?),
-                    "fair" => Box::new(client.fair_lock(name)?),
-                    "fenced" => Box::new(client.fenced_lock(name)?),
-                    "spin" => Box::new(client.spin_lock(name)?),
-                    "read" => Box::new(client.read_write_lock(name)?.read()),
-                    "write" => Box::new(client.read_write_lock(name)?.write()),
+                    "reentrant" => client.reentrant_lock(name)?,
+                    "fair" => client.fair_lock(name)?,
+                    "fenced" => client.fenced_lock(name)?,
+                    "spin" => client.spin_lock(name)?,
+                    "read" => client.read_write_lock(name)?.read_lock(),
+                    "write" => client.read_write_lock(name)?.write_lock(),
                     _ => panic!("unknown kind {kind}"),
                 }
             }
@@ -125,15 +123,15 @@ impl State {
         if ttl > 0 {
             options = options.lease(Duration::from_millis(ttl));
         }
-        options = match wait {
-            "own" => options.wait_forever(),
-            "0" => options,
-            wait => options.wait(Duration::from_millis(wait.parse().expect("ms"))),
-        };
         if let Some(owner) = owner {
             options = options.value(owner);
         }
-        self.lock(name, own)?.acquire(options).await
+        let lock = self.lock(name, own)?;
+        match wait {
+            "own" => lock.lock_with(options).await.map(Some),
+            "0" => lock.try_lock_with(options).await,
+            wait => lock.try_lock_for_with(Duration::from_millis(wait.parse().expect("ms")), options).await,
+        }
     }
 
     async fn run(&self, name: &str, counter: &str, [holds, ttl, seed]: [u64; 3]) -> Result<()> {
@@ -195,7 +193,7 @@ impl State {
                 let (at, lease) = (monotonic_ns(), Duration::from_millis(number(2)));
                 let extended = match self.held[name].last().expect("held") {
                     Held::Guard(guard) => unless_lost(guard.extend(lease).await)?,
-                    Held::Adopted(owner) => self.lock(name, false)?.extend(owner, lease).await?,
+                    Held::Adopted(owner) => unless_lost(self.lock(name, false)?.extend(owner, lease).await)?,
                 };
                 self.say(format_args!("{} {at}", if extended { "extended" } else { "lost" }));
             }

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use nestlock::{AcquireOptions, Error, LockClient, LockClientBuilder, LossReason, OwnerId, RLock, StoreErrorKind};
+use nestlock::{AcquireOptions, Error, LockClient, LockClientBuilder, LossReason, OwnerId, StoreErrorKind};
 use proptest::{
     prelude::*,
     test_runner::{Config, RngSeed, TestRunner},
@@ -54,7 +54,7 @@ async fn f31_h10_h11_bad_names_are_refused_before_anything_is_sent() {
         "a}b",
         "}a{b}",
     ] {
-        let Err(Error::InvalidName { name: refused, reason }) = client.reentrant_lock(name) else {
+        let Err(Error::InvalidName { name: refused, reason, .. }) = client.reentrant_lock(name) else {
             panic!("{name:?} was accepted");
         };
         assert_eq!(refused, name);
@@ -146,8 +146,8 @@ async fn h1_h2_l14_leases_that_are_none_are_refused_before_anything_is_sent() {
         let refused = |error| matches!(error, Error::InvalidLease { lease: named, .. } if named == lease);
         for lock in [&free, &held] {
             let options = AcquireOptions::new().lease(lease);
-            assert!(refused(lock.acquire(options.clone()).await.unwrap_err()), "{lease:?}");
-            assert!(refused(lock.acquire(options.wait_forever()).await.unwrap_err()), "{lease:?}");
+            assert!(refused(lock.try_lock_with(options.clone()).await.unwrap_err()), "{lease:?}");
+            assert!(refused(lock.lock_with(options).await.unwrap_err()), "{lease:?}");
             assert!(refused(lock.extend(&guard.owner(), lease).await.unwrap_err()), "{lease:?}");
         }
         assert!(refused(guard.extend(lease).await.unwrap_err()), "{lease:?}");
@@ -165,7 +165,7 @@ async fn l2_n2_leases_at_the_edges_work() {
     let client = server.client().await;
     let lock = client.reentrant_lock("l").unwrap();
     for lease in [TEN_YEARS, Duration::from_secs(1), Duration::from_millis(1234), TEN_YEARS - Duration::from_nanos(1)] {
-        let guard = lock.acquire(AcquireOptions::new().lease(lease)).await.unwrap().unwrap();
+        let guard = lock.try_lock_with(AcquireOptions::new().lease(lease)).await.unwrap().unwrap();
         let (ttl, wanted) = (server.pttl("l"), i64::try_from(lease.as_nanos().div_ceil(1_000_000)).unwrap());
         assert!(ttl > 0 && ttl <= wanted && ttl > wanted - 20_000, "{lease:?}: {ttl}");
         assert!(guard.remaining() <= lease);
@@ -174,7 +174,7 @@ async fn l2_n2_leases_at_the_edges_work() {
     // the shortest may be over before its answer is here; it never stays
     for millis in 10..30 {
         let options = AcquireOptions::new().lease(Duration::from_millis(millis));
-        match lock.acquire(options).await {
+        match lock.try_lock_with(options).await {
             Ok(guard) => drop(guard),
             Err(Error::Lost { reason: LossReason::LeaseExpired, .. }) => {}
             Err(error) => panic!("{millis} ms: {error}"),
@@ -183,7 +183,7 @@ async fn l2_n2_leases_at_the_edges_work() {
     }
     eventually("the lock to be free", || async { !server.exists("l") }).await;
     // each extension is in milliseconds as well
-    let guard = lock.acquire(AcquireOptions::new().lease(Duration::from_secs(5))).await.unwrap().unwrap();
+    let guard = lock.try_lock_with(AcquireOptions::new().lease(Duration::from_secs(5))).await.unwrap().unwrap();
     guard.extend(Duration::from_secs(60)).await.unwrap();
     let ttl = server.pttl("l");
     assert!((40_000..=60_000).contains(&ttl), "{ttl}");
@@ -210,7 +210,7 @@ fn r37_f39_n9_p1_no_duration_leaves_a_record_without_ttl() {
         let lock = client.reentrant_lock(&name).unwrap();
         let allowed = |lease: Duration| lease >= Duration::from_millis(10) && lease <= TEN_YEARS;
         runtime.block_on(async {
-            let acquired = lock.acquire(AcquireOptions::new().lease(lease)).await;
+            let acquired = lock.try_lock_with(AcquireOptions::new().lease(lease)).await;
             let ttl = server.pttl(&name);
             prop_assert_ne!(ttl, -1);
             match acquired {
@@ -296,13 +296,13 @@ async fn an_owner_of_another_client_cannot_acquire() {
     let before = asked(&server);
     let read: OwnerId = b.owner("job").unwrap().to_string().parse().unwrap();
     for owner in [b.owner("job").unwrap(), b.current_owner(), read] {
-        let error = lock.acquire(AcquireOptions::new().owner(owner.clone())).await.unwrap_err();
+        let error = lock.try_lock_with(AcquireOptions::new().owner(owner.clone())).await.unwrap_err();
         assert!(matches!(&error, Error::InvalidOwner { owner: named, .. } if *named == owner.to_string()), "{error}");
     }
     assert_eq!(asked(&server), before, "nothing was sent");
     // its own, also read back from text, can
     let own: OwnerId = a.owner("job").unwrap().to_string().parse().unwrap();
-    let guard = lock.acquire(AcquireOptions::new().owner(own.clone())).await.unwrap().unwrap();
+    let guard = lock.try_lock_with(AcquireOptions::new().owner(own.clone())).await.unwrap().unwrap();
     assert_eq!(guard.owner(), own);
     guard.unlock().await.unwrap();
 }
@@ -347,8 +347,8 @@ async fn r43_r44_f38_p9_s12_a_release_by_who_does_not_hold_it_changes_nothing() 
     not_held(lb.release(&a.owner("x").unwrap()).await);
     let (lock, client) = (la.clone(), a.clone());
     tokio::spawn(async move { not_held(lock.release(&client.current_owner()).await) }).await.unwrap();
-    assert!(!lb.extend(&b.current_owner(), Duration::from_secs(600)).await.unwrap());
-    assert!(!la.extend(&a.owner("x").unwrap(), Duration::from_secs(600)).await.unwrap());
+    assert!(matches!(lb.extend(&b.current_owner(), Duration::from_secs(600)).await, Err(Error::NotHeld { .. })));
+    assert!(matches!(la.extend(&a.owner("x").unwrap(), Duration::from_secs(600)).await, Err(Error::NotHeld { .. })));
     assert_eq!(server.dump(), record);
     // twice: by hand, and by a guard whose hold was released by hand
     la.release(&guard.owner()).await.unwrap();
@@ -367,7 +367,7 @@ async fn n11_r43_a_release_after_the_loss_says_lost_at_once() {
     let client = server.client().await;
     let lock = client.reentrant_lock("l").unwrap();
     // the lease ended
-    let guard = lock.acquire(AcquireOptions::new().lease(Duration::from_millis(50))).await.unwrap().unwrap();
+    let guard = lock.try_lock_with(AcquireOptions::new().lease(Duration::from_millis(50))).await.unwrap().unwrap();
     let error = soon(guard.lost()).await;
     assert!(matches!(error, Error::Lost { reason: LossReason::LeaseExpired, .. }), "{error}");
     eventually("the record to end", || async { !server.exists("l") }).await;
@@ -431,7 +431,7 @@ async fn r20_a_lock_whose_lease_is_over_can_be_taken_anew() {
     let client = server.client().await;
     let lock = client.reentrant_lock("l").unwrap();
     for unlock in [true, false, true, false] {
-        let guard = lock.acquire(AcquireOptions::new().lease(Duration::from_millis(60))).await.unwrap().unwrap();
+        let guard = lock.try_lock_with(AcquireOptions::new().lease(Duration::from_millis(60))).await.unwrap().unwrap();
         soon(guard.lost()).await;
         if unlock {
             let outcome = guard.unlock().await;
@@ -592,7 +592,7 @@ async fn urls_that_cannot_be_read_are_refused_without_showing_the_password() {
     if !cfg!(feature = "rustls") {
         for scheme in ["rediss", "valkeys"] {
             let error = LockClient::connect(format!("{scheme}://u:{PASSWORD}@localhost")).await.unwrap_err();
-            assert!(matches!(&error, Error::InvalidConfig { reason } if reason.contains("rustls")), "{error}");
+            assert!(matches!(&error, Error::InvalidConfig { reason, .. } if reason.contains("rustls")), "{error}");
             assert_hides_the_password(scheme, &format!("{error} {error:?}"));
         }
     }
@@ -625,7 +625,7 @@ async fn the_password_never_shows() {
         (nobody, format!("redis://:{PASSWORD}@127.0.0.1:1")),
     ] {
         let error = soon(builder.connect(&url)).await.unwrap_err();
-        let Error::Connect { address, source } = &error else { panic!("{error}") };
+        let Error::Connect { address, source, .. } = &error else { panic!("{error}") };
         assert!(address.starts_with("127.0.0.1:"), "{address}");
         let chain = std::iter::successors(Some(source as &dyn std::error::Error), |error| error.source());
         let told = chain.map(|error| format!("{error} {error:?}")).collect::<Vec<_>>().join(" ");
@@ -683,4 +683,27 @@ async fn a_unix_socket_works() {
     guard.unlock().await.unwrap();
     soon(waiter).await.unwrap();
     assert_eq!(server.dump(), []);
+}
+
+/// What a web handler asks of an error.
+#[tokio::test]
+async fn errors_say_whether_to_answer_409_or_503_and_for_which_lock() {
+    let server = Server::start();
+    let client = server.client().await;
+    let kinds = |error: &Error| (error.is_busy(), error.is_transient(), error.is_lost());
+    let lock = client.non_reentrant_lock("l").unwrap();
+    let guard = lock.lock().await.unwrap();
+    let again = lock.lock().await.unwrap_err();
+    assert_eq!((kinds(&again), again.lock_name()), ((true, false, false), Some("l")));
+    server.call(&["DEL", "l"]);
+    let lost = guard.unlock().await.unwrap_err();
+    assert_eq!((kinds(&lost), lost.lock_name()), ((false, false, true), Some("l")));
+    let name = client.mutex("").unwrap_err();
+    assert_eq!((kinds(&name), name.lock_name()), ((false, false, false), Some("")));
+    client.shutdown().await.unwrap();
+    let closed = lock.lock().await.unwrap_err();
+    assert_eq!((kinds(&closed), closed.lock_name()), ((false, false, false), None));
+    let nowhere =
+        LockClient::builder().connect_timeout(Duration::from_millis(300)).connect("redis://127.0.0.1:1").await;
+    assert_eq!(kinds(&nowhere.unwrap_err()), (false, true, false));
 }

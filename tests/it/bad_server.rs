@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use nestlock::{AcquireOptions, Error, LockClient, LockClientBuilder, LossReason, OwnerId, RLock, StoreErrorKind};
+use nestlock::{AcquireOptions, Error, LockClient, LockClientBuilder, LossReason, OwnerId, StoreErrorKind};
 
 use crate::support::{Server, eventually, wire::Reply, within};
 
@@ -73,14 +73,14 @@ async fn n12_r52_f29_f30_data_at_the_locks_name_is_refused_and_never_touched() {
         let before = server.dump();
         let is_hash = server.call(&["TYPE", "l"]).text() == "hash";
         let refused = |error: Error| match error {
-            Error::WrongLockKind { lock } if is_hash => assert_eq!(lock, "l"),
-            Error::WrongType { lock } if !is_hash => assert_eq!(lock, "l"),
+            Error::WrongLockKind { lock, .. } if is_hash => assert_eq!(lock, "l"),
+            Error::WrongType { lock, .. } if !is_hash => assert_eq!(lock, "l"),
             error => panic!("{what}: {error:?}"),
         };
         refused(soon(lock.lock()).await.unwrap_err());
         refused(lock.try_lock().await.unwrap_err());
         refused(soon(lock.try_lock_for(Duration::from_secs(600))).await.unwrap_err());
-        refused(lock.acquire(AcquireOptions::new().lease(Duration::from_secs(1))).await.unwrap_err());
+        refused(lock.try_lock_with(AcquireOptions::new().lease(Duration::from_secs(1))).await.unwrap_err());
         refused(lock.force_unlock().await.unwrap_err());
         refused(lock.is_locked().await.unwrap_err());
         refused(lock.holder().await.unwrap_err());
@@ -88,8 +88,8 @@ async fn n12_r52_f29_f30_data_at_the_locks_name_is_refused_and_never_touched() {
         refused(lock.remaining_lease().await.unwrap_err());
         refused(lock.release(&other).await.unwrap_err());
         assert!(matches!(lock.release(&me).await, Err(Error::NotHeld { .. })), "{what}");
-        assert!(!lock.extend(&me, Duration::from_secs(60)).await.unwrap(), "{what}");
-        assert!(!lock.extend(&other, Duration::from_secs(60)).await.unwrap(), "{what}");
+        assert!(matches!(lock.extend(&me, Duration::from_secs(60)).await, Err(Error::NotHeld { .. })), "{what}");
+        assert!(matches!(lock.extend(&other, Duration::from_secs(60)).await, Err(Error::NotHeld { .. })), "{what}");
         client.idle().await;
         assert_eq!(server.dump(), before, "{what}");
         assert_eq!((client.stats().holds, client.stats().settling), (0, 0), "{what}");
@@ -586,7 +586,7 @@ async fn f28_r112_a_denied_key_or_channel_is_a_typed_error_and_writes_nothing() 
 
     // it may write the record, and may not say that it is gone: then it stays until its lease ends
     let mute = client.reentrant_lock("mute:l").unwrap();
-    let guard = mute.acquire(AcquireOptions::new().lease(Duration::from_secs(60))).await.unwrap().unwrap();
+    let guard = mute.try_lock_with(AcquireOptions::new().lease(Duration::from_secs(60))).await.unwrap().unwrap();
     let before = server.dump();
     assert_refused(soon(guard.unlock()).await, StoreErrorKind::NoPermission);
     assert_refused(soon(mute.force_unlock()).await, StoreErrorKind::NoPermission);

@@ -15,7 +15,7 @@ async fn client(server: &Server, watchdog: u64) -> LockClient {
 }
 
 async fn leased(lock: &impl RLock, lease: u64) -> LockGuard {
-    lock.acquire(AcquireOptions::new().lease(ms(lease))).await.unwrap().unwrap()
+    lock.try_lock_with(AcquireOptions::new().lease(ms(lease))).await.unwrap().unwrap()
 }
 
 /// While a guard of a lost hold lives, its owner is inside what it lost, whether the watchdog has looked or not.
@@ -83,7 +83,7 @@ async fn an_inner_holds_limit_of_renewals_is_not_the_outer_ones() {
     let client = client(&server, 450).await;
     let lock = client.reentrant_lock("l").unwrap();
     let outer = lock.lock().await.unwrap();
-    let inner = lock.acquire(AcquireOptions::new().max_renewals(1)).await.unwrap().unwrap();
+    let inner = lock.try_lock_with(AcquireOptions::new().max_renewals(1)).await.unwrap().unwrap();
     tokio::time::sleep(ms(1500)).await;
     assert!(!inner.is_lost(), "its record is the outer one's, which is renewed");
     inner.unlock().await.unwrap();
@@ -96,7 +96,7 @@ async fn an_outer_holds_limit_of_renewals_survives_a_nested_hold() {
     let server = Server::start();
     let client = client(&server, 300).await;
     let lock = client.reentrant_lock("l").unwrap();
-    let outer = lock.acquire(AcquireOptions::new().max_renewals(2)).await.unwrap().unwrap();
+    let outer = lock.try_lock_with(AcquireOptions::new().max_renewals(2)).await.unwrap().unwrap();
     lock.lock().await.unwrap().unlock().await.unwrap();
     let lost = tokio::time::timeout(Duration::from_secs(10), outer.lost()).await;
     assert!(matches!(lost, Ok(Error::Lost { reason: LossReason::LeaseExpired, .. })), "{lost:?}");
@@ -109,8 +109,8 @@ async fn an_inner_holds_short_ttl_ends_with_it() {
     let client = client(&server, 3000).await;
     let lock = client.reentrant_lock("l").unwrap();
     let outer = lock.lock().await.unwrap();
-    let short = AcquireOptions::new().renewed_every_third_of(ms(100));
-    let inner = lock.acquire(short).await.unwrap().unwrap();
+    let short = AcquireOptions::new().watchdog_timeout(ms(100));
+    let inner = lock.try_lock_with(short).await.unwrap().unwrap();
     let start = std::time::Instant::now();
     let mut renewals = Vec::new();
     while start.elapsed() < ms(2500) {

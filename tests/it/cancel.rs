@@ -13,7 +13,7 @@ use std::{
 };
 
 use futures::FutureExt;
-use nestlock::{AcquireOptions, Error, Lock, LockClient, LockGuard, RLock};
+use nestlock::{AcquireOptions, Error, Lock, LockClient, LockGuard};
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
 use crate::{
@@ -86,11 +86,8 @@ where
     // polls differ from run to run: a few more rounds after the first that came to its end
     while ends < 4 {
         assert!(k < 500, "{what} never ends");
-        let guard = if prepare {
-            Some(stage.la.acquire(AcquireOptions::new().wait_forever().lease(LONG)).await.unwrap().unwrap())
-        } else {
-            None
-        };
+        let guard =
+            if prepare { Some(stage.la.lock_with(AcquireOptions::new().lease(LONG)).await.unwrap()) } else { None };
         let holder = if contended {
             let (guard, pause) = (stage.lb.lock().await.unwrap(), rng.random_range(0..3000));
             let holder = async move {
@@ -124,7 +121,7 @@ async fn f32_r15_l9_an_acquire_dropped_at_any_poll_holds_nothing() {
         at_every_poll(&stage, "try_lock_for", false, c, |s, _| s.la.try_lock_for(Duration::from_millis(2))).await;
         at_every_poll(&stage, "acquire", false, c, |s, _| {
             let owner = s.a.owner("job").unwrap();
-            s.la.acquire(AcquireOptions::new().wait(SOON).lease(LONG).owner(owner))
+            s.la.try_lock_for_with(SOON, AcquireOptions::new().lease(LONG).owner(owner))
         })
         .await;
     }
@@ -152,7 +149,7 @@ async fn f33_s16_a_release_dropped_at_any_poll_goes_on() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f32_a_re_entry_dropped_at_any_poll_leaves_the_outer_hold() {
     let stage = Stage::new().await;
-    let outer = stage.la.acquire(AcquireOptions::new().lease(LONG)).await.unwrap().unwrap();
+    let outer = stage.la.try_lock_with(AcquireOptions::new().lease(LONG)).await.unwrap().unwrap();
     let owner = outer.owner();
     for k in 1..30 {
         drop(poll_times(stage.la.lock(), k).await);
@@ -192,9 +189,13 @@ async fn f32_every_other_call_may_be_dropped_at_any_poll() {
             |s, _g| async move { s.la.remaining_lease().await.unwrap() },
         )
         .await;
-        at_every_poll(&stage, "extend", held, false, |s, _g| async move {
-            let owner = s.a.current_owner();
-            s.la.extend(&owner, LONG).await.unwrap()
+        at_every_poll(&stage, "extend", held, false, move |s, guard| async move {
+            let extended = s.la.extend(&s.a.current_owner(), LONG).await;
+            drop(guard);
+            assert!(
+                if held { extended.is_ok() } else { matches!(extended, Err(Error::NotHeld { .. })) },
+                "{extended:?}"
+            );
         })
         .await;
         at_every_poll(&stage, "force_unlock", held, !held, |s, _g| async move { s.la.force_unlock().await.unwrap() })
@@ -221,8 +222,8 @@ async fn f32_every_other_call_may_be_dropped_at_any_poll() {
     at_every_poll(&stage, "lost", true, false, |s, guard| async move {
         let guard = guard.unwrap();
         s.server.call(&["DEL", "l"]);
-        let (lost, forced) = tokio::join!(guard.lost(), async { s.la.extend(&guard.owner(), LONG).await.unwrap() });
-        assert!(matches!(lost, Error::Lost { .. }) && !forced);
+        let (lost, forced) = tokio::join!(guard.lost(), async { s.la.extend(&guard.owner(), LONG).await });
+        assert!(matches!(lost, Error::Lost { .. }) && matches!(forced, Err(Error::NotHeld { .. })));
     })
     .await;
     stage.end().await;
@@ -293,11 +294,12 @@ async fn f32_f33_r45_twenty_thousand_random_drops_leave_nothing() {
                 while drops.load(Ordering::Relaxed) < DROPS {
                     let name = rng.random_range(0..holders.len());
                     let lock = client.reentrant_lock(format!("n{name}")).unwrap();
-                    let mut options = AcquireOptions::new().wait(Duration::from_millis(rng.random_range(0..20)));
+                    let wait = Duration::from_millis(rng.random_range(0..20));
+                    let mut options = AcquireOptions::new();
                     if rng.random() {
                         options = options.lease(LONG);
                     }
-                    let acquired = match dropped_midway(&mut rng, lock.acquire(options)).await {
+                    let acquired = match dropped_midway(&mut rng, lock.try_lock_for_with(wait, options)).await {
                         None => {
                             drops.fetch_add(1, Ordering::Relaxed);
                             continue;
@@ -452,7 +454,7 @@ async fn r16_an_aborted_or_panicking_task_releases() {
         let lock = stage.la.clone();
         let (holds, held) = tokio::sync::oneshot::channel();
         let task = tokio::spawn(async move {
-            let guard = lock.acquire(AcquireOptions::new().lease(LONG)).await.unwrap().unwrap();
+            let guard = lock.try_lock_with(AcquireOptions::new().lease(LONG)).await.unwrap().unwrap();
             let nested = lock.lock().await.unwrap();
             holds.send(()).unwrap();
             match how {
@@ -497,7 +499,7 @@ fn l1_f34_a_guard_is_released_wherever_it_is_dropped() {
         });
     };
     let held = |runtime: &tokio::runtime::Runtime| {
-        runtime.block_on(lock.acquire(AcquireOptions::new().wait(SOON).lease(LONG))).unwrap().unwrap()
+        runtime.block_on(lock.try_lock_for_with(SOON, AcquireOptions::new().lease(LONG))).unwrap().unwrap()
     };
 
     let guard = held(&runtime);
@@ -576,7 +578,7 @@ fn f35_p10_a_runtime_that_ends_while_holding_does_not_hang() {
         for name in 0..20 {
             let (lock, holds) = (client.reentrant_lock(format!("l{}", name % 10)).unwrap(), holds.clone());
             runtime.spawn(async move {
-                let _guard = lock.acquire(AcquireOptions::new().wait_forever().lease(LONG)).await.unwrap().unwrap();
+                let _guard = lock.lock_with(AcquireOptions::new().lease(LONG)).await.unwrap();
                 holds.send(()).unwrap();
                 std::future::pending::<()>().await;
             });
@@ -620,7 +622,7 @@ async fn r16_a_leaked_guard_is_bounded() {
     stage.la.release(&owner).await.unwrap();
     stage.free_and_forgotten("release", 0).await;
 
-    std::mem::forget(stage.la.acquire(AcquireOptions::new().lease(Duration::from_millis(200))).await.unwrap());
+    std::mem::forget(stage.la.try_lock_with(AcquireOptions::new().lease(Duration::from_millis(200))).await.unwrap());
     stage.lb.try_lock_for(SOON).await.unwrap().expect("the lease is over").unlock().await.unwrap();
 
     let client = stage.server.client().await;
@@ -688,7 +690,7 @@ async fn a_call_that_is_left_half_way_does_not_hang_the_next_call_of_its_owner()
     let lock = client.reentrant_lock("l").unwrap();
     let guard = lock.lock().await.unwrap();
     let parked = loop {
-        let mut parked = lock.lock();
+        let mut parked = Box::pin(lock.lock());
         // now and then the answer is there already
         match poll_fn(|cx| Poll::Ready(parked.as_mut().poll(cx))).await {
             Poll::Pending => break parked,

@@ -10,11 +10,11 @@ use std::{
 };
 
 use futures::{FutureExt, future::BoxFuture};
-use nestlock::{AcquireOptions, Error, LockClient, LockGuard, LossReason, RLock};
+use nestlock::{AcquireOptions, Error, Lock, LockClient, LockGuard, LossReason};
 
 use crate::support::{Server, eventually, wire::Reply};
 
-type Door = fn(&LockClient, &str) -> Arc<dyn RLock>;
+type Door = fn(&LockClient, &str) -> Lock;
 
 /// A lock kind, and what it promises.
 #[derive(Clone, Copy)]
@@ -50,11 +50,11 @@ impl Kind {
         }
     }
 
-    fn lock(&self, client: &LockClient, name: &str) -> Arc<dyn RLock> {
+    fn lock(&self, client: &LockClient, name: &str) -> Lock {
         (self.door)(client, name)
     }
 
-    fn rival(&self, client: &LockClient, name: &str) -> Arc<dyn RLock> {
+    fn rival(&self, client: &LockClient, name: &str) -> Lock {
         (self.rival)(client, name)
     }
 
@@ -129,7 +129,7 @@ macro_rules! contract_suite {
 }
 pub(crate) use contract_suite;
 
-contract_suite! { mod reentrant, door = |client, name| std::sync::Arc::new(client.reentrant_lock(name).unwrap()) }
+contract_suite! { mod reentrant, door = |client, name| client.reentrant_lock(name).unwrap() }
 
 const SHORT_WATCHDOG: Duration = Duration::from_millis(900);
 const SOON: Duration = Duration::from_secs(15);
@@ -138,9 +138,9 @@ fn ms(millis: u64) -> Duration {
     Duration::from_millis(millis)
 }
 
-async fn leased(lock: &Arc<dyn RLock>, lease: Duration) -> LockGuard {
+async fn leased(lock: &Lock, lease: Duration) -> LockGuard {
     loop {
-        match lock.acquire(AcquireOptions::new().lease(lease)).await {
+        match lock.try_lock_with(AcquireOptions::new().lease(lease)).await {
             Ok(guard) => return guard.expect("a free lock"),
             // on a busy machine the answer may come later than so short a lease allows
             Err(Error::Unconfirmed { .. } | Error::NoQuorum { .. }) if lease < Duration::from_secs(1) => {}
@@ -326,8 +326,11 @@ pub async fn r43_r44_f38_a_foreign_or_second_release_is_refused_and_changes_noth
     not_held(lb.release(&a.owner("somebody-else").unwrap()).await);
     not_held(la.release(&a.owner("somebody-else").unwrap()).await);
     not_held(la.release(&b.current_owner()).await);
-    assert!(!lb.extend(&b.current_owner(), Duration::from_secs(7200)).await.unwrap());
-    assert!(!la.extend(&a.owner("somebody-else").unwrap(), Duration::from_secs(7200)).await.unwrap());
+    assert!(matches!(lb.extend(&b.current_owner(), Duration::from_secs(7200)).await, Err(Error::NotHeld { .. })));
+    assert!(matches!(
+        la.extend(&a.owner("somebody-else").unwrap(), Duration::from_secs(7200)).await,
+        Err(Error::NotHeld { .. })
+    ));
     assert_eq!(records(&server), before);
     assert!(server.pttl(kind.record()) <= 3_600_000);
     let owner = guard.owner();
@@ -470,7 +473,7 @@ pub async fn a_cancelled_waiter_holds_nothing_and_others_are_served(kind: Kind) 
     let guard = la.lock().await.unwrap();
     let mut waiters: Vec<_> = (0..10)
         .map(|_| {
-            let lock = Arc::clone(&rival);
+            let lock = rival.clone();
             tokio::spawn(async move { lock.lock().await.unwrap().unlock().await.unwrap() })
         })
         .collect();
@@ -635,19 +638,19 @@ pub async fn another_client_extends_and_releases_what_was_handed_over(kind: Kind
     let printed = leased(&la, Duration::from_secs(3)).await.forget().to_string();
     let owner = printed.parse().unwrap();
     assert_eq!(lb.hold_count(&owner).await.unwrap(), 1);
-    assert!(lb.extend(&owner, Duration::from_secs(3600)).await.unwrap());
+    lb.extend(&owner, Duration::from_secs(3600)).await.unwrap();
     if kind.one_record {
         assert!(server.pttl(kind.record()) > 3_500_000);
     }
-    let acquire = lb.acquire(AcquireOptions::new().owner(owner.clone())).await;
+    let acquire = lb.try_lock_with(AcquireOptions::new().owner(owner.clone())).await;
     assert!(matches!(acquire, Err(Error::InvalidOwner { .. })), "another client's owner cannot be acquired as");
     lb.release(&owner).await.unwrap();
     assert!(!lb.is_locked().await.unwrap());
     assert!(matches!(lb.release(&owner).await, Err(Error::NotHeld { .. })));
-    assert!(!lb.extend(&owner, Duration::from_secs(1)).await.unwrap());
+    assert!(matches!(lb.extend(&owner, Duration::from_secs(1)).await, Err(Error::NotHeld { .. })));
     // watched: the client that handed it over notices, and stops to renew
     let other = AcquireOptions::new().owner(a.owner("job-2").unwrap());
-    let owner = la.acquire(other).await.unwrap().unwrap().forget();
+    let owner = la.try_lock_with(other).await.unwrap().unwrap().forget();
     lb.release(&owner).await.unwrap();
     let next = lb.lock().await.unwrap();
     eventually("the release was noticed", || async { a.stats().holds == 0 }).await;
@@ -680,7 +683,7 @@ pub async fn extend_never_shortens(kind: Kind) {
     guard.extend(Duration::from_secs(3600)).await.unwrap();
     assert!(guard.remaining() > Duration::from_secs(3000));
     guard.extend(ms(10)).await.unwrap();
-    assert!(lock.extend(&guard.owner(), ms(10)).await.unwrap());
+    lock.extend(&guard.owner(), ms(10)).await.unwrap();
     assert!(guard.remaining() > Duration::from_secs(3000));
     if kind.one_record {
         assert!(server.pttl(kind.record()) > 3_500_000);

@@ -1,12 +1,10 @@
 //! Processes that die, hang or come back.
 
+use rand::Rng;
 use std::{
     collections::HashMap,
     time::{Duration, Instant},
 };
-
-use nestlock::RLock;
-use rand::Rng;
 
 use crate::support::{
     Server,

@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use nestlock::{AcquireOptions, Error, LockClient, LockClientBuilder, OwnerId, RLock};
+use nestlock::{AcquireOptions, Error, LockClient, LockClientBuilder, OwnerId};
 use rand::Rng;
 use tokio::task::JoinHandle;
 
@@ -26,10 +26,10 @@ use crate::{
     },
 };
 
-contract_suite! { mod contract, door = |client, name| std::sync::Arc::new(client.fair_lock(name).unwrap()) }
+contract_suite! { mod contract, door = |client, name| client.fair_lock(name).unwrap() }
 contract_suite! {
     mod non_reentrant,
-    door = |client, name| std::sync::Arc::new(client.non_reentrant_fair_lock(name).unwrap()),
+    door = |client, name| client.non_reentrant_fair_lock(name).unwrap(),
     reentrant = false
 }
 
@@ -212,11 +212,11 @@ async fn two_waiters_of_one_owner_get_in_together() {
     let server = Server::start();
     let client = deaf_to_time(&server).await;
     let other = ByHand::hold(&server, LOCK, NEVER);
-    let options = AcquireOptions::new().wait_forever().owner(client.owner("job-7").unwrap());
+    let options = AcquireOptions::new().owner(client.owner("job-7").unwrap());
     let tasks: Vec<_> = (0..3)
         .map(|_| {
             let (lock, options) = (client.fair_lock(LOCK).unwrap(), options.clone());
-            tokio::spawn(async move { lock.acquire(options).await.unwrap().unwrap() })
+            tokio::spawn(async move { lock.lock_with(options).await.unwrap() })
         })
         .collect();
     queued(&server, 1).await;
@@ -245,13 +245,13 @@ async fn one_of_two_waiters_of_an_owner_gives_up_and_the_other_keeps_the_place()
     let options = AcquireOptions::new().owner(owner.clone());
     let lock = client.fair_lock(LOCK).unwrap();
     let patient = tokio::spawn({
-        let (lock, options) = (lock.clone(), options.clone().wait_forever());
-        async move { lock.acquire(options).await.unwrap().unwrap() }
+        let (lock, options) = (lock.clone(), options.clone());
+        async move { lock.lock_with(options).await.unwrap() }
     });
     queued(&server, 1).await;
     let done = Arc::default();
     let behind = waiter(&server, &client, &done).await;
-    assert!(lock.acquire(options.wait(ms(300))).await.unwrap().is_none());
+    assert!(lock.try_lock_for_with(ms(300), options).await.unwrap().is_none());
     client.idle().await;
     assert_eq!(queue(&server)[0], owner.to_string());
     release_by_hand(&server);
@@ -530,7 +530,7 @@ async fn r61_who_waits_longer_than_the_patience_keeps_its_place() {
             holder
                 .fair_lock(LOCK)
                 .unwrap()
-                .acquire(AcquireOptions::new().owner(holder.owner("x").unwrap()))
+                .try_lock_with(AcquireOptions::new().owner(holder.owner("x").unwrap()))
                 .await
                 .unwrap()
                 .is_none()
@@ -583,7 +583,8 @@ async fn f2_a_paused_waiter_loses_its_place_and_comes_back() {
     let server = Server::start();
     let patience = ms(900);
     let client = impatient(&server, patience).await;
-    let guard = client.fair_lock(LOCK).unwrap().acquire(AcquireOptions::new().lease(PROMPT)).await.unwrap().unwrap();
+    let guard =
+        client.fair_lock(LOCK).unwrap().try_lock_with(AcquireOptions::new().lease(PROMPT)).await.unwrap().unwrap();
     let mut paused = Worker::start_with_patience(&server, ms(2000), ms(200), patience);
     paused.ask(&format!("lock {LOCK}"));
     queued(&server, 1).await;
@@ -634,8 +635,8 @@ async fn r58_fair_waiters_get_the_lock_one_by_one_where_nobody_ever_unlocks() {
     for n in 0..8 {
         let (lock, served) = (client.fair_lock(LOCK).unwrap(), Arc::clone(&turns));
         tasks.push(tokio::spawn(async move {
-            let options = AcquireOptions::new().wait_forever().lease(lease);
-            let guard = lock.acquire(options).await.unwrap().unwrap();
+            let options = AcquireOptions::new().lease(lease);
+            let guard = lock.lock_with(options).await.unwrap();
             assert_eq!(served.fetch_add(1, Ordering::SeqCst), n);
             guard.lost().await;
         }));
@@ -705,8 +706,8 @@ async fn f19_a_fair_lock_survives_connections_that_break() {
             let (over, holds) = (Arc::clone(&over), Arc::clone(&holds));
             tokio::spawn(async move {
                 while !over.load(Ordering::SeqCst) {
-                    let options = AcquireOptions::new().wait_forever().lease(ms(1000));
-                    if let Ok(Some(guard)) = lock.acquire(options).await {
+                    let options = AcquireOptions::new().lease(ms(1000));
+                    if let Ok(guard) = lock.lock_with(options).await {
                         holds.fetch_add(1, Ordering::SeqCst);
                         let _ = guard.unlock().await;
                     }
@@ -952,10 +953,10 @@ async fn a_second_acquire_of_a_non_reentrant_fair_lock_is_a_typed_error_and_asks
     let guard = lock.lock().await.unwrap();
     let behind = waiter(&server, &client, &Arc::default()).await;
     let scripts = server.script_count();
-    let second = [lock.lock().await.map(Some), lock.try_lock().await, lock.try_lock_for(NEVER).await];
-    for second in second {
+    for second in [lock.lock().await.map(Some), lock.try_lock_for(NEVER).await] {
         assert!(matches!(second, Err(Error::NotReentrant { .. })), "{second:?}");
     }
+    assert!(lock.try_lock().await.unwrap().is_none(), "a try does not wait: it is busy");
     assert_eq!(server.script_count(), scripts);
     guard.unlock().await.unwrap();
     in_time("the one behind", PROMPT, behind).await;

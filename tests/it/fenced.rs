@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use nestlock::{AcquireOptions, Error, LockClient, LockGuard, OwnerId, RLock, StoreErrorKind};
+use nestlock::{AcquireOptions, Error, FencingToken, LockClient, LockGuard, OwnerId, StoreErrorKind};
 use rand::Rng;
 
 use crate::{
@@ -20,7 +20,7 @@ use crate::{
     },
 };
 
-contract_suite! { mod contract, door = |client, name| std::sync::Arc::new(client.fenced_lock(name).unwrap()) }
+contract_suite! { mod contract, door = |client, name| client.fenced_lock(name).unwrap() }
 
 const POLL_CAP: Duration = Duration::from_millis(200);
 
@@ -28,8 +28,12 @@ fn ms(millis: u64) -> Duration {
     Duration::from_millis(millis)
 }
 
+fn shown(token: u64) -> FencingToken {
+    FencingToken::try_from(token).unwrap()
+}
+
 fn token(guard: &LockGuard) -> u64 {
-    guard.fencing_token().expect("a token")
+    guard.fencing_token().expect("a token").get()
 }
 
 async fn locked(client: &LockClient, name: &str) -> LockGuard {
@@ -45,7 +49,7 @@ async fn after_a_lease_is_over_its_owner_is_refused_while_its_guard_lives_and_th
     let client = server.client().await;
     let lock = client.fenced_lock("l").unwrap();
     // over a good while earlier here than on the server, which allows for clocks
-    let first = lock.acquire(AcquireOptions::new().lease(Duration::from_secs(3))).await.unwrap().unwrap();
+    let first = lock.try_lock_with(AcquireOptions::new().lease(Duration::from_secs(3))).await.unwrap().unwrap();
     let before = token(&first);
     first.lost().await;
     let refused = lock.try_lock().await;
@@ -67,7 +71,7 @@ async fn a_token_is_the_same_for_all_holds_of_an_owner_and_higher_for_the_next_h
         let outer = lock.lock().await.unwrap();
         assert!(token(&outer) > last, "{} after {last}", token(&outer));
         let inner = lock.try_lock().await.unwrap().unwrap();
-        let leased = lock.acquire(AcquireOptions::new().lease(ms(60_000))).await.unwrap().unwrap();
+        let leased = lock.try_lock_with(AcquireOptions::new().lease(ms(60_000))).await.unwrap().unwrap();
         assert_eq!([token(&inner), token(&leased)], [token(&outer); 2]);
         last = token(&outer);
         // the inner hold outlives the outer one: still one holder
@@ -119,7 +123,7 @@ async fn a_token_is_higher_after_a_lease_that_ended_and_after_freeing_by_force()
     let server = Server::start();
     let (a, b) = (server.client().await, server.client().await);
     let (la, lb) = (a.fenced_lock("l").unwrap(), b.fenced_lock("l").unwrap());
-    let expired = la.acquire(AcquireOptions::new().lease(ms(100))).await.unwrap().unwrap();
+    let expired = la.try_lock_with(AcquireOptions::new().lease(ms(100))).await.unwrap().unwrap();
     let next = lb.lock().await.unwrap();
     assert!(expired.is_lost() && token(&next) > token(&expired));
     assert!(la.force_unlock().await.unwrap());
@@ -199,20 +203,22 @@ async fn a_token_key_that_holds_no_token_is_refused_at_once() {
 async fn a_guarded_value_is_what_was_written_last_with_the_highest_token() {
     let server = Server::start();
     let client = server.client_with(|builder| builder.name_prefix("app:")).await;
-    assert_eq!(client.fenced_get("k", 3).await.unwrap(), None);
+    assert_eq!(client.fenced_get("k", shown(3)).await.unwrap(), None);
     let all_bytes: Vec<u8> = (0..=255).collect();
     for (token, value) in [(3, b"a".to_vec()), (3, b"b".to_vec()), (4, Vec::new()), (10, all_bytes)] {
-        client.fenced_set("k", &value, token).await.unwrap();
-        assert_eq!(client.fenced_get("k", token).await.unwrap(), Some(value));
+        client.fenced_set("k", &value, shown(token)).await.unwrap();
+        assert_eq!(client.fenced_get("k", shown(token)).await.unwrap(), Some(value));
     }
     for stale in [1, 9] {
-        let refused = client.fenced_set("k", "late", stale).await;
-        let Err(Error::StaleToken { key, token, seen }) = &refused else { panic!("{refused:?}") };
-        assert_eq!((&**key, *token, *seen), ("k", stale, 10));
-        assert!(matches!(client.fenced_get("k", stale).await, Err(Error::StaleToken { seen: 10, .. })));
+        let refused = client.fenced_set("k", "late", shown(stale)).await;
+        let Err(Error::StaleToken { key, token, seen, .. }) = &refused else { panic!("{refused:?}") };
+        assert_eq!((&**key, token.get(), seen.get()), ("k", stale, 10));
+        assert!(
+            matches!(client.fenced_get("k", shown(stale)).await, Err(Error::StaleToken { seen, .. }) if seen.get() == 10)
+        );
     }
     // a plain string at its own name, without the prefix of locks
-    client.fenced_set("k", "1815", (1 << 53) - 1).await.unwrap();
+    client.fenced_set("k", "1815", shown((1 << 53) - 1)).await.unwrap();
     assert_eq!(server.call(&["INCR", "k"]), Reply::Int(1816));
     assert_eq!(server.call(&["GET", "nestlock_fence:{k}"]), Reply::Text("9007199254740991".into()));
     assert_eq!(server.dump().len(), 2);
@@ -223,44 +229,46 @@ async fn a_guarded_key_refuses_bad_input_before_anything_is_sent() {
     let server = Server::start();
     let client = server.client().await;
     for bad in [0, 1 << 53, u64::MAX] {
-        for refused in [client.fenced_set("k", "v", bad).await, client.fenced_get("k", bad).await.map(drop)] {
-            assert!(matches!(&refused, Err(Error::InvalidToken { key, token }) if key == "k" && *token == bad));
-        }
+        let refused = FencingToken::try_from(bad);
+        assert!(matches!(&refused, Err(Error::InvalidToken { token, .. }) if *token == bad), "{refused:?}");
     }
     let long = "x".repeat(1025);
     for bad in ["", "redisson_lock_token:{l}", "nestlock_fence:{k}", "a{b", "{}a", &*long] {
-        for refused in [client.fenced_set(bad, "v", 1).await, client.fenced_get(bad, 1).await.map(drop)] {
+        for refused in [client.fenced_set(bad, "v", shown(1)).await, client.fenced_get(bad, shown(1)).await.map(drop)] {
             assert!(matches!(refused, Err(Error::InvalidName { .. })), "{bad:?}: {refused:?}");
         }
     }
     assert_eq!(server.script_count(), 0);
     server.call(&["RPUSH", "list", "a"]);
     let before = server.dump();
-    for refused in [client.fenced_set("list", "v", 1).await, client.fenced_get("list", 1).await.map(drop)] {
-        assert!(matches!(&refused, Err(Error::WrongType { lock }) if lock == "list"), "{refused:?}");
+    for refused in [client.fenced_set("list", "v", shown(1)).await, client.fenced_get("list", shown(1)).await.map(drop)]
+    {
+        assert!(matches!(&refused, Err(Error::WrongType { lock, .. }) if lock == "list"), "{refused:?}");
     }
     assert_eq!(server.dump(), before);
     server.call(&["SET", "nestlock_fence:{k}", "rubbish"]);
-    for refused in [client.fenced_set("k", "v", 1).await, client.fenced_get("k", 1).await.map(drop)] {
+    for refused in [client.fenced_set("k", "v", shown(1)).await, client.fenced_get("k", shown(1)).await.map(drop)] {
         assert!(matches!(&refused, Err(Error::Store { source, .. }) if !source.may_have_executed()), "{refused:?}");
     }
     client.shutdown().await.unwrap();
-    assert!(matches!(client.fenced_set("k", "v", 1).await, Err(Error::Closed)));
-    assert!(matches!(client.fenced_get("k", 1).await, Err(Error::Closed)));
+    assert!(matches!(client.fenced_set("k", "v", shown(1)).await, Err(Error::Closed)));
+    assert!(matches!(client.fenced_get("k", shown(1)).await, Err(Error::Closed)));
 }
 
 #[tokio::test]
 async fn a_guarded_write_without_an_answer_is_unconfirmed_and_can_be_repeated() {
     let server = Server::start();
     let client = server.client_with(|builder| builder.command_timeout(ms(100))).await;
-    client.fenced_set("k", "a", 1).await.unwrap();
+    client.fenced_set("k", "a", shown(1)).await.unwrap();
     server.stop();
-    let silent = client.fenced_set("k", "b", 2).await;
+    let silent = client.fenced_set("k", "b", shown(2)).await;
     assert!(matches!(&silent, Err(Error::Unconfirmed { lock, .. }) if lock == "k"), "{silent:?}");
     server.cont();
-    eventually("the server answers again", || async { client.fenced_set("k", "b", 2).await.is_ok() }).await;
-    assert_eq!(client.fenced_get("k", 2).await.unwrap(), Some(b"b".to_vec()));
-    assert!(matches!(client.fenced_set("k", "a", 1).await, Err(Error::StaleToken { seen: 2, .. })));
+    eventually("the server answers again", || async { client.fenced_set("k", "b", shown(2)).await.is_ok() }).await;
+    assert_eq!(client.fenced_get("k", shown(2)).await.unwrap(), Some(b"b".to_vec()));
+    assert!(
+        matches!(client.fenced_set("k", "a", shown(1)).await, Err(Error::StaleToken { seen, .. }) if seen.get() == 2)
+    );
 }
 
 /// What `lua/README.md` and README.md say that an ACL user needs.
@@ -287,8 +295,8 @@ async fn fenced_locks_and_guarded_keys_need_the_permissions_that_are_written_dow
         for _ in 0..2 {
             let guard = client.fenced_lock(lock).unwrap().lock().await?;
             let inner = client.fenced_lock(lock).unwrap().lock().await?;
-            client.fenced_get("app:k", token(&guard)).await?;
-            client.fenced_set("app:k", "v", token(&guard)).await?;
+            client.fenced_get("app:k", shown(token(&guard))).await?;
+            client.fenced_set("app:k", "v", shown(token(&guard))).await?;
             inner.unlock().await?;
             guard.unlock().await?;
         }
@@ -325,11 +333,11 @@ async fn f2_a_paused_holders_late_write_is_refused_where_the_lock_alone_would_no
         let guard = locked(&client, &lock).await;
         assert!(token(&guard) > late);
         server.call(&["SET", &plain, "second"]);
-        let read = client.fenced_get(&guarded, token(&guard)).await.unwrap();
+        let read = client.fenced_get(&guarded, shown(token(&guard))).await.unwrap();
         assert_eq!(read, Some(b"early".to_vec()));
         if round > 0 {
             // reading has shut the door already
-            client.fenced_set(&guarded, "second", token(&guard)).await.unwrap();
+            client.fenced_set(&guarded, "second", shown(token(&guard))).await.unwrap();
         }
         if round > 1 {
             guard.unlock().await.unwrap();
@@ -350,11 +358,11 @@ async fn a_late_write_is_let_in_until_the_next_holder_has_used_the_key() {
     let server = Server::start();
     let (a, b) = (server.client().await, server.client().await);
     let lock = a.fenced_lock("l").unwrap();
-    let late = lock.acquire(AcquireOptions::new().lease(ms(100))).await.unwrap().unwrap();
+    let late = lock.try_lock_with(AcquireOptions::new().lease(ms(100))).await.unwrap().unwrap();
     let guard = locked(&b, "l").await;
-    a.fenced_set("k", "late", token(&late)).await.unwrap();
-    assert_eq!(b.fenced_get("k", token(&guard)).await.unwrap(), Some(b"late".to_vec()));
-    assert!(matches!(a.fenced_set("k", "later", token(&late)).await, Err(Error::StaleToken { .. })));
+    a.fenced_set("k", "late", shown(token(&late))).await.unwrap();
+    assert_eq!(b.fenced_get("k", shown(token(&guard))).await.unwrap(), Some(b"late".to_vec()));
+    assert!(matches!(a.fenced_set("k", "later", shown(token(&late))).await, Err(Error::StaleToken { .. })));
 }
 
 /// Every guarded write that the server accepted, in its order: read off MONITOR.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use nestlock::{AcquireOptions, Error, LockClient, OwnerId, RLock};
+use nestlock::{AcquireOptions, Error, LockClient, OwnerId};
 
 use crate::support::{
     Server, eventually,
@@ -37,7 +37,7 @@ async fn what_was_handed_over_is_not_re_entered_by_the_giver() {
         client.fair_lock("fair"),
         client.string_lock("string"),
         client.signal_lock("signal"),
-        client.read_write_lock("rw").map(|lock| lock.write()),
+        client.read_write_lock("rw").map(|lock| lock.write_lock()),
     ] {
         let lock = lock.unwrap();
         let given = lock.lock().await.unwrap().forget();
@@ -62,10 +62,10 @@ async fn a_value_that_was_handed_over_is_not_re_entered_by_the_giver() {
             "string" => client.string_lock("l").unwrap(),
             _ => client.signal_lock("l").unwrap(),
         };
-        let given = lock(&a).acquire(options()).await.unwrap().unwrap().forget();
-        assert!(lock(&a).acquire(options()).await.unwrap().is_none(), "{kind}");
+        let given = lock(&a).try_lock_with(options()).await.unwrap().unwrap().forget();
+        assert!(lock(&a).try_lock_with(options()).await.unwrap().is_none(), "{kind}");
         lock(&b).release(&given).await.unwrap();
-        lock(&a).acquire(options()).await.unwrap().expect("free").unlock().await.unwrap();
+        lock(&a).try_lock_with(options()).await.unwrap().expect("free").unlock().await.unwrap();
     }
 }
 
@@ -75,7 +75,7 @@ async fn a_shutdown_does_not_release_what_was_handed_over() {
     let (a, b) = (server.client().await, server.client().await);
     let given = a.reentrant_lock("l").unwrap().lock().await.unwrap().forget();
     let there = b.reentrant_lock("l").unwrap();
-    assert!(there.extend(&given, Duration::from_secs(60)).await.unwrap());
+    there.extend(&given, Duration::from_secs(60)).await.unwrap();
     a.shutdown().await.unwrap();
     assert!(there.is_locked().await.unwrap(), "released by the giver's shutdown");
     there.release(&given).await.unwrap();
@@ -87,8 +87,8 @@ async fn what_the_receiver_extended_is_not_released_by_the_giver() {
     let (a, b) = (quick(&server).await, server.client().await);
     let (here, there) = (a.string_lock("l").unwrap(), b.string_lock("l").unwrap());
     let options = AcquireOptions::new().value("ticket-4711").lease(ms(400));
-    let given = here.acquire(options).await.unwrap().unwrap().forget();
-    assert!(there.extend(&given, Duration::from_secs(60)).await.unwrap());
+    let given = here.try_lock_with(options).await.unwrap().unwrap().forget();
+    there.extend(&given, Duration::from_secs(60)).await.unwrap();
     // as far as the giver knows, the lease is over
     eventually("the giver forgets it", || async { a.stats().holds == 0 }).await;
     a.idle().await;
@@ -181,8 +181,8 @@ async fn releases_by_two_processes_both_count() {
     let kinds: [fn(&LockClient, &str) -> nestlock::Lock; 4] = [
         |client, name| client.reentrant_lock(name).unwrap(),
         |client, name| client.fair_lock(name).unwrap(),
-        |client, name| client.read_write_lock(name).unwrap().read(),
-        |client, name| client.read_write_lock(name).unwrap().write(),
+        |client, name| client.read_write_lock(name).unwrap().read_lock(),
+        |client, name| client.read_write_lock(name).unwrap().write_lock(),
     ];
     for (n, kind) in kinds.into_iter().enumerate() {
         for round in 0..25 {
@@ -212,7 +212,7 @@ async fn the_owner_of_an_earlier_hold_releases_nothing() {
     assert_ne!(guard.owner(), old);
     for lock in [&here, &there] {
         assert!(matches!(lock.release(&old).await, Err(Error::NotHeld { .. })));
-        assert!(!lock.extend(&old, Duration::from_secs(60)).await.unwrap());
+        assert!(matches!(lock.extend(&old, Duration::from_secs(60)).await, Err(Error::NotHeld { .. })));
     }
     assert!(!guard.is_lost());
     assert_eq!(server.record("l"), [(guard.owner().to_string(), 1)]);
@@ -247,14 +247,14 @@ async fn a_writer_that_reads_and_gives_the_write_lock_away_does_not_write() {
     let server = Server::start();
     let (a, b) = (server.client().await, server.client().await);
     let (here, there) = (a.read_write_lock("l").unwrap(), b.read_write_lock("l").unwrap());
-    let write = here.write().lock().await.unwrap();
-    let read = here.read().lock().await.unwrap();
+    let write = here.write_lock().lock().await.unwrap();
+    let read = here.read_lock().lock().await.unwrap();
     let given = write.forget();
-    let again = here.write().try_lock().await;
-    assert!(again.is_err(), "two writers: {given} and {again:?}");
-    there.write().release(&given).await.unwrap();
+    let again = [here.write().await.map(Some), here.try_write().await];
+    assert!(matches!(again, [Err(Error::UpgradeRefused { .. }), Ok(None)]), "two writers: {given} and {again:?}");
+    there.write_lock().release(&given).await.unwrap();
     read.unlock().await.unwrap();
-    here.write().try_lock().await.unwrap().expect("free").unlock().await.unwrap();
+    here.write_lock().try_lock().await.unwrap().expect("free").unlock().await.unwrap();
 }
 
 /// Sent as text, as a process would get it.

@@ -64,9 +64,8 @@ const FLOORS: [(&str, u8); 17] = [
     ("", 5),
     ("client", 5),
     ("lock", 4),
-    ("rlock", 3),
+    ("rlock", 4),
     ("guard", 3),
-    ("quorum", 3),
     ("engine/acquire", 3),
     ("engine/release", 3),
     ("engine/together", 3),
@@ -75,6 +74,7 @@ const FLOORS: [(&str, u8); 17] = [
     ("clock", 0),
     ("log", 0),
     ("owner", 0),
+    ("token", 0),
     ("keys", 0),
     ("options", 0),
     ("error", 0),
@@ -270,7 +270,9 @@ fn every_public_async_method_says_what_cancelling_it_does() {
                 methods += 1;
                 let about = |line: &&&str| line.trim_start().starts_with("///") || line.trim_start().starts_with("#[");
                 let docs: Vec<_> = lines[..at].iter().rev().take_while(about).collect();
-                let says = docs.iter().any(|line| line.contains("# Cancel safety"));
+                // the contract of generic code refers to the method that says it
+                let says = |line: &&&str| line.contains("# Cancel safety") || line.contains("/// As [`Lock::");
+                let says = docs.iter().any(says);
                 assert!(says, "{}: no `# Cancel safety` at: {code}", file.path);
             }
         }

@@ -15,7 +15,7 @@ use futures::{
     stream::{FuturesUnordered, StreamExt},
     task::LocalSpawnExt,
 };
-use nestlock::{AcquireOptions, LockClient, LockGuard, OwnerId, RLock};
+use nestlock::{AcquireOptions, LockClient, LockGuard, OwnerId};
 use tokio::{
     runtime::{Builder, Handle},
     sync::Barrier,
@@ -129,8 +129,10 @@ async fn scopes_nest_and_a_spawn_inside_is_a_task_of_its_own() {
         assert!(spawned.await.unwrap());
         // whoever is named in the options counts, wherever the call is made
         let as_outer = AcquireOptions::new().owner(outer.clone());
-        OwnerId::scope(async { lock.acquire(as_outer).await.unwrap().expect("re-entry").unlock().await.unwrap() })
-            .await;
+        OwnerId::scope(async {
+            lock.try_lock_with(as_outer).await.unwrap().expect("re-entry").unlock().await.unwrap();
+        })
+        .await;
         guard.unlock().await.unwrap();
     })
     .await;
@@ -299,7 +301,7 @@ async fn everything(server: &Server) {
     let next = lb.try_lock_for(SOON).await.unwrap().expect("released");
     releasing.join().unwrap();
     next.unlock().await.unwrap();
-    let leased = la.acquire(AcquireOptions::new().lease(Duration::from_millis(60))).await.unwrap().unwrap();
+    let leased = la.try_lock_with(AcquireOptions::new().lease(Duration::from_millis(60))).await.unwrap().unwrap();
     let lost = leased.run_until_lost(std::future::pending::<()>()).await;
     assert!(lost.is_err());
     drop(leased);

@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use nestlock::{AcquireOptions, Error, Lock, LockClient, LockGuard, LossReason, RLock};
+use nestlock::{AcquireOptions, Error, Lock, LockClient, LockGuard, LossReason};
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
 use crate::support::{
@@ -154,11 +154,11 @@ async fn f13_a_nested_acquire_without_an_answer_counts_once() {
 async fn n13_an_acquire_that_is_tried_again_is_not_blocked_by_its_own_record() {
     let bed = Bed::new().await;
     // a lease far beyond the test: nothing but the second try gets it
-    let options = AcquireOptions::new().wait(Duration::from_secs(60)).lease(Duration::from_secs(3600));
+    let (wait, options) = (Duration::from_secs(60), AcquireOptions::new().lease(Duration::from_secs(3600)));
     for action in [Action::Lose, Action::Late(2 * T)] {
         bed.proxy.once(Verb::Acquire, action);
         let start = Instant::now();
-        let guard = bed.lock("l").acquire(options.clone()).await.unwrap().expect("the lock");
+        let guard = bed.lock("l").try_lock_for_with(wait, options.clone()).await.unwrap().expect("the lock");
         assert!(start.elapsed() < Duration::from_secs(20));
         guard.unlock().await.unwrap();
     }
@@ -252,13 +252,13 @@ async fn f7_a_late_release_by_another_client_does_not_free_the_next_hold_of_the_
     let bed = Bed::new().await;
     let (here, there) = (bed.other_lock("l"), bed.lock("l"));
     let me = || AcquireOptions::new().owner(bed.other.owner("job").unwrap());
-    let owner = here.acquire(me()).await.unwrap().unwrap().forget();
+    let owner = here.try_lock_with(me()).await.unwrap().unwrap().forget();
     bed.proxy.once(Verb::Release, Action::Ghost(Duration::from_secs(2)));
     unconfirmed(there.release(&owner).await);
     eventually("a release over the next connection", || async { there.release(&owner).await.is_ok() }).await;
     // it was not the giver's any more
     assert!(matches!(here.release(&owner).await, Err(Error::NotHeld { .. })));
-    let next = here.acquire(me()).await.unwrap().expect("a free lock");
+    let next = here.try_lock_with(me()).await.unwrap().expect("a free lock");
     eventually("the late release", || async { bed.proxy.ghosts() == 1 }).await;
     bed.assert_held(&next, 1);
     next.unlock().await.unwrap();
@@ -584,12 +584,12 @@ async fn storm_task(storm: Arc<Storm>, client: LockClient, mut wire: crate::supp
     while let Some(operation) = storm.next() {
         let number = rng.random_range(0..LOCKS);
         let lock = client.reentrant_lock(number.to_string()).unwrap();
-        let options = if rng.random_bool(0.5) {
-            AcquireOptions::new().wait(Duration::from_millis(300))
+        let acquired = if rng.random_bool(0.5) {
+            lock.try_lock_for(Duration::from_millis(300)).await
         } else {
-            AcquireOptions::new().lease(Duration::from_millis(2_000 + operation as u64))
+            lock.try_lock_with(AcquireOptions::new().lease(Duration::from_millis(2_000 + operation as u64))).await
         };
-        let guard = match lock.acquire(options).await {
+        let guard = match acquired {
             Ok(Some(guard)) => guard,
             Ok(None) => {
                 storm.busy.fetch_add(1, Ordering::SeqCst);

@@ -31,6 +31,7 @@ mod lost_reply;
 mod lua;
 mod model;
 mod multi;
+mod mutex;
 mod neighbours;
 mod non_reentrant;
 mod outage;

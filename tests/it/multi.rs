@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use nestlock::{AcquireOptions, Error, LockClient, MultiLock, RLock};
+use nestlock::{AcquireOptions, Error, Lock, LockClient};
 use rand::{Rng, SeedableRng, rngs::StdRng, seq::SliceRandom};
 
 use crate::{
@@ -25,8 +25,8 @@ contract_suite! {
     mod contract,
     door = |client, name| {
         let members = [name.to_owned(), format!("{name}:2"), format!("{name}:3")];
-        let members = members.map(|name| std::sync::Arc::new(client.reentrant_lock(name).unwrap()) as _);
-        std::sync::Arc::new(client.multi_lock(members).unwrap())
+        let members = members.map(|name| client.reentrant_lock(name).unwrap());
+        client.multi_lock(members).unwrap()
     },
     one_record = false,
 }
@@ -35,26 +35,26 @@ contract_suite! {
 contract_suite! {
     mod contract_of_mixed_members,
     door = |client, name| {
-        let members: [std::sync::Arc<dyn nestlock::RLock>; 3] = [
-            std::sync::Arc::new(client.reentrant_lock(name).unwrap()),
-            std::sync::Arc::new(client.fair_lock(format!("{name}:2")).unwrap()),
-            std::sync::Arc::new(client.read_write_lock(format!("{name}:3")).unwrap().write()),
+        let members: [nestlock::Lock; 3] = [
+            client.reentrant_lock(name).unwrap(),
+            client.fair_lock(format!("{name}:2")).unwrap(),
+            client.read_write_lock(format!("{name}:3")).unwrap().write_lock(),
         ];
-        std::sync::Arc::new(client.multi_lock(members).unwrap())
+        client.multi_lock(members).unwrap()
     },
     one_record = false,
 }
 
 const SOON: Duration = Duration::from_secs(20);
 
-fn plain(client: &LockClient, names: &[&str]) -> Vec<Arc<dyn RLock>> {
-    names.iter().map(|name| Arc::new(client.reentrant_lock(name).unwrap()) as _).collect()
+fn plain(client: &LockClient, names: &[&str]) -> Vec<Lock> {
+    names.iter().map(|name| client.reentrant_lock(name).unwrap()).collect()
 }
 
 /// Members that go by themselves: the middle one is fair.
-fn mixed(client: &LockClient, names: &[&str; 3]) -> Vec<Arc<dyn RLock>> {
+fn mixed(client: &LockClient, names: &[&str; 3]) -> Vec<Lock> {
     let mut members = plain(client, names);
-    members[1] = Arc::new(client.fair_lock(names[1]).unwrap());
+    members[1] = client.fair_lock(names[1]).unwrap();
     members
 }
 
@@ -104,8 +104,8 @@ async fn r74_r77_every_member_gets_the_lease_that_was_asked_for() {
     let all = a.multi_lock(plain(&a, &names)).unwrap();
     for contended in [false, true, true, true] {
         let busy = if contended { Some(rival.lock().await.unwrap()) } else { None };
-        let options = AcquireOptions::new().wait(SOON).lease(Duration::from_secs(10));
-        let acquire = all.acquire(options);
+        let options = AcquireOptions::new().lease(Duration::from_secs(10));
+        let acquire = all.try_lock_for_with(SOON, options);
         let (guard, ()) = tokio::join!(acquire, async {
             if let Some(busy) = busy {
                 eventually("it waits", || async { !server.channels().is_empty() }).await;
@@ -161,7 +161,7 @@ async fn r76_r81_random_orders_do_not_block_each_other() {
                     let mut members = plain(&client, &mine.iter().map(|at| names[*at]).collect::<Vec<_>>());
                     let all = match members.len() {
                         1 => members.remove(0),
-                        _ => Arc::new(client.multi_lock(members).unwrap()),
+                        _ => client.multi_lock(members).unwrap(),
                     };
                     let guard = tokio::time::timeout(Duration::from_secs(30), all.lock());
                     let guard = guard.await.expect("progress").unwrap();
@@ -257,16 +257,16 @@ async fn r80_an_acquire_dropped_at_any_poll_holds_no_member() {
 async fn r84_members_may_be_of_any_kind() {
     let server = Server::start();
     let (a, b) = (server.client().await, server.client().await);
-    let members = |client: &LockClient| -> Vec<Arc<dyn RLock>> {
+    let members = |client: &LockClient| -> Vec<Lock> {
         vec![
-            Arc::new(client.reentrant_lock("reentrant").unwrap()),
-            Arc::new(client.fair_lock("fair").unwrap()),
-            Arc::new(client.read_write_lock("read").unwrap().read()),
-            Arc::new(client.read_write_lock("write").unwrap().write()),
-            Arc::new(client.fenced_lock("fenced").unwrap()),
-            Arc::new(client.spin_lock("spin").unwrap()),
-            Arc::new(client.non_reentrant_lock("once").unwrap()),
-            Arc::new(client.multi_lock(plain(client, &["n1", "n2"])).unwrap()),
+            client.reentrant_lock("reentrant").unwrap(),
+            client.fair_lock("fair").unwrap(),
+            client.read_write_lock("read").unwrap().read_lock(),
+            client.read_write_lock("write").unwrap().write_lock(),
+            client.fenced_lock("fenced").unwrap(),
+            client.spin_lock("spin").unwrap(),
+            client.non_reentrant_lock("once").unwrap(),
+            client.multi_lock(plain(client, &["n1", "n2"])).unwrap(),
         ]
     };
     let (la, lb) = (a.multi_lock(members(&a)).unwrap(), b.multi_lock(members(&b)).unwrap());
@@ -315,7 +315,7 @@ async fn an_unlock_says_which_member_was_lost_and_frees_the_others() {
         server.call(lost);
         match guard.unlock().await {
             Err(Error::Lost { lock, .. }) if lost.len() == 2 => assert_eq!(lock, "l2"),
-            Err(Error::WrongType { lock }) if lost.len() == 3 => assert_eq!(lock, "l2"),
+            Err(Error::WrongType { lock, .. }) if lost.len() == 3 => assert_eq!(lock, "l2"),
             other => panic!("{lost:?}: {other:?}"),
         }
         assert!(!server.exists("l1") && !server.exists("l3"));
@@ -333,8 +333,8 @@ async fn data_at_one_members_name_is_refused_and_named() {
         server.call(data);
         let before = server.dump();
         match all.lock().await.map(drop) {
-            Err(Error::WrongType { lock }) if kind == "string" => assert_eq!(lock, "l3"),
-            Err(Error::WrongLockKind { lock }) if kind == "hash" => assert_eq!(lock, "l3"),
+            Err(Error::WrongType { lock, .. }) if kind == "string" => assert_eq!(lock, "l3"),
+            Err(Error::WrongLockKind { lock, .. }) if kind == "hash" => assert_eq!(lock, "l3"),
             other => panic!("{kind}: {other:?}"),
         }
         assert_eq!(server.dump(), before);
@@ -367,7 +367,7 @@ async fn the_release_of_all_wakes_the_waiters_of_each() {
     let (a, b) = (server.client().await, server.client_with(|c| c.poll_cap(Duration::from_secs(3600))).await);
     let names = ["l1", "l2", "l3"];
     let all = a.multi_lock(plain(&a, &names)).unwrap();
-    let guard = all.acquire(AcquireOptions::new().lease(Duration::from_secs(3600))).await.unwrap().unwrap();
+    let guard = all.try_lock_with(AcquireOptions::new().lease(Duration::from_secs(3600))).await.unwrap().unwrap();
     let waiters = names.map(|name| {
         let lock = b.reentrant_lock(name).unwrap();
         tokio::spawn(async move { lock.lock().await.unwrap().unlock().await.unwrap() })
@@ -444,7 +444,7 @@ async fn r80_f33_an_unlock_dropped_at_any_poll_frees_all() {
 const T: Duration = Duration::from_millis(500);
 
 /// A client behind a proxy, and a multi-lock of it; the scripts are known.
-async fn behind_a_proxy(server: &Server) -> (Proxy, LockClient, MultiLock) {
+async fn behind_a_proxy(server: &Server) -> (Proxy, LockClient, Lock) {
     let proxy = Proxy::start(server);
     let client = LockClient::builder().command_timeout(T).connect(proxy.url()).await.unwrap();
     plain(&client, &["l1"])[0].lock().await.unwrap().unlock().await.unwrap();
@@ -533,7 +533,7 @@ async fn an_owner_of_one_client_can_not_take_members_of_another() {
     let server = Server::start();
     let (a, b) = (server.client().await, server.client().await);
     let all = a.multi_lock([plain(&a, &["l1"]), plain(&b, &["l2"])].concat()).unwrap();
-    let refused = all.acquire(AcquireOptions::new().owner(a.owner("me").unwrap())).await.map(drop);
+    let refused = all.try_lock_with(AcquireOptions::new().owner(a.owner("me").unwrap())).await.map(drop);
     assert!(matches!(refused, Err(Error::InvalidOwner { .. })), "{refused:?}");
     nothing_is_left(&server, &[&a, &b]).await;
 }

@@ -1,12 +1,12 @@
 //! Locks whose names, or the keys that are derived from them, meet: every pair is either one lock, or refuses.
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
-use nestlock::{Error, LockClient, OwnerId, RLock, Result};
+use nestlock::{Error, FencingToken, Lock, LockClient, OwnerId, Result};
 
 use crate::support::{Server, eventually, wire::Reply};
 
-type Door = fn(&LockClient, &str) -> Result<Arc<dyn RLock>>;
+type Door = fn(&LockClient, &str) -> Result<Lock>;
 
 /// What makes doors at one name doors to one lock: the record.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -17,21 +17,21 @@ enum Record {
     Signal,
 }
 
-fn arc(lock: impl RLock + 'static) -> Arc<dyn RLock> {
-    Arc::new(lock)
+fn shown(token: u64) -> FencingToken {
+    FencingToken::try_from(token).unwrap()
 }
 
 const DOORS: [(&str, Record, Door); 10] = [
-    ("reentrant", Record::Plain, |client, name| client.reentrant_lock(name).map(arc)),
-    ("non-reentrant", Record::Plain, |client, name| client.non_reentrant_lock(name).map(arc)),
-    ("spin", Record::Plain, |client, name| client.spin_lock(name).map(arc)),
-    ("fenced", Record::Plain, |client, name| client.fenced_lock(name).map(arc)),
-    ("fair", Record::Plain, |client, name| client.fair_lock(name).map(arc)),
-    ("non-reentrant fair", Record::Plain, |client, name| client.non_reentrant_fair_lock(name).map(arc)),
-    ("read", Record::ReadWrite, |client, name| client.read_write_lock(name).map(|lock| arc(lock.read()))),
-    ("write", Record::ReadWrite, |client, name| client.read_write_lock(name).map(|lock| arc(lock.write()))),
-    ("string", Record::String, |client, name| client.string_lock(name).map(arc)),
-    ("signal", Record::Signal, |client, name| client.signal_lock(name).map(arc)),
+    ("reentrant", Record::Plain, |client, name| client.reentrant_lock(name)),
+    ("non-reentrant", Record::Plain, |client, name| client.non_reentrant_lock(name)),
+    ("spin", Record::Plain, |client, name| client.spin_lock(name)),
+    ("fenced", Record::Plain, |client, name| client.fenced_lock(name)),
+    ("fair", Record::Plain, |client, name| client.fair_lock(name)),
+    ("non-reentrant fair", Record::Plain, |client, name| client.non_reentrant_fair_lock(name)),
+    ("read", Record::ReadWrite, |client, name| client.read_write_lock(name).map(|lock| lock.read_lock())),
+    ("write", Record::ReadWrite, |client, name| client.read_write_lock(name).map(|lock| lock.write_lock())),
+    ("string", Record::String, |client, name| client.string_lock(name)),
+    ("signal", Record::Signal, |client, name| client.signal_lock(name)),
 ];
 
 /// Pairs of names that meet, if not in the record then in a key beside it.
@@ -143,14 +143,14 @@ async fn no_lock_touches_a_guarded_value_and_no_guarded_value_a_lock() {
                 let guard = lock.lock().await.unwrap();
                 let before = server.dump();
                 for token in [7, 9_007_199_254_740_991] {
-                    let _ = client.fenced_get(key, token).await;
-                    let _ = client.fenced_set(key, "value", token).await;
+                    let _ = client.fenced_get(key, shown(token)).await;
+                    let _ = client.fenced_set(key, "value", shown(token)).await;
                 }
                 assert!(is_untouched(&before, &server.dump()), "{what}: {before:?} -> {:?}", server.dump());
                 guard.unlock().await.unwrap_or_else(|error| panic!("{what}: {error}"));
 
                 server.call(&["FLUSHALL"]);
-                if client.fenced_set(key, "value", 7).await.is_err() {
+                if client.fenced_set(key, "value", shown(7)).await.is_err() {
                     continue;
                 }
                 let before = server.dump();
@@ -183,11 +183,11 @@ async fn no_lock_is_named_like_a_key_that_another_one_keeps() {
         b.idle().await;
         server.call(&["FLUSHALL"]);
     }
-    a.fenced_set("x", "value", 7).await.unwrap();
+    a.fenced_set("x", "value", shown(7)).await.unwrap();
     keys.extend(server.dump().into_iter().map(|(key, ..)| key));
     assert!(keys.len() > 6, "{keys:?}");
     for key in keys.iter().filter(|key| *key != "x") {
-        assert!(matches!(a.fenced_set(key, "value", 7).await, Err(Error::InvalidName { .. })), "{key}");
+        assert!(matches!(a.fenced_set(key, "value", shown(7)).await, Err(Error::InvalidName { .. })), "{key}");
         // a string of another door to the signal lock
         if key == "lock:x" {
             continue;
@@ -246,7 +246,8 @@ async fn an_owner_called_like_a_field_holds_nothing() {
                     continue;
                 }
                 let extended = lock.extend(&owner, Duration::from_secs(600)).await;
-                let refused = matches!(extended, Ok(false) | Err(Error::WrongType { .. } | Error::Store { .. }));
+                let refused =
+                    matches!(extended, Err(Error::NotHeld { .. } | Error::WrongType { .. } | Error::Store { .. }));
                 assert!(refused, "{label} as {other} of {owner}: {extended:?}");
                 let released = lock.release(&owner).await;
                 assert!(released.is_err(), "{label} as {other} of {owner}: {released:?}");

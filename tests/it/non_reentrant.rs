@@ -2,24 +2,23 @@
 
 use std::time::{Duration, Instant};
 
-use nestlock::{AcquireOptions, Error, Lock, LockClient, LockGuard, RLock, Result};
+use nestlock::{AcquireOptions, Error, Lock, LockClient, LockGuard, Result};
 
 use crate::{
     contract::contract_suite,
     support::{Server, history::History},
 };
 
-contract_suite! { mod contract, door = |client, name| std::sync::Arc::new(client.non_reentrant_lock(name).unwrap()), reentrant = false }
+contract_suite! { mod contract, door = |client, name| client.non_reentrant_lock(name).unwrap(), reentrant = false }
 
-/// Every way to acquire.
+/// Every way to wait for it.
 async fn all_ways(lock: &Lock) -> Vec<Result<Option<LockGuard>>> {
     let forever = Duration::MAX;
     vec![
         lock.lock().await.map(Some),
-        lock.try_lock().await,
         lock.try_lock_for(Duration::from_secs(3600)).await,
         lock.try_lock_for(forever).await,
-        lock.acquire(AcquireOptions::new().wait_forever().lease(Duration::from_secs(60))).await,
+        lock.lock_with(AcquireOptions::new().lease(Duration::from_secs(60))).await.map(Some),
     ]
 }
 
@@ -35,8 +34,8 @@ async fn the_owner_who_asks_again_is_refused_at_once_and_without_a_request() {
         let guard = lock.lock().await.unwrap();
         let (before, requests, start) = (server.dump(), server.script_count(), Instant::now());
         for refused in all_ways(&lock).await {
-            let Err(Error::NotReentrant { lock: name, owner }) = &refused else { panic!("{refused:?}") };
-            assert_eq!((&**name, &**owner), (lock.name(), guard.owner().as_str()));
+            let Err(Error::NotReentrant { lock: name, owner, .. }) = &refused else { panic!("{refused:?}") };
+            assert_eq!((&**name, owner), (lock.name(), &guard.owner()));
         }
         assert!(start.elapsed() < Duration::from_secs(5), "it waited: {:?}", start.elapsed());
         assert_eq!(server.script_count(), requests, "nothing is sent");
@@ -57,16 +56,17 @@ async fn other_owners_wait_for_a_non_reentrant_lock_as_for_any() {
     for lock in doors(&client) {
         let guard = lock.lock().await.unwrap();
         let other = || AcquireOptions::new().owner(client.owner("other").unwrap());
-        assert!(lock.acquire(other()).await.unwrap().is_none(), "busy, not refused");
+        assert!(lock.try_lock_with(other()).await.unwrap().is_none(), "busy, not refused");
         let waiter = {
-            let (lock, options) = (lock.clone(), other().wait_forever());
-            tokio::spawn(async move { lock.acquire(options).await })
+            let (lock, options) = (lock.clone(), other());
+            tokio::spawn(async move { lock.lock_with(options).await })
         };
         crate::support::eventually("a waiter", || async { !server.channels().is_empty() }).await;
         assert!(matches!(lock.lock().await, Err(Error::NotReentrant { .. })));
         guard.unlock().await.unwrap();
-        let next = waiter.await.unwrap().unwrap().expect("its turn");
-        assert!(matches!(lock.acquire(other()).await, Err(Error::NotReentrant { .. })));
+        let next = waiter.await.unwrap().expect("its turn");
+        assert!(matches!(lock.lock_with(other()).await, Err(Error::NotReentrant { .. })));
+        assert!(lock.try_lock_with(other()).await.unwrap().is_none(), "a try does not wait: it is busy");
         assert!(lock.try_lock().await.unwrap().is_none(), "the first owner is another one now");
         next.unlock().await.unwrap();
         crate::support::eventually("nobody listens", || async { server.channels().is_empty() }).await;
@@ -98,7 +98,7 @@ async fn a_lost_hold_does_not_count_as_held() {
     let server = Server::start();
     let client = server.client().await;
     let lock = client.non_reentrant_lock("l").unwrap();
-    let guard = lock.acquire(AcquireOptions::new().lease(Duration::from_millis(50))).await.unwrap().unwrap();
+    let guard = lock.try_lock_with(AcquireOptions::new().lease(Duration::from_millis(50))).await.unwrap().unwrap();
     tokio::time::timeout(Duration::from_secs(15), guard.lost()).await.expect("it ends");
     assert!(matches!(guard.unlock().await, Err(Error::Lost { .. })));
     let next = lock.lock().await.unwrap();

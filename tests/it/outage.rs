@@ -7,7 +7,7 @@ use std::{
 };
 
 use nestlock::{
-    Error, LockClient, LockClientBuilder, LossReason, RLock, StoreErrorKind,
+    Error, LockClient, LockClientBuilder, LossReason, StoreErrorKind,
     fred::types::config::{Config as FredConfig, ServerConfig},
 };
 
@@ -108,7 +108,7 @@ async fn passwords_are_in_no_error_and_no_debug_output() {
 async fn clusters_and_sentinels_are_refused_with_a_way_out() {
     let hosts = || vec![("127.0.0.1", dead_port())];
     let refused = |wanted: &str, error: Error| {
-        assert!(matches!(&error, Error::InvalidConfig { reason } if reason.contains(wanted)), "{wanted}: {error}");
+        assert!(matches!(&error, Error::InvalidConfig { reason, .. } if reason.contains(wanted)), "{wanted}: {error}");
     };
     for (server, url, wanted) in [
         (ServerConfig::new_clustered(hosts()), "redis-cluster://127.0.0.1:1", "RedLock"),
@@ -484,7 +484,7 @@ async fn r102_r103_f27_refusals_for_now_are_absorbed_by_the_wait_and_typed_witho
     for (refusal, kind) in NOT_NOW {
         proxy.each(Verb::Acquire, Action::Refuse(refusal));
         match lock.try_lock().await.unwrap_err() {
-            Error::Store { lock, source } => {
+            Error::Store { lock, source, .. } => {
                 assert_eq!((lock.as_str(), source.kind(), source.may_have_executed()), ("l", kind, false));
             }
             error => panic!("{error:?}"),

@@ -2,8 +2,6 @@
 
 use std::{path::Path, process::Command, time::Duration};
 
-use nestlock::RLock;
-
 use crate::support::{Server, child::Worker, eventually};
 
 fn ms(millis: u64) -> Duration {

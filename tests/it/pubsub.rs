@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use nestlock::{LockClient, RLock};
+use nestlock::LockClient;
 
 use crate::support::{
     Server,

@@ -10,7 +10,7 @@ use std::{
 };
 
 use futures::FutureExt;
-use nestlock::{AcquireOptions, Error, Lock, LockClient, LockGuard, OwnerId, RLock};
+use nestlock::{AcquireOptions, Error, Lock, LockClient, LockGuard, OwnerId};
 use proptest::{
     collection::vec,
     prelude::*,
@@ -33,15 +33,15 @@ use crate::{
 
 contract_suite! {
     mod read,
-    door = |client, name| std::sync::Arc::new(client.read_write_lock(name).unwrap().read()),
-    rival = |client, name| std::sync::Arc::new(client.read_write_lock(name).unwrap().write()),
+    door = |client, name| client.read_write_lock(name).unwrap().read_lock(),
+    rival = |client, name| client.read_write_lock(name).unwrap().write_lock(),
     shared = true,
 }
-contract_suite! { mod write, door = |client, name| std::sync::Arc::new(client.read_write_lock(name).unwrap().write()) }
+contract_suite! { mod write, door = |client, name| client.read_write_lock(name).unwrap().write_lock() }
 contract_suite! {
     mod write_against_readers,
-    door = |client, name| std::sync::Arc::new(client.read_write_lock(name).unwrap().write()),
-    rival = |client, name| std::sync::Arc::new(client.read_write_lock(name).unwrap().read()),
+    door = |client, name| client.read_write_lock(name).unwrap().write_lock(),
+    rival = |client, name| client.read_write_lock(name).unwrap().read_lock(),
     rival_shared = true,
 }
 
@@ -60,11 +60,11 @@ fn ms(millis: u64) -> Duration {
 }
 
 fn read(client: &LockClient) -> Lock {
-    client.read_write_lock("l").unwrap().read()
+    client.read_write_lock("l").unwrap().read_lock()
 }
 
 fn write(client: &LockClient) -> Lock {
-    client.read_write_lock("l").unwrap().write()
+    client.read_write_lock("l").unwrap().write_lock()
 }
 
 async fn soon<T>(future: impl Future<Output = T>) -> T {
@@ -72,13 +72,13 @@ async fn soon<T>(future: impl Future<Output = T>) -> T {
 }
 
 async fn leased(lock: &Lock, lease: Duration) -> LockGuard {
-    lock.acquire(AcquireOptions::new().lease(lease)).await.unwrap().expect("free")
+    lock.try_lock_with(AcquireOptions::new().lease(lease)).await.unwrap().expect("free")
 }
 
 /// A hold of an owner of its own.
 async fn named(client: &LockClient, lock: &Lock, owner: &str) -> LockGuard {
-    let options = AcquireOptions::new().wait_forever().owner(client.owner(owner).unwrap());
-    lock.acquire(options).await.unwrap().expect("waits for ever")
+    let options = AcquireOptions::new().owner(client.owner(owner).unwrap());
+    lock.lock_with(options).await.unwrap()
 }
 
 fn waiter(lock: Lock) -> JoinHandle<LockGuard> {
@@ -242,8 +242,8 @@ fn r71_any_order_of_nested_holds_agrees_with_the_model() {
                     _ if held.len() == 4 => {}
                     Op::Read => held.push((false, read(&a).try_lock().await.unwrap().expect("its own"))),
                     Op::Write if reads > 0 && writes == 0 => {
-                        let refused = write(&a).try_lock().await;
-                        let refused = matches!(refused, Err(Error::UpgradeRefused { .. }));
+                        let refused = [write(&a).lock().await.map(Some), write(&a).try_lock().await];
+                        let refused = matches!(refused, [Err(Error::UpgradeRefused { .. }), Ok(None)]);
                         prop_assert!(refused);
                     }
                     Op::Write => held.push((true, write(&a).try_lock().await.unwrap().expect("its own"))),
@@ -415,7 +415,7 @@ async fn r07_each_hold_of_each_lock_is_renewed() {
     let mut guards = Vec::new();
     for lock in 0..5 {
         for _ in 0..3 {
-            guards.push(a.read_write_lock(format!("many{lock}")).unwrap().read().lock().await.unwrap());
+            guards.push(a.read_write_lock(format!("many{lock}")).unwrap().read_lock().lock().await.unwrap());
         }
     }
     let keys = hold_keys(&server);
@@ -852,13 +852,13 @@ async fn a_writer_that_gives_up_lets_readers_in() {
 }
 
 /// Scripts for each hold, when many tasks take a lock again and again.
-async fn scripts_per_hold(server: &Server, lock: Arc<dyn RLock>) -> f64 {
+async fn scripts_per_hold(server: &Server, lock: Lock) -> f64 {
     const TASKS: usize = 200;
     const ROUNDS: usize = 5;
     let before = server.script_count();
     let tasks: Vec<_> = (0..TASKS)
         .map(|_| {
-            let lock = Arc::clone(&lock);
+            let lock = lock.clone();
             tokio::spawn(async move {
                 for _ in 0..ROUNDS {
                     lock.lock().await.unwrap().unlock().await.unwrap();
@@ -879,8 +879,8 @@ async fn scripts_per_hold(server: &Server, lock: Arc<dyn RLock>) -> f64 {
 async fn a_release_wakes_one_of_many_writers() {
     let server = Server::start();
     let client = server.client().await;
-    let plain = scripts_per_hold(&server, Arc::new(client.reentrant_lock("plain").unwrap())).await;
-    let write = scripts_per_hold(&server, Arc::new(write(&client))).await;
+    let plain = scripts_per_hold(&server, client.reentrant_lock("plain").unwrap()).await;
+    let write = scripts_per_hold(&server, write(&client)).await;
     println!("200 tasks: {plain:.1} scripts for a hold of a plain lock, {write:.1} for a write");
     assert!(write < 1.5 * plain + 1.0, "{write:.1} scripts for a write, {plain:.1} for a plain hold");
     nothing_is_left(&server, &[&client]).await;
@@ -1029,17 +1029,16 @@ async fn a_reader_inside_a_reader_gets_in_as_the_same_owner_and_waits_as_another
 
 // --- other kinds at the same name ---
 
-type Door = fn(&LockClient) -> Arc<dyn RLock>;
+type Door = fn(&LockClient) -> Lock;
 
 const PLAIN: [(&str, Door); 5] = [
-    ("reentrant", |client| Arc::new(client.reentrant_lock("l").unwrap())),
-    ("fenced", |client| Arc::new(client.fenced_lock("l").unwrap())),
-    ("fair", |client| Arc::new(client.fair_lock("l").unwrap())),
-    ("spin", |client| Arc::new(client.spin_lock("l").unwrap())),
-    ("non-reentrant", |client| Arc::new(client.non_reentrant_lock("l").unwrap())),
+    ("reentrant", |client| client.reentrant_lock("l").unwrap()),
+    ("fenced", |client| client.fenced_lock("l").unwrap()),
+    ("fair", |client| client.fair_lock("l").unwrap()),
+    ("spin", |client| client.spin_lock("l").unwrap()),
+    ("non-reentrant", |client| client.non_reentrant_lock("l").unwrap()),
 ];
-const SIDES: [(&str, Door); 2] =
-    [("read", |client| Arc::new(read(client))), ("write", |client| Arc::new(write(client)))];
+const SIDES: [(&str, Door); 2] = [("read", |client| read(client)), ("write", |client| write(client))];
 
 /// R52: whoever comes with another kind is refused, also the holder himself, and what is held stays as it is.
 #[tokio::test]
@@ -1065,7 +1064,7 @@ async fn r52_a_plain_lock_and_a_read_write_lock_of_one_name_are_never_both_held(
             client.idle().await;
             assert_eq!(server.record_of_any_kind("l"), record, "{what}");
         }
-        assert!(lock.extend(&guard.owner(), Duration::from_secs(60)).await.unwrap(), "{what}");
+        lock.extend(&guard.owner(), Duration::from_secs(60)).await.unwrap();
         assert!(!guard.is_lost(), "{what}");
         guard.unlock().await.expect(&what);
         for client in [&a, &b] {
@@ -1344,12 +1343,12 @@ async fn r73_the_keys_of_a_lock_are_in_one_slot() {
     let (a, b) = (server.client_with(|c| c.watchdog_timeout(SHORT_WATCHDOG)).await, server.client().await);
     for name in ["l", "orders:7", "{shop}:orders", "a{b}c"] {
         let (lock, other) = (a.read_write_lock(name).unwrap(), b.read_write_lock(name).unwrap());
-        let writing = lock.write().lock().await.unwrap();
-        let reading = lock.read().lock().await.unwrap();
-        let nested = lock.read().lock().await.unwrap();
+        let writing = lock.write_lock().lock().await.unwrap();
+        let reading = lock.read_lock().lock().await.unwrap();
+        let nested = lock.read_lock().lock().await.unwrap();
         writing.unlock().await.unwrap();
-        let also = other.read().lock().await.unwrap();
-        let writer = waiter(other.write());
+        let also = other.read_lock().lock().await.unwrap();
+        let writer = waiter(other.write_lock());
         // reads of the task's own keep the writer out, and leave an intent
         let slots: Vec<i64> = {
             eventually("an intent", || async { server.dump().len() == 5 }).await;
@@ -1363,7 +1362,7 @@ async fn r73_the_keys_of_a_lock_are_in_one_slot() {
             guard.unlock().await.unwrap();
         }
         soon(writer).await.unwrap().unlock().await.unwrap();
-        assert!(!lock.read().force_unlock().await.unwrap() && !lock.write().force_unlock().await.unwrap());
+        assert!(!lock.read_lock().force_unlock().await.unwrap() && !lock.write_lock().force_unlock().await.unwrap());
         nothing_is_left(&server, &[&a, &b]).await;
     }
 }

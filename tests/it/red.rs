@@ -9,9 +9,7 @@ use std::{
 };
 
 use futures::FutureExt;
-use nestlock::{
-    AcquireOptions, Error, LockClient, LockGuard, LossReason, NodeSaid, OwnerId, RLock, RedLock, RedLockOptions,
-};
+use nestlock::{AcquireOptions, Error, Lock, LockClient, LockGuard, LossReason, NodeSaid, OwnerId, RedLockOptions};
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
 use crate::{
@@ -29,10 +27,10 @@ contract_suite! {
     mod contract,
     door = |client, name| {
         let members = [name.to_owned(), format!("{name}:2"), format!("{name}:3")];
-        let members = members.map(|name| std::sync::Arc::new(client.reentrant_lock(name).unwrap()) as _);
+        let members = members.map(|name| client.reentrant_lock(name).unwrap());
         // leases of these tests are short: a round limit of a twentieth would be a few milliseconds
         let options = nestlock::RedLockOptions::new().expiry(std::time::Duration::from_secs(30)).timeout_factor(0.9);
-        std::sync::Arc::new(nestlock::RedLock::over_members(client, members, options).unwrap())
+        client.red_lock_over(members, options).unwrap()
     },
     one_record = false,
     listens = false,
@@ -61,9 +59,9 @@ impl Fleet {
     }
 
     /// A RedLock with clients of its own, and these.
-    async fn lock(&self, options: RedLockOptions) -> (RedLock, Vec<LockClient>) {
+    async fn lock(&self, options: RedLockOptions) -> (Lock, Vec<LockClient>) {
         let clients = self.clients().await;
-        (RedLock::over_servers(&clients, "l", options).unwrap(), clients)
+        (LockClient::red_lock(&clients, "l", options).unwrap(), clients)
     }
 
     /// What each server records.
@@ -106,7 +104,7 @@ async fn one_random_value_is_on_every_server_and_gone_after_the_release() {
         assert!(fleet.servers.iter().all(|server| (30_000..=40_000).contains(&server.pttl("l"))));
         assert!(value.len() >= 22 && !seen.contains(&value), "{value}");
         seen.push(value);
-        assert!(guard.until() > Instant::now() + ms(30_000) && guard.remaining() < ms(40_000));
+        assert!(guard.valid_until() > Instant::now() + ms(30_000) && guard.remaining() < ms(40_000));
         assert_eq!((lock.is_locked().await.unwrap(), lock.holder().await.unwrap()), (true, Some(guard.owner())));
         assert_eq!(lock.hold_count(&guard.owner()).await.unwrap(), 1);
         assert!(lock.remaining_lease().await.unwrap().unwrap() > ms(30_000));
@@ -249,7 +247,7 @@ async fn s4_s14_a_contended_acquire_tries_again_until_it_may_not() {
     assert!(lock.try_lock().await.unwrap().is_none());
     assert_eq!((scripts() - before, &*asked.lock().unwrap()), (3, &vec![]));
     // the wait ends it earlier
-    let endless = RedLock::over_servers(&clients, "l", patient().tries(u32::MAX)).unwrap();
+    let endless = LockClient::red_lock(&clients, "l", patient().tries(u32::MAX)).unwrap();
     let start = Instant::now();
     assert!(endless.try_lock_for(ms(400)).await.unwrap().is_none());
     assert!(start.elapsed() >= ms(400) && start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
@@ -276,13 +274,13 @@ async fn s5_l3_an_extension_that_fails_releases_nothing() {
     let options = RedLockOptions::new().expiry(Duration::from_secs(20)).timeout_factor(0.02);
     let (lock, _clients) = fleet.lock(options).await;
     let lease = AcquireOptions::new().lease(Duration::from_secs(20));
-    let guard = lock.acquire(lease).await.unwrap().unwrap();
+    let guard = lock.try_lock_with(lease).await.unwrap().unwrap();
     let value = guard.owner();
     fleet.servers[0].stop();
     guard.extend(Duration::from_secs(60)).await.unwrap();
     assert!(fleet.servers[1].pttl("l") > 50_000 && fleet.servers[2].pttl("l") > 50_000);
     assert!(guard.remaining() > Duration::from_secs(50));
-    assert!(lock.extend(&value, Duration::from_secs(90)).await.unwrap());
+    lock.extend(&value, Duration::from_secs(90)).await.unwrap();
     // a majority that says nothing: an error, and all as before
     fleet.servers[1].stop();
     let error = guard.extend(Duration::from_secs(600)).await.unwrap_err();
@@ -301,10 +299,10 @@ async fn s5_l3_an_extension_that_fails_releases_nothing() {
 async fn s6_a_restarted_member_rejoins_and_a_lost_quorum_stays_lost() {
     let fleet = Fleet::new(3);
     let (lock, clients) = fleet.lock(patient().recreate_on_extend(true)).await;
-    let plain = RedLock::over_servers(&clients, "l", patient()).unwrap();
+    let plain = LockClient::red_lock(&clients, "l", patient()).unwrap();
     let lease = || AcquireOptions::new().lease(Duration::from_secs(40));
     for (lock, rejoins) in [(&plain, false), (&lock, true)] {
-        let guard = lock.acquire(lease()).await.unwrap().unwrap();
+        let guard = lock.try_lock_with(lease()).await.unwrap().unwrap();
         fleet.servers[0].call(&["DEL", "l"]);
         // the first finds it missing, the second takes it
         let _ = guard.extend(Duration::from_secs(40)).await;
@@ -324,7 +322,7 @@ async fn s6_a_restarted_member_rejoins_and_a_lost_quorum_stays_lost() {
         fleet.is_free().await;
     }
     // lost at once on two of three: reported, and nothing is written
-    let guard = lock.acquire(lease()).await.unwrap().unwrap();
+    let guard = lock.try_lock_with(lease()).await.unwrap().unwrap();
     fleet.servers[0].call(&["DEL", "l"]);
     fleet.servers[1].call(&["DEL", "l"]);
     assert!(matches!(guard.extend(Duration::from_secs(60)).await, Err(Error::Lost { .. })));
@@ -357,7 +355,7 @@ async fn members_renew_and_the_loss_of_a_majority_is_told() {
     assert_eq!(fleet.values(), [Some("theirs".into()), None, None]);
     fleet.servers[0].call(&["DEL", "l"]);
     // a limit to the renewals
-    let capped = RedLock::over_servers(&clients, "l", RedLockOptions::new().expiry(ms(1500)).max_renewals(1)).unwrap();
+    let capped = LockClient::red_lock(&clients, "l", RedLockOptions::new().expiry(ms(1500)).max_renewals(1)).unwrap();
     let guard = loop {
         // a round limit of 75 ms
         match capped.try_lock().await {
@@ -375,7 +373,7 @@ async fn members_renew_and_the_loss_of_a_majority_is_told() {
 async fn s2_an_explicit_lease_takes_the_place_of_the_expiry() {
     let fleet = Fleet::new(3);
     let (lock, _clients) = fleet.lock(RedLockOptions::new().timeout_factor(0.9)).await;
-    let guard = lock.acquire(AcquireOptions::new().lease(ms(1500))).await.unwrap().unwrap();
+    let guard = lock.try_lock_with(AcquireOptions::new().lease(ms(1500))).await.unwrap().unwrap();
     let mut before = ms(1485);
     while !guard.is_lost() {
         let remaining = guard.remaining();
@@ -383,7 +381,7 @@ async fn s2_an_explicit_lease_takes_the_place_of_the_expiry() {
         before = remaining;
         tokio::time::sleep(ms(5)).await;
     }
-    assert!(guard.until() <= Instant::now());
+    assert!(guard.valid_until() <= Instant::now());
     assert!(matches!(guard.unlock().await, Err(Error::Lost { reason: LossReason::LeaseExpired, .. })));
     fleet.is_free().await;
     // more drift: less to rely on
@@ -422,23 +420,26 @@ async fn a_value_is_handed_over() {
     let count = Arc::clone(&made);
     let generator = move || format!("made-{}", count.fetch_add(1, Ordering::SeqCst));
     for (options, value) in [(patient().value("fixed"), "fixed"), (patient().value_generator(generator), "made-0")] {
-        let lock = RedLock::over_servers(&clients, "l", options).unwrap();
+        let lock = LockClient::red_lock(&clients, "l", options).unwrap();
         let guard = lock.lock().await.unwrap();
         assert_eq!(fleet.values(), vec![Some(value.to_owned()); 3]);
         let owner = guard.forget();
         assert_eq!(owner.as_str(), value);
         assert!(other.try_lock().await.unwrap().is_none());
         let adopted = OwnerId::from_value(value).unwrap();
-        assert!(other.extend(&adopted, Duration::from_secs(600)).await.unwrap());
+        other.extend(&adopted, Duration::from_secs(600)).await.unwrap();
         assert!(fleet.servers.iter().all(|server| server.pttl("l") > 500_000));
-        assert!(!other.extend(&OwnerId::from_value("guess").unwrap(), Duration::from_secs(9)).await.unwrap());
+        assert!(matches!(
+            other.extend(&OwnerId::from_value("guess").unwrap(), Duration::from_secs(9)).await,
+            Err(Error::NotHeld { .. })
+        ));
         other.release(&adopted).await.unwrap();
         assert_eq!(fleet.values(), vec![None; 3]);
         assert!(matches!(other.release(&adopted).await, Err(Error::NotHeld { .. })));
     }
     assert_eq!(made.load(Ordering::SeqCst), 1);
     // one acquire may bring its own
-    let guard = other.acquire(AcquireOptions::new().value("mine")).await.unwrap().unwrap();
+    let guard = other.try_lock_with(AcquireOptions::new().value("mine")).await.unwrap().unwrap();
     assert_eq!(fleet.values(), vec![Some("mine".to_owned()); 3]);
     assert!(other.force_unlock().await.unwrap());
     assert!(!other.force_unlock().await.unwrap());
@@ -452,7 +453,7 @@ async fn f32_l9_a_cancelled_acquire_leaves_nothing_on_any_server() {
     let (lock, clients) = fleet.lock(patient()).await;
     lock.lock().await.unwrap().unlock().await.unwrap();
     for polls in 1..12 {
-        let polled = poll_times(lock.acquire(AcquireOptions::new().wait(ms(5000))), polls).await;
+        let polled = poll_times(lock.try_lock_for(ms(5000)), polls).await;
         drop(polled);
         for client in &clients {
             client.idle().await;
@@ -474,7 +475,7 @@ async fn l4_r83_a_lease_that_is_over_before_the_answers_leaves_nothing() {
     let (lock, clients) = fleet.lock(patient().drift_factor(0.5).timeout_factor(1.0)).await;
     let mut refused = 0;
     for _ in 0..200 {
-        match lock.acquire(AcquireOptions::new().lease(ms(10))).await {
+        match lock.try_lock_with(AcquireOptions::new().lease(ms(10))).await {
             Ok(Some(guard)) => assert!(guard.remaining() <= ms(5)),
             Ok(None) | Err(Error::NoQuorum { .. }) => refused += 1,
             Err(error) => panic!("{error}"),
@@ -492,7 +493,7 @@ async fn l4_r83_a_lease_that_is_over_before_the_answers_leaves_nothing() {
 async fn l5_n3_options_that_make_no_sense_are_refused() {
     let fleet = Fleet::new(1);
     let clients = fleet.clients().await;
-    let made = |options: RedLockOptions| RedLock::over_servers(&clients, "l", options);
+    let made = |options: RedLockOptions| LockClient::red_lock(&clients, "l", options);
     let new = RedLockOptions::new;
     for bad in [
         new().tries(0),
@@ -507,11 +508,11 @@ async fn l5_n3_options_that_make_no_sense_are_refused() {
         assert!(matches!(made(bad), Err(Error::InvalidConfig { .. })));
     }
     assert!(matches!(made(new().expiry(ms(9))), Err(Error::InvalidLease { .. })));
-    assert!(matches!(RedLock::over_servers([], "l", new()), Err(Error::InvalidConfig { .. })));
-    assert!(matches!(RedLock::over_servers(&clients, "", new()), Err(Error::InvalidName { .. })));
-    assert!(matches!(RedLock::over_members(&clients[0], [], new()), Err(Error::InvalidConfig { .. })));
-    let member = || Arc::new(clients[0].reentrant_lock("r").unwrap()) as Arc<dyn RLock>;
-    let valued = RedLock::over_members(&clients[0], [member()], new().value("v"));
+    assert!(matches!(LockClient::red_lock([], "l", new()), Err(Error::InvalidConfig { .. })));
+    assert!(matches!(LockClient::red_lock(&clients, "", new()), Err(Error::InvalidName { .. })));
+    assert!(matches!(clients[0].red_lock_over([], new()), Err(Error::InvalidConfig { .. })));
+    let member = || clients[0].reentrant_lock("r").unwrap();
+    let valued = clients[0].red_lock_over([member()], new().value("v"));
     assert!(matches!(valued, Err(Error::InvalidConfig { .. })));
     // no pause, one try, no drift
     let lock = made(patient().retry_delay(Duration::ZERO, Duration::ZERO).tries(1).drift_factor(0.0)).unwrap();
@@ -521,7 +522,7 @@ async fn l5_n3_options_that_make_no_sense_are_refused() {
     assert!(!format!("{:?}", patient().value("secret")).contains("secret"));
 }
 
-type Door = fn(&LockClient) -> Arc<dyn RLock>;
+type Door = fn(&LockClient) -> Lock;
 
 /// R84: members of any kind, each on a server of its own; what all say is said as it is.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -529,32 +530,32 @@ async fn r84_members_of_every_kind() {
     let fleet = Fleet::new(3);
     let clients = fleet.clients().await;
     let doors: [Door; 6] = [
-        |client| Arc::new(client.reentrant_lock("reentrant").unwrap()),
-        |client| Arc::new(client.fair_lock("fair").unwrap()),
-        |client| Arc::new(client.fenced_lock("fenced").unwrap()),
-        |client| Arc::new(client.read_write_lock("read-write").unwrap().write()),
-        |client| Arc::new(client.spin_lock("spin").unwrap()),
-        |client| Arc::new(client.non_reentrant_lock("once").unwrap()),
+        |client| client.reentrant_lock("reentrant").unwrap(),
+        |client| client.fair_lock("fair").unwrap(),
+        |client| client.fenced_lock("fenced").unwrap(),
+        |client| client.read_write_lock("read-write").unwrap().write_lock(),
+        |client| client.spin_lock("spin").unwrap(),
+        |client| client.non_reentrant_lock("once").unwrap(),
     ];
     for (number, door) in doors.into_iter().enumerate() {
-        let lock = RedLock::over_members(&clients[0], clients.iter().map(door), patient()).unwrap();
+        let lock = clients[0].red_lock_over(clients.iter().map(door), patient()).unwrap();
         let guard = lock.lock().await.unwrap();
         assert_eq!(guard.members().len(), 3);
-        let again = lock.try_lock().await;
         if number == 5 {
-            assert!(matches!(again, Err(Error::NotReentrant { .. })), "{again:?}");
+            let again = [lock.lock().await.map(Some), lock.try_lock().await];
+            assert!(matches!(again, [Err(Error::NotReentrant { .. }), Ok(None)]), "{again:?}");
         } else {
-            again.unwrap().expect("it is reentrant").unlock().await.unwrap();
+            lock.try_lock().await.unwrap().expect("it is reentrant").unlock().await.unwrap();
         }
         let rival = lock.clone();
         assert!(tokio::spawn(async move { rival.try_lock().await.unwrap().is_none() }).await.unwrap());
         guard.unlock().await.unwrap();
     }
     let (first, others) = clients.split_first().unwrap();
-    let lock = RedLock::over_members(first, clients.iter().map(doors[0]), patient()).unwrap();
+    let lock = first.red_lock_over(clients.iter().map(doors[0]), patient()).unwrap();
     let owner = first.owner("job").unwrap();
     // the other two do not know him
-    assert!(matches!(lock.acquire(AcquireOptions::new().owner(owner)).await, Err(Error::InvalidOwner { .. })));
+    assert!(matches!(lock.try_lock_with(AcquireOptions::new().owner(owner)).await, Err(Error::InvalidOwner { .. })));
     for client in others {
         client.shutdown().await.unwrap();
     }
@@ -666,9 +667,9 @@ async fn nobody_overlaps_while_five_servers_are_killed_stopped_and_restarted() {
 }
 
 /// A RedLock whose members are reentrant locks, which could be taken twice.
-fn of_reentrant(clients: &[LockClient], options: RedLockOptions) -> RedLock {
-    let members = clients.iter().map(|client| Arc::new(client.reentrant_lock("l").unwrap()) as Arc<dyn RLock>);
-    RedLock::over_members(&clients[0], members, options).unwrap()
+fn of_reentrant(clients: &[LockClient], options: RedLockOptions) -> Lock {
+    let members = clients.iter().map(|client| client.reentrant_lock("l").unwrap());
+    clients[0].red_lock_over(members, options).unwrap()
 }
 
 /// Issue 10, A2: each extension took the server that had forgotten, both holds counted, and two of five were a majority.
@@ -705,7 +706,7 @@ async fn the_end_of_a_lease_is_told_at_whatever_moment_it_is_looked_for() {
     let (lock, _clients) = fleet.lock(RedLockOptions::new().timeout_factor(1.0)).await;
     let mut told = 0;
     while told < 100 {
-        let Ok(Some(guard)) = lock.acquire(AcquireOptions::new().lease(ms(15))).await else { continue };
+        let Ok(Some(guard)) = lock.try_lock_with(AcquireOptions::new().lease(ms(15))).await else { continue };
         let lost = loop {
             if let Some(lost) = guard.lost().now_or_never() {
                 break lost;
@@ -723,7 +724,7 @@ async fn one_extension_takes_every_server_that_has_forgotten() {
     let (lock, clients) = fleet.lock(patient().recreate_on_extend(true)).await;
     let leased = AcquireOptions::new().lease(Duration::from_secs(40));
     for options in [AcquireOptions::new(), leased] {
-        let guard = lock.acquire(options).await.unwrap().unwrap();
+        let guard = lock.try_lock_with(options).await.unwrap().unwrap();
         let value = guard.owner().to_string();
         for forget in [[0, 1, 2], [5, 6, 7], [0, 3, 7]] {
             for at in forget {
@@ -884,7 +885,7 @@ async fn a_server_that_is_taken_while_the_quorum_is_lost_does_not_bring_it_back(
 async fn the_drift_factor_counts_for_an_extension_too() {
     let fleet = Fleet::new(3);
     let (lock, _clients) = fleet.lock(patient().drift_factor(0.5)).await;
-    let guard = lock.acquire(AcquireOptions::new().lease(Duration::from_secs(40))).await.unwrap().unwrap();
+    let guard = lock.try_lock_with(AcquireOptions::new().lease(Duration::from_secs(40))).await.unwrap().unwrap();
     assert!(guard.remaining() <= Duration::from_secs(20), "{:?}", guard.remaining());
     guard.extend(Duration::from_secs(400)).await.unwrap();
     let remaining = guard.remaining().as_secs();
@@ -950,11 +951,13 @@ async fn a_wait_without_a_limit_is_not_ended_by_the_tries() {
         ms(1)
     });
     let (lock, _clients) = fleet.lock(options).await;
-    for forever in [AcquireOptions::new().wait_forever(), AcquireOptions::new().wait(Duration::MAX)] {
+    for bounded in [false, true] {
         (0..3).for_each(|at| fleet.take(at, "theirs"));
         pauses.store(0, Ordering::SeqCst);
-        let (waiting, options) = (lock.clone(), forever.clone());
-        let waiter = tokio::spawn(async move { waiting.acquire(options).await });
+        let waiting = lock.clone();
+        let waiter = tokio::spawn(async move {
+            if bounded { waiting.try_lock_for(Duration::MAX).await } else { waiting.lock().await.map(Some) }
+        });
         eventually("more rounds than tries", || async { pauses.load(Ordering::SeqCst) > 4 || waiter.is_finished() })
             .await;
         for server in &fleet.servers {
@@ -966,7 +969,7 @@ async fn a_wait_without_a_limit_is_not_ended_by_the_tries() {
     fleet.servers[0].kill();
     fleet.servers[1].kill();
     pauses.store(0, Ordering::SeqCst);
-    let refused = lock.acquire(AcquireOptions::new().wait_forever()).await.map(drop);
+    let refused = lock.lock().await.map(drop);
     assert!(matches!(refused, Err(Error::NoQuorum { .. })), "{refused:?}");
     assert_eq!(pauses.load(Ordering::SeqCst), 1, "two rounds");
 }
@@ -984,7 +987,7 @@ async fn a_pause_beyond_the_clock_is_one_that_the_wait_ends() {
         new().retry_delay(ms(1000), Duration::MAX),
         new().expiry(Duration::from_secs(10 * 365 * 24 * 3600)),
     ] {
-        let lock = RedLock::over_servers(&clients, "l", options).unwrap();
+        let lock = LockClient::red_lock(&clients, "l", options).unwrap();
         assert!(lock.try_lock().await.unwrap().is_none());
         let start = Instant::now();
         assert!(lock.try_lock_for(ms(100)).await.unwrap().is_none());
@@ -1006,20 +1009,20 @@ async fn two_clients_of_one_server_are_refused() {
         LockClient::connect(format!("{}/1", one.url())).await.unwrap(),
     ];
     let other = two.client().await;
-    let lock = |client: &LockClient, name: &str| Arc::new(client.reentrant_lock(name).unwrap()) as Arc<dyn RLock>;
+    let lock = |client: &LockClient, name: &str| client.reentrant_lock(name).unwrap();
     for b in same.iter().chain([&a]) {
         for refused in [
-            RedLock::over_servers([&a, &other, b], "l", patient()),
-            RedLock::over_members(&a, [lock(&other, "l"), lock(b, "l"), lock(&a, "l")], patient()),
+            LockClient::red_lock([&a, &other, b], "l", patient()),
+            a.red_lock_over([lock(&other, "l"), lock(b, "l"), lock(&a, "l")], patient()),
         ] {
-            let Err(Error::InvalidConfig { reason }) = &refused else { panic!("{refused:?}") };
+            let Err(Error::InvalidConfig { reason, .. }) = &refused else { panic!("{refused:?}") };
             assert!(reason.contains(a.address()) && reason.contains(b.address()), "{reason}");
         }
         // locks of two names are two
-        RedLock::over_members(&a, [lock(&a, "l"), lock(b, "m")], patient()).unwrap();
+        a.red_lock_over([lock(&a, "l"), lock(b, "m")], patient()).unwrap();
     }
-    RedLock::over_servers([&a, &other], "l", patient()).unwrap();
-    RedLock::over_members(&a, [lock(&a, "l"), lock(&other, "l")], patient()).unwrap();
+    LockClient::red_lock([&a, &other], "l", patient()).unwrap();
+    a.red_lock_over([lock(&a, "l"), lock(&other, "l")], patient()).unwrap();
 }
 
 #[tokio::test]
@@ -1029,9 +1032,9 @@ async fn a_server_that_does_not_say_which_one_it_is_is_not_refused() {
     set_user(&server, "locks", &commands, &["~*", "&*"]);
     let (a, b) =
         (log_in(&server, "locks", LockClient::builder()).await, log_in(&server, "locks", LockClient::builder()).await);
-    RedLock::over_servers([&a, &b], "l", patient()).unwrap();
+    LockClient::red_lock([&a, &b], "l", patient()).unwrap();
     // but one client is one server, whatever that says
-    assert!(matches!(RedLock::over_servers([&a, &a], "l", patient()), Err(Error::InvalidConfig { .. })));
+    assert!(matches!(LockClient::red_lock([&a, &a], "l", patient()), Err(Error::InvalidConfig { .. })));
 }
 
 /// What the example `shutdown` does at SIGTERM: every server is told before the process ends.

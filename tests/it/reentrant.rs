@@ -9,7 +9,7 @@ use std::{
 };
 
 use futures::{FutureExt, future::BoxFuture};
-use nestlock::{AcquireOptions, Error, Lock, LockGuard, LossReason, RLock};
+use nestlock::{AcquireOptions, Error, Lock, LockGuard, LossReason};
 use rand::{Rng, SeedableRng, rngs::StdRng, seq::SliceRandom};
 
 use crate::{
@@ -21,7 +21,7 @@ const SOON: Duration = Duration::from_secs(15);
 const LONG: Duration = Duration::from_secs(3600);
 
 async fn leased(lock: &Lock, lease: Duration) -> LockGuard {
-    lock.acquire(AcquireOptions::new().lease(lease)).await.unwrap().expect("a free lock")
+    lock.try_lock_with(AcquireOptions::new().lease(lease)).await.unwrap().expect("a free lock")
 }
 
 #[tokio::test]
@@ -76,9 +76,9 @@ async fn guards_may_end_in_any_order_and_the_last_one_frees() {
         for _ in 0..rng.random_range(2..14) {
             if guards.is_empty() || rng.random_range(0..3) > 0 {
                 let lease = rng.random::<bool>().then_some(LONG);
-                let options = AcquireOptions::new().wait_forever();
+                let options = AcquireOptions::new();
                 let options = if let Some(lease) = lease { options.lease(lease) } else { options };
-                guards.push(la.acquire(options).await.unwrap().unwrap());
+                guards.push(la.lock_with(options).await.unwrap());
                 count += 1;
             } else {
                 guards.shuffle(&mut rng);
@@ -237,7 +237,7 @@ async fn r48_a_re_entry_at_the_end_of_the_lease_never_overwrites_the_next_holder
         let guard = loop {
             // an answer that comes after the end of so short a lease is none
             if let Ok(Some(guard)) =
-                la.acquire(AcquireOptions::new().lease(Duration::from_millis(20 + round % 7))).await
+                la.try_lock_with(AcquireOptions::new().lease(Duration::from_millis(20 + round % 7))).await
             {
                 break guard;
             }
@@ -250,7 +250,7 @@ async fn r48_a_re_entry_at_the_end_of_the_lease_never_overwrites_the_next_holder
         while guard.remaining() > Duration::from_micros(100 * (round % 30)) {
             tokio::task::yield_now().await;
         }
-        let nested = match la.acquire(AcquireOptions::new().lease(Duration::from_millis(10))).await {
+        let nested = match la.try_lock_with(AcquireOptions::new().lease(Duration::from_millis(10))).await {
             Ok(nested) => nested,
             Err(Error::Lost { .. } | Error::Unconfirmed { .. }) => None,
             Err(error) => panic!("{error}"),
@@ -284,10 +284,10 @@ async fn r49_tasks_that_share_a_lock_object_keep_their_own_leases() {
             let (lock, server) = (lock.clone(), Arc::clone(&server));
             tokio::spawn(async move {
                 for _ in 0..30 {
-                    let options = AcquireOptions::new().wait_forever();
+                    let options = AcquireOptions::new();
                     let lease = Duration::from_secs(seconds.unwrap_or(30));
                     let options = if seconds.is_some() { options.lease(lease) } else { options };
-                    let guard = lock.acquire(options).await.unwrap().unwrap();
+                    let guard = lock.lock_with(options).await.unwrap();
                     let left = Duration::from_millis(server.pttl("l") as u64);
                     assert!(left <= lease && left + Duration::from_secs(5) > lease, "{left:?} of {lease:?}");
                     guard.unlock().await.unwrap();
@@ -335,10 +335,10 @@ async fn r46_equal_task_parts_of_two_clients_are_two_owners() {
     let (a, b) = (server.client().await, server.client().await);
     let (la, lb) = (a.reentrant_lock("l").unwrap(), b.reentrant_lock("l").unwrap());
     let as_job = |owner| AcquireOptions::new().owner(owner);
-    let guard = la.acquire(as_job(a.owner("job").unwrap())).await.unwrap().unwrap();
-    assert!(lb.acquire(as_job(b.owner("job").unwrap())).await.unwrap().is_none());
+    let guard = la.try_lock_with(as_job(a.owner("job").unwrap())).await.unwrap().unwrap();
+    assert!(lb.try_lock_with(as_job(b.owner("job").unwrap())).await.unwrap().is_none());
     assert!(matches!(lb.release(&b.owner("job").unwrap()).await, Err(Error::NotHeld { .. })));
-    let nested = la.acquire(as_job(a.owner("job").unwrap())).await.unwrap().expect("the same owner");
+    let nested = la.try_lock_with(as_job(a.owner("job").unwrap())).await.unwrap().expect("the same owner");
     assert!(la.try_lock().await.unwrap().is_none(), "the task itself is somebody else");
     guard.unlock().await.unwrap();
     nested.unlock().await.unwrap();
@@ -375,16 +375,16 @@ async fn r02_r05_r12_a_held_lock_is_renewed_whatever_comes_and_goes_beside_it() 
     for number in 0..16 {
         let owner = client.owner(format!("owner-{number}")).unwrap();
         let lock = client.reentrant_lock(format!("l{number}")).unwrap();
-        held.push(lock.acquire(AcquireOptions::new().owner(owner.clone())).await.unwrap().unwrap());
+        held.push(lock.try_lock_with(AcquireOptions::new().owner(owner.clone())).await.unwrap().unwrap());
         for _ in 0..2 {
             let (lock, owner, client) = (lock.clone(), owner.clone(), client.clone());
             busy.push(tokio::spawn(async move {
                 let mut rounds = 0_u32;
                 while std::time::Instant::now() < until {
-                    let again = lock.acquire(AcquireOptions::new().owner(owner.clone())).await.unwrap().unwrap();
+                    let again = lock.try_lock_with(AcquireOptions::new().owner(owner.clone())).await.unwrap().unwrap();
                     // and an entry that is made and removed at once
                     let other = client.reentrant_lock(format!("{}:{rounds}", again.name())).unwrap();
-                    drop(other.acquire(AcquireOptions::new().owner(owner.clone())).await.unwrap().unwrap());
+                    drop(other.try_lock_with(AcquireOptions::new().owner(owner.clone())).await.unwrap().unwrap());
                     again.unlock().await.unwrap();
                     rounds += 1;
                 }

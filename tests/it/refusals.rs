@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use nestlock::{Error, LossReason, RLock, SignalOptions, StoreErrorKind};
+use nestlock::{Error, LossReason, SignalOptions, StoreErrorKind};
 
 use crate::support::{Server, eventually};
 
@@ -49,7 +49,7 @@ async fn a_restart_without_persistence_is_told_when_the_connection_is_back() {
     let client = server.client_with(|builder| builder.watchdog_timeout(Duration::from_secs(120))).await;
     let renewed = client.reentrant_lock("renewed").unwrap().lock().await.unwrap();
     let leased = nestlock::AcquireOptions::new().lease(Duration::from_secs(100));
-    let leased = client.reentrant_lock("leased").unwrap().acquire(leased).await.unwrap().unwrap();
+    let leased = client.reentrant_lock("leased").unwrap().try_lock_with(leased).await.unwrap().unwrap();
     server.kill();
     server.restart();
     for guard in [&renewed, &leased] {
@@ -67,7 +67,7 @@ async fn a_reconnect_leaves_holds_and_their_leases_as_they_are() {
     let proxy = crate::support::proxy::Proxy::start(&server);
     let client = nestlock::LockClient::connect(proxy.url()).await.unwrap();
     let leased = nestlock::AcquireOptions::new().lease(Duration::from_secs(50));
-    let leased = client.reentrant_lock("leased").unwrap().acquire(leased).await.unwrap().unwrap();
+    let leased = client.reentrant_lock("leased").unwrap().try_lock_with(leased).await.unwrap().unwrap();
     let renewed = client.reentrant_lock("renewed").unwrap().lock().await.unwrap();
     let before = leased.remaining();
     for _ in 0..3 {

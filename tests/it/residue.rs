@@ -1,12 +1,9 @@
 //! Nothing is left behind: no memory, no connection, no channel, no renewal, no thread.
 
-use std::{
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use nestlock::{
-    AcquireOptions, ClientStats, Error, Lock, LockClient, LockClientBuilder, LockGuard, LossReason, OwnerId, RLock,
+    AcquireOptions, ClientStats, Error, Lock, LockClient, LockClientBuilder, LockGuard, LossReason, OwnerId,
     StoreError, StoreErrorKind,
 };
 
@@ -245,7 +242,7 @@ async fn r30_a_shutdown_while_holding_a_thousand_returns_soon() {
     let mut guards = Vec::new();
     for n in 0..1000 {
         let lock = client.reentrant_lock(format!("l{n}")).unwrap();
-        guards.push(lock.acquire(AcquireOptions::new().lease(LONG)).await.unwrap().unwrap());
+        guards.push(lock.try_lock_with(AcquireOptions::new().lease(LONG)).await.unwrap().unwrap());
     }
     assert_eq!(client.stats().holds, 1000);
     let start = Instant::now();
@@ -265,7 +262,7 @@ fn l11_everything_is_send_sync_and_static() {
     fn all<T: Send + Sync + Unpin + 'static>() {}
     fn future<F: Future + Send>(_: F) {}
     fn owned<F: Future + Send + 'static>(_: F) {}
-    fn _futures(client: &LockClient, lock: &Lock, dynamic: &Arc<dyn RLock>, guard: LockGuard, other: &LockGuard) {
+    fn _futures(client: &LockClient, lock: &Lock, dynamic: &Lock, guard: LockGuard, other: &LockGuard) {
         let owner = client.current_owner();
         owned(LockClient::connect("redis://localhost"));
         owned(LockClient::builder().connect("redis://localhost"));
@@ -275,7 +272,7 @@ fn l11_everything_is_send_sync_and_static() {
         future(dynamic.lock());
         future(lock.try_lock());
         future(lock.try_lock_for(LONG));
-        future(lock.acquire(AcquireOptions::new()));
+        future(lock.try_lock_with(AcquireOptions::new()));
         future(lock.release(&owner));
         future(lock.extend(&owner, LONG));
         future(lock.force_unlock());
@@ -292,8 +289,8 @@ fn l11_everything_is_send_sync_and_static() {
     all::<LockClient>();
     all::<LockClientBuilder>();
     all::<Lock>();
-    all::<Arc<dyn RLock>>();
-    all::<Box<dyn RLock>>();
+    all::<Lock>();
+    all::<Lock>();
     all::<LockGuard>();
     all::<OwnerId>();
     all::<AcquireOptions>();

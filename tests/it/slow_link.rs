@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use futures::{StreamExt, future::join_all, stream};
-use nestlock::{AcquireOptions, LockClient, LockGuard, OwnerId, RLock};
+use nestlock::{AcquireOptions, LockClient, LockGuard, OwnerId};
 
 use crate::support::{
     Server, eventually,
@@ -83,8 +83,8 @@ async fn a_wait_ends_in_time_on_a_silent_link() {
         let unlock = tokio::time::timeout(ms(20), guard.unlock()).await;
         assert!(unlock.is_err());
         let start = Instant::now();
-        let options = AcquireOptions::new().wait(ms(wait));
-        let outcome = lock.acquire(options).await;
+        let options = AcquireOptions::new();
+        let outcome = lock.try_lock_for_with(ms(wait), options).await;
         let took = start.elapsed();
         // a try has the time of one request
         let limit = if wait == 0 { ms(1000) } else { ms(wait) };
@@ -103,8 +103,8 @@ async fn many_holds_and_a_short_one_beside_them_are_renewed_at_250_ms() {
     let client = LockClient::builder().watchdog_timeout(ms(2400)).connect(proxy.url()).await.unwrap();
     let guards = hold_many(&client, 6_000).await;
     proxy.rule(|_| Action::Late(ms(250)));
-    let short = AcquireOptions::new().renewed_every_third_of(ms(1500));
-    let short = client.reentrant_lock("short").unwrap().acquire(short).await.unwrap().unwrap();
+    let short = AcquireOptions::new().watchdog_timeout(ms(1500));
+    let short = client.reentrant_lock("short").unwrap().try_lock_with(short).await.unwrap().unwrap();
     // one at a time, twelve batches would take longer than the lease
     tokio::time::sleep(ms(7000)).await;
     assert!(!short.is_lost());

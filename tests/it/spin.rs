@@ -8,14 +8,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-use nestlock::{AcquireOptions, Backoff, Error, RLock};
+use nestlock::{AcquireOptions, Backoff, Error};
 
 use crate::{
     contract::contract_suite,
     support::{Server, eventually, history::History, wire::Wire},
 };
 
-contract_suite! { mod contract, door = |client, name| std::sync::Arc::new(client.spin_lock(name).unwrap()), listens = false }
+contract_suite! { mod contract, door = |client, name| client.spin_lock(name).unwrap(), listens = false }
 
 fn ms(millis: u64) -> Duration {
     Duration::from_millis(millis)
@@ -50,9 +50,9 @@ async fn pauses(server: &Server, backoff: Backoff, wait: Duration) -> Vec<f64> {
     let guard = holder.spin_lock("l").unwrap().lock().await.unwrap();
     let owner = client.owner("waiter").unwrap();
     let mut monitor = monitor(server);
-    let options = AcquireOptions::new().owner(owner.clone()).wait(wait);
+    let options = AcquireOptions::new().owner(owner.clone());
     let start = Instant::now();
-    assert!(client.spin_lock_with("l", backoff).unwrap().acquire(options).await.unwrap().is_none());
+    assert!(client.spin_lock_with("l", backoff).unwrap().try_lock_for_with(wait, options).await.unwrap().is_none());
     let waited = start.elapsed();
     assert!(waited >= wait && waited < wait + Duration::from_secs(5), "waited {waited:?} instead of {wait:?}");
     guard.unlock().await.unwrap();
@@ -128,7 +128,7 @@ async fn a_spin_lock_tries_again_when_the_lease_it_was_told_of_is_over() {
     let server = Server::start();
     let (a, b) = (server.client().await, server.client().await);
     let lease = AcquireOptions::new().lease(ms(300));
-    let lost = a.spin_lock("l").unwrap().acquire(lease).await.unwrap().unwrap();
+    let lost = a.spin_lock("l").unwrap().try_lock_with(lease).await.unwrap().unwrap();
     let start = Instant::now();
     // its own pause would be an hour
     let lock = b.spin_lock_with("l", Backoff::constant(Duration::from_secs(3600))).unwrap();

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use nestlock::{AcquireOptions, Error, LossReason, OwnerId, RLock};
+use nestlock::{AcquireOptions, Error, Lock, LossReason, OwnerId};
 
 use crate::{
     contract::{contract_suite, nothing_is_left},
@@ -15,7 +15,7 @@ use crate::{
 
 contract_suite! {
     mod contract,
-    door = |client, name| std::sync::Arc::new(client.string_lock(name).unwrap()),
+    door = |client, name| client.string_lock(name).unwrap(),
     reentrant = false,
     listens = false,
 }
@@ -52,11 +52,11 @@ async fn records_of_other_libraries_exclude() {
     // who knows the value can adopt it
     let owner = OwnerId::from_value("dG9rZW4=").unwrap();
     assert_eq!(lock.hold_count(&owner).await.unwrap(), 1);
-    assert!(lock.extend(&owner, Duration::from_secs(600)).await.unwrap());
+    lock.extend(&owner, Duration::from_secs(600)).await.unwrap();
     assert!(server.pttl("l") > 500_000);
     lock.release(&owner).await.unwrap();
     assert!(matches!(lock.release(&owner).await, Err(Error::NotHeld { .. })));
-    assert!(!lock.extend(&owner, ms(1000)).await.unwrap());
+    assert!(matches!(lock.extend(&owner, ms(1000)).await, Err(Error::NotHeld { .. })));
     let guard = lock.lock().await.unwrap();
     assert_eq!(server.call(&["SET", "l", "other", "NX", "PX", "60000"]), Reply::Nil);
     guard.unlock().await.unwrap();
@@ -69,21 +69,22 @@ async fn p5_a_value_of_ones_own_is_handed_over_and_checked_on_the_server() {
     let server = Server::start();
     let (a, b) = (server.client().await, server.client().await);
     let (la, lb) = (a.string_lock("l").unwrap(), b.string_lock("l").unwrap());
-    let guard = la.acquire(value("token-1").lease(ms(60_000))).await.unwrap().unwrap();
+    let guard = la.try_lock_with(value("token-1").lease(ms(60_000))).await.unwrap().unwrap();
     assert_eq!(guard.owner().as_str(), "token-1");
     assert_eq!(server.call(&["GET", "l"]), Reply::Text("token-1".into()));
     let owner = OwnerId::from_value("token-1").unwrap();
     let other = OwnerId::from_value("token-2").unwrap();
-    assert!(!lb.extend(&other, ms(90_000)).await.unwrap());
+    assert!(matches!(lb.extend(&other, ms(90_000)).await, Err(Error::NotHeld { .. })));
     assert!(matches!(lb.release(&other).await, Err(Error::NotHeld { .. })));
     // the other process extends and releases, and the guard here learns of it
-    assert!(lb.extend(&owner, ms(90_000)).await.unwrap());
+    lb.extend(&owner, ms(90_000)).await.unwrap();
     lb.release(&owner).await.unwrap();
     assert!(matches!(guard.unlock().await, Err(Error::Lost { reason: LossReason::RecordMissing, .. })));
     // the same value again is a new hold
-    let guard = la.acquire(value("token-1")).await.unwrap().unwrap();
-    assert!(matches!(la.acquire(value("token-1")).await, Err(Error::NotReentrant { .. })));
-    assert!(la.acquire(value("token-2")).await.unwrap().is_none(), "another value is another owner");
+    let guard = la.try_lock_with(value("token-1")).await.unwrap().unwrap();
+    assert!(matches!(la.lock_with(value("token-1")).await, Err(Error::NotReentrant { .. })));
+    assert!(la.try_lock_with(value("token-1")).await.unwrap().is_none(), "a try does not wait: it is busy");
+    assert!(la.try_lock_with(value("token-2")).await.unwrap().is_none(), "another value is another owner");
     guard.unlock().await.unwrap();
     nothing_is_left(&server, &[&a, &b]).await;
 }
@@ -95,11 +96,11 @@ async fn values_that_are_none_are_refused_before_anything_is_sent() {
     let string = client.string_lock("l").unwrap();
     let before = server.script_count();
     for bad in [String::new(), "x".repeat(1025), client.current_owner().to_string()] {
-        let refused = string.acquire(value(&bad)).await;
+        let refused = string.try_lock_with(value(&bad)).await;
         assert!(matches!(refused, Err(Error::InvalidOwner { .. })), "{bad:?}: {refused:?}");
     }
     for lock in [client.reentrant_lock("l").unwrap(), client.fair_lock("l").unwrap()] {
-        assert!(matches!(lock.acquire(value("token")).await, Err(Error::InvalidOwner { .. })));
+        assert!(matches!(lock.try_lock_with(value("token")).await, Err(Error::InvalidOwner { .. })));
     }
     assert_eq!(server.script_count(), before);
     assert!(OwnerId::from_value("").is_err());
@@ -126,11 +127,11 @@ async fn r52_a_hash_at_the_name_is_a_wrong_type_and_the_other_way_round() {
 async fn an_owner_that_is_no_utf8_is_read_and_left_alone() {
     let server = Server::start();
     let client = server.client().await;
-    let foreign: [(Arc<dyn RLock>, &str); 3] = [
-        (Arc::new(client.string_lock("s").unwrap()), "redis.call('set', 's', 'a\\255\\0b', 'px', 60000)"),
-        (Arc::new(client.signal_lock("g").unwrap()), "redis.call('set', 'lock:g', 'a\\255\\0b', 'px', 60000)"),
+    let foreign: [(Lock, &str); 3] = [
+        (client.string_lock("s").unwrap(), "redis.call('set', 's', 'a\\255\\0b', 'px', 60000)"),
+        (client.signal_lock("g").unwrap(), "redis.call('set', 'lock:g', 'a\\255\\0b', 'px', 60000)"),
         (
-            Arc::new(client.reentrant_lock("r").unwrap()),
+            client.reentrant_lock("r").unwrap(),
             "redis.call('hset', 'r', 'ffffffff-1111-4222-8333-444455556666:\\255', 1) redis.call('pexpire', 'r', 60000)",
         ),
     ];
@@ -143,7 +144,7 @@ async fn an_owner_that_is_no_utf8_is_read_and_left_alone() {
         assert_eq!(lock.hold_count(&client.current_owner()).await.unwrap(), 0);
         assert!(lock.try_lock().await.unwrap().is_none());
         assert!(matches!(lock.release(&holder).await, Err(Error::NotHeld { .. })));
-        assert!(!lock.extend(&holder, Duration::from_secs(600)).await.unwrap());
+        assert!(matches!(lock.extend(&holder, Duration::from_secs(600)).await, Err(Error::NotHeld { .. })));
         assert_eq!(server.dump(), before);
         assert!(lock.force_unlock().await.unwrap());
     }
@@ -185,15 +186,21 @@ async fn a_value_in_doubt_is_not_used_again_until_it_is_settled() {
         let is_acquire = request.is("EVALSHA") && request.args().len() == 2 && std::mem::take(&mut lose);
         if is_acquire { Action::Lose } else { Action::Pass }
     });
-    let lost = lock.acquire(value("token").lease(ms(60_000))).await;
+    let lost = lock.try_lock_with(value("token").lease(ms(60_000))).await;
     assert!(matches!(lost, Err(Error::Unconfirmed { .. })), "{lost:?}");
-    let refused = lock.acquire(value("token").wait(ms(200))).await;
+    let refused = lock.try_lock_for_with(ms(200), value("token")).await;
     assert!(matches!(refused, Err(Error::Unconfirmed { .. })), "{refused:?}");
     // any other value is as good as ever
-    lock.acquire(value("other").wait(ms(5000))).await.unwrap().expect("the ghost is settled").unlock().await.unwrap();
+    lock.try_lock_for_with(ms(5000), value("other"))
+        .await
+        .unwrap()
+        .expect("the ghost is settled")
+        .unlock()
+        .await
+        .unwrap();
     client.idle().await;
     assert!(!server.exists("l"));
-    lock.acquire(value("token")).await.unwrap().expect("settled").unlock().await.unwrap();
+    lock.try_lock_with(value("token")).await.unwrap().expect("settled").unlock().await.unwrap();
 }
 
 /// The TTL of one acquire, renewed by the watchdog of a client with another one.
@@ -202,8 +209,8 @@ async fn a_hold_is_renewed_by_a_ttl_of_its_own() {
     let server = Server::start();
     let client = server.client().await; // watchdog: 30 s
     for lock in [client.string_lock("s").unwrap(), client.reentrant_lock("r").unwrap()] {
-        let options = || AcquireOptions::new().renewed_every_third_of(ms(1500));
-        let guard = lock.acquire(options()).await.unwrap().unwrap();
+        let options = || AcquireOptions::new().watchdog_timeout(ms(1500));
+        let guard = lock.try_lock_with(options()).await.unwrap().unwrap();
         let other = lock.name().to_owned() + "2";
         let longer = client.reentrant_lock(&other).unwrap().lock().await.unwrap();
         let start = std::time::Instant::now();
@@ -215,7 +222,7 @@ async fn a_hold_is_renewed_by_a_ttl_of_its_own() {
         assert!(!guard.is_lost() && server.pttl(&other) > 20_000 && longer.remaining() > ms(20_000));
         guard.unlock().await.unwrap();
         // a limit to the renewals
-        let guard = lock.acquire(options().max_renewals(2)).await.unwrap().unwrap();
+        let guard = lock.try_lock_with(options().max_renewals(2)).await.unwrap().unwrap();
         let start = std::time::Instant::now();
         let lost = tokio::time::timeout(Duration::from_secs(10), guard.lost()).await.expect("it ends");
         assert!(matches!(lost, Error::Lost { reason: LossReason::LeaseExpired, .. }), "{lost}");
@@ -223,7 +230,7 @@ async fn a_hold_is_renewed_by_a_ttl_of_its_own() {
         assert!(start.elapsed() > ms(2300), "{:?}", start.elapsed());
         longer.unlock().await.unwrap();
     }
-    let refused = client.string_lock("s").unwrap().acquire(AcquireOptions::new().renewed_every_third_of(ms(9))).await;
+    let refused = client.string_lock("s").unwrap().try_lock_with(AcquireOptions::new().watchdog_timeout(ms(9))).await;
     assert!(matches!(refused, Err(Error::InvalidLease { .. })));
     nothing_is_left(&server, &[&client]).await;
 }

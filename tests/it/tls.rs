@@ -6,7 +6,7 @@ use fred::{
     rustls::{ClientConfig, RootCertStore, crypto::ring::default_provider, pki_types::CertificateDer},
     types::config::{Config, TlsConnector},
 };
-use nestlock::{Error, LockClient, RLock};
+use nestlock::{Error, LockClient};
 
 use crate::support::Server;
 

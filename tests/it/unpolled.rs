@@ -3,7 +3,7 @@
 use std::{future::Future, pin::Pin, task::Poll, time::Duration};
 
 use futures::future::poll_fn;
-use nestlock::{Lock, LockGuard, OwnerId, RLock, Result};
+use nestlock::{Lock, LockGuard, OwnerId, Result};
 
 use crate::support::{Server, eventually};
 

@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use nestlock::{AcquireOptions, Error, LockClient, RLock};
+use nestlock::{AcquireOptions, Error, LockClient};
 use rand::{Rng, seq::SliceRandom};
 use tokio::task::JoinHandle;
 
@@ -306,8 +306,8 @@ async fn r58_p7_waiters_get_the_lock_one_by_one_where_nobody_ever_unlocks() {
         .map(|_| {
             let lock = client.reentrant_lock("l").unwrap();
             tokio::spawn(async move {
-                let options = AcquireOptions::new().wait_forever().lease(ms(400));
-                let guard = lock.acquire(options).await.unwrap().unwrap();
+                let options = AcquireOptions::new().lease(ms(400));
+                let guard = lock.lock_with(options).await.unwrap();
                 guard.lost().await;
             })
         })

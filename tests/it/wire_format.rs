@@ -1,8 +1,8 @@
 //! What Redisson sees of nestlock, and nestlock of Redisson: keys, fields, numbers, messages.
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
-use nestlock::{AcquireOptions, LockClient, OwnerId, RLock};
+use nestlock::{AcquireOptions, Lock, LockClient, OwnerId};
 
 use crate::support::{
     Server, eventually,
@@ -113,7 +113,7 @@ async fn a_given_lease_is_the_ttl_in_milliseconds() {
     let client = server.client().await;
     let lock = client.reentrant_lock(LOCK).unwrap();
     let options = AcquireOptions::new().lease(Duration::from_secs(7200));
-    let guard = lock.acquire(options).await.unwrap().unwrap();
+    let guard = lock.try_lock_with(options).await.unwrap().unwrap();
     let ttl = server.pttl(LOCK);
     assert!((7_190_000..=7_200_000).contains(&ttl), "{ttl}");
     // the last release tells it all, the ones before say nothing
@@ -267,27 +267,24 @@ async fn an_uncontended_lock_and_unlock_of_every_kind_are_two_commands() {
     let server = Server::start();
     let client = server.client().await;
     let read_write = client.read_write_lock("read-write").unwrap();
-    let plain: [Arc<dyn RLock>; 3] = [
-        Arc::new(client.reentrant_lock("m1").unwrap()),
-        Arc::new(client.spin_lock("m2").unwrap()),
-        Arc::new(client.non_reentrant_lock("m3").unwrap()),
+    let plain: [Lock; 3] = [
+        client.reentrant_lock("m1").unwrap(),
+        client.spin_lock("m2").unwrap(),
+        client.non_reentrant_lock("m3").unwrap(),
     ];
-    let mixed: [Arc<dyn RLock>; 3] = [
-        Arc::new(client.reentrant_lock("m4").unwrap()),
-        Arc::new(client.reentrant_lock("m5").unwrap()),
-        Arc::new(client.fenced_lock("m6").unwrap()),
-    ];
-    let kinds: [(Arc<dyn RLock>, usize); 10] = [
-        (Arc::new(client.reentrant_lock("reentrant").unwrap()), 2),
-        (Arc::new(client.fenced_lock("fenced").unwrap()), 2),
-        (Arc::new(client.fair_lock("fair").unwrap()), 2),
-        (Arc::new(client.non_reentrant_fair_lock("fair-once").unwrap()), 2),
-        (Arc::new(read_write.read()), 2),
-        (Arc::new(read_write.write()), 2),
-        (Arc::new(client.spin_lock("spin").unwrap()), 2),
-        (Arc::new(client.non_reentrant_lock("once").unwrap()), 2),
-        (Arc::new(client.multi_lock(plain).unwrap()), 2),
-        (Arc::new(client.multi_lock(mixed).unwrap()), 6),
+    let mixed: [Lock; 3] =
+        [client.reentrant_lock("m4").unwrap(), client.reentrant_lock("m5").unwrap(), client.fenced_lock("m6").unwrap()];
+    let kinds: [(Lock, usize); 10] = [
+        (client.reentrant_lock("reentrant").unwrap(), 2),
+        (client.fenced_lock("fenced").unwrap(), 2),
+        (client.fair_lock("fair").unwrap(), 2),
+        (client.non_reentrant_fair_lock("fair-once").unwrap(), 2),
+        (read_write.read_lock(), 2),
+        (read_write.write_lock(), 2),
+        (client.spin_lock("spin").unwrap(), 2),
+        (client.non_reentrant_lock("once").unwrap(), 2),
+        (client.multi_lock(plain).unwrap(), 2),
+        (client.multi_lock(mixed).unwrap(), 6),
     ];
     let mut monitor = Monitor::new(&server);
     for (lock, commands) in kinds {

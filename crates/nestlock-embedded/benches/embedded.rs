@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use nestlock::{LockClient, RLock};
+use nestlock::LockClient;
 use nestlock_embedded::{EmbeddedServer, SpawnedServer};
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;

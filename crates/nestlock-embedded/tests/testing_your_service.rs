@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-use nestlock::{Error, LockClient, RLock};
+use nestlock::{Error, LockClient};
 use nestlock_embedded::EmbeddedServer;
 use tokio::sync::{Notify, watch};
 

@@ -5,7 +5,7 @@
 
 use std::{env, error::Error, time::Duration};
 
-use nestlock::{AcquireOptions, LockClient, RLock};
+use nestlock::{AcquireOptions, FencingToken, LockClient};
 use nestlock_embedded::EmbeddedServer;
 use rusqlite::{Connection, params};
 
@@ -22,9 +22,9 @@ async fn main() -> Result<(), Box<dyn Error>> {
 
     // two processes, as far as the lock can tell
     let (sleepy, lively) = (LockClient::connect(&url).await?, LockClient::connect(&url).await?);
-    let short = AcquireOptions::new().wait_forever().lease(Duration::from_millis(200));
+    let short = AcquireOptions::new().lease(Duration::from_millis(200));
 
-    let late = sleepy.fenced_lock("account:7")?.acquire(short).await?.ok_or("busy")?;
+    let late = sleepy.fenced_lock("account:7")?.lock_with(short).await?;
     let late_token = late.fencing_token().ok_or("a fenced lock has tokens")?;
     let seen_by_late = balance(&database, late_token)?;
     println!("the sleeper holds the lock, sees {seen_by_late}, and falls asleep");
@@ -57,9 +57,8 @@ async fn main() -> Result<(), Box<dyn Error>> {
 }
 
 /// Reads what the next value is computed from, and turns lower tokens away first.
-fn balance(database: &Connection, token: u64) -> Result<i64, Box<dyn Error>> {
-    let token = i64::try_from(token)?;
-    let claimed = database.execute("UPDATE account SET fence = ?1 WHERE id = 7 AND fence <= ?1", [token])?;
+fn balance(database: &Connection, token: FencingToken) -> Result<i64, Box<dyn Error>> {
+    let claimed = database.execute("UPDATE account SET fence = ?1 WHERE id = 7 AND fence <= ?1", [i64::from(token)])?;
     if claimed == 0 {
         return Err("another holder came since".into());
     }
@@ -67,10 +66,10 @@ fn balance(database: &Connection, token: u64) -> Result<i64, Box<dyn Error>> {
 }
 
 /// Writes; `false`: a higher token has been here.
-fn pay(database: &Connection, balance: i64, token: u64) -> Result<bool, Box<dyn Error>> {
+fn pay(database: &Connection, balance: i64, token: FencingToken) -> Result<bool, Box<dyn Error>> {
     let changed = database.execute(
         "UPDATE account SET balance = ?1, fence = ?2 WHERE id = 7 AND fence <= ?2",
-        params![balance, i64::try_from(token)?],
+        params![balance, i64::from(token)],
     )?;
     Ok(changed == 1)
 }

@@ -12,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use nestlock::{AcquireOptions, LockClient, RLock, RedLock, RedLockOptions};
+use nestlock::{AcquireOptions, LockClient, RedLockOptions};
 use nestlock_embedded::SpawnedServer;
 use redis::aio::MultiplexedConnection;
 use rslock::LockManager;
@@ -86,7 +86,7 @@ enum Contender {
 
 /// What one worker locks.
 enum Lock {
-    Nestlock(RedLock),
+    Nestlock(nestlock::Lock),
     Rslock(LockManager, String),
 }
 
@@ -107,7 +107,7 @@ impl Contender {
         match self {
             Self::Nestlock(clients) => {
                 let options = RedLockOptions::new().expiry(TTL);
-                Lock::Nestlock(RedLock::over_servers(clients, name, options).expect("three servers"))
+                Lock::Nestlock(LockClient::red_lock(clients, name, options).expect("three servers"))
             }
             Self::Rslock(manager) => Lock::Rslock(manager.clone(), name),
             Self::Redsync(..) => unreachable!("redsync's locks are its own"),
@@ -159,7 +159,7 @@ impl Lock {
     async fn pair(&self) -> bool {
         match self {
             // with a lease, and so without renewals, as the others
-            Self::Nestlock(lock) => match lock.acquire(AcquireOptions::new().lease(TTL)).await {
+            Self::Nestlock(lock) => match lock.try_lock_with(AcquireOptions::new().lease(TTL)).await {
                 Ok(Some(guard)) => guard.unlock().await.is_ok(),
                 _ => false,
             },

@@ -14,7 +14,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use nestlock::{AcquireOptions, LockClient, LockGuard, RLock};
+use nestlock::{AcquireOptions, Lock, LockClient, LockGuard};
 use rand::{Rng, SeedableRng, rngs::StdRng, seq::SliceRandom};
 
 pub use super::clock::monotonic_ns;
@@ -215,16 +215,16 @@ pub fn serve() {
                 let name = words[1].to_owned();
                 let lock = match words[0] {
                     "lock" => open(words[1]).unwrap(),
-                    "read" => get().read_write_lock(&name).unwrap().read(),
-                    _ => get().read_write_lock(&name).unwrap().write(),
+                    "read" => get().read_write_lock(&name).unwrap().read_lock(),
+                    _ => get().read_write_lock(&name).unwrap().write_lock(),
                 };
-                let mut options = AcquireOptions::new().wait_forever();
+                let mut options = AcquireOptions::new();
                 if words.len() > 2 {
                     options = options.lease(Duration::from_millis(number(2)));
                 }
                 let held = Arc::clone(&held);
                 runtime.spawn(async move {
-                    let guard = Arc::new(lock.acquire(options).await.unwrap().unwrap());
+                    let guard = Arc::new(lock.lock_with(options).await.unwrap());
                     drop(lock);
                     held.lock().unwrap().entry(name.clone()).or_default().push(Arc::clone(&guard));
                     say(format_args!("locked {name} {}", monotonic_ns()));
@@ -347,7 +347,7 @@ fn serve_fenced<T>(
             say(format_args!("fenced {} {}", words[1], guard.fencing_token().expect("a token")));
             keep(words[1], guard);
         }
-        "put" => match runtime.block_on(client.fenced_set(words[1], words[2], number(3))) {
+        "put" => match runtime.block_on(client.fenced_set(words[1], words[2], number(3).try_into().unwrap())) {
             Ok(()) => say(format_args!("put {} ok", words[1])),
             Err(nestlock::Error::StaleToken { .. }) => say(format_args!("put {} Stale", words[1])),
             Err(error) => say(format_args!("put {} {error}", words[1])),
@@ -388,22 +388,22 @@ struct Plan {
 }
 
 /// A lock of this kind, the names that it locks, and whether others may hold it as well.
-fn pick(client: &LockClient, kind: &str, locks: usize, rng: &mut StdRng) -> (Arc<dyn RLock>, Vec<String>, bool) {
+fn pick(client: &LockClient, kind: &str, locks: usize, rng: &mut StdRng) -> (Lock, Vec<String>, bool) {
     let mut names: Vec<String> = (0..locks).map(|number| format!("l{number}")).collect();
     names.shuffle(rng);
     names.truncate(if kind == "multi" { rng.random_range(1..=locks) } else { 1 });
     let (name, reads) = (&*names[0], kind == "read-write" && rng.random_ratio(3, 4));
-    let lock: Arc<dyn RLock> = match kind {
-        "reentrant" => Arc::new(client.reentrant_lock(name).unwrap()),
-        "non-reentrant" => Arc::new(client.non_reentrant_lock(name).unwrap()),
-        "spin" => Arc::new(client.spin_lock(name).unwrap()),
-        "fair" => Arc::new(client.fair_lock(name).unwrap()),
-        "fenced" => Arc::new(client.fenced_lock(name).unwrap()),
-        "read-write" if reads => Arc::new(client.read_write_lock(name).unwrap().read()),
-        "read-write" => Arc::new(client.read_write_lock(name).unwrap().write()),
+    let lock: Lock = match kind {
+        "reentrant" => client.reentrant_lock(name).unwrap(),
+        "non-reentrant" => client.non_reentrant_lock(name).unwrap(),
+        "spin" => client.spin_lock(name).unwrap(),
+        "fair" => client.fair_lock(name).unwrap(),
+        "fenced" => client.fenced_lock(name).unwrap(),
+        "read-write" if reads => client.read_write_lock(name).unwrap().read_lock(),
+        "read-write" => client.read_write_lock(name).unwrap().write_lock(),
         "multi" => {
-            let member = |name| Arc::new(client.reentrant_lock(name).unwrap()) as _;
-            Arc::new(client.multi_lock(names.iter().map(member)).unwrap())
+            let member = |name| client.reentrant_lock(name).unwrap();
+            client.multi_lock(names.iter().map(member)).unwrap()
         }
         other => panic!("unknown kind {other}"),
     };
@@ -426,14 +426,16 @@ async fn work(client: LockClient, plan: Arc<Plan>, seed: u64, file: Arc<std::fs:
             _ => Duration::from_micros(rng.random_range(0..1500)),
         };
         let (way, drops) = (rng.random_range(0..4), rng.random());
-        let mut options = AcquireOptions::new().wait_forever();
+        let mut options = AcquireOptions::new();
         if let Some(lease) = lease {
             options = options.lease(lease);
         }
         let acquired = match way {
-            0 => tokio::time::timeout(patience, lock.acquire(options)).await.unwrap_or(Ok(None)),
-            1 => lock.acquire(options.wait(patience)).await,
-            _ => lock.acquire(options).await,
+            0 => tokio::time::timeout(patience, lock.lock_with(options))
+                .await
+                .map_or(Ok(None), |locked| locked.map(Some)),
+            1 => lock.try_lock_for_with(patience, options).await,
+            _ => lock.lock_with(options).await.map(Some),
         };
         let start = monotonic_ns();
         let (guard, remaining) = match acquired {

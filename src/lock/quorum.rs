@@ -12,14 +12,16 @@ use futures_util::{
     stream::{FuturesUnordered, StreamExt},
 };
 
+use async_trait::async_trait;
+
+use super::Lock;
 use crate::{
     clock::Instant,
     engine::Anchor,
     error::{Error, LossReason, NodeAnswer, NodeSaid, Result},
-    guard::LockGuard,
-    options::AcquireOptions,
+    guard::{Forget, Held, LockGuard},
+    options::{AcquireOptions, Wait},
     owner::OwnerId,
-    rlock::RLock,
 };
 
 /// The members of a quorum lock, and how they are asked.
@@ -27,7 +29,7 @@ use crate::{
 pub(crate) struct Nodes {
     pub(crate) anchor: Arc<Anchor>,
     pub(crate) name: Arc<str>,
-    pub(crate) locks: Vec<Arc<dyn RLock>>,
+    pub(crate) locks: Vec<Lock>,
     /// What an error calls them.
     pub(crate) labels: Vec<Arc<str>>,
 }
@@ -54,11 +56,11 @@ impl Nodes {
     }
 
     /// As [`Nodes::ask`], all nodes, and as many answers as are needed.
-    pub(crate) async fn ask_all<'a, T, F>(&'a self, limit: Duration, ask: impl Fn(&'a dyn RLock) -> F) -> Result<Vec<T>>
+    pub(crate) async fn ask_all<'a, T, F>(&'a self, limit: Duration, ask: impl Fn(&'a Lock) -> F) -> Result<Vec<T>>
     where
         F: Future<Output = Result<T>>,
     {
-        let asked = self.locks.iter().enumerate().map(|(at, lock)| (at, ask(&**lock)));
+        let asked = self.locks.iter().enumerate().map(|(at, lock)| (at, ask(lock)));
         let answers = self.ask(asked, limit, |_| false).await;
         if answers.iter().filter(|(_, answer)| answer.is_ok()).count() >= self.needed() {
             return Ok(answers.into_iter().filter_map(|(_, answer)| answer.ok()).collect());
@@ -154,7 +156,7 @@ pub(crate) struct Terms {
 
 /// One place for each node: whatever is done at the same time, no node can count twice.
 struct Places {
-    held: Vec<Option<Held>>,
+    held: Vec<Option<NodeHold>>,
     /// Taken off the time that is left.
     margin: Duration,
     /// How the quorum ended, once somebody has seen that. Nothing brings it back.
@@ -163,7 +165,7 @@ struct Places {
 
 /// The hold of a node.
 #[derive(Clone)]
-enum Held {
+enum NodeHold {
     /// An index into the first ones.
     First(usize),
     /// Taken by an extension.
@@ -181,7 +183,7 @@ struct Live {
     /// How long most nodes may be relied on.
     remaining: Duration,
     /// The nodes that are held: most.
-    held: Vec<(usize, Held)>,
+    held: Vec<(usize, NodeHold)>,
 }
 
 impl Quorum {
@@ -190,39 +192,22 @@ impl Quorum {
         guards.sort_unstable_by_key(|(at, _)| *at);
         let mut held = vec![None; nodes.locks.len()];
         for (index, (at, _)) in guards.iter().enumerate() {
-            held[*at] = Some(Held::First(index));
+            held[*at] = Some(NodeHold::First(index));
         }
         let places = Mutex::new(Places { held, margin: terms.ttl.mul_f64(terms.drift), end: None });
         let first = guards.into_iter().map(|(_, guard)| guard).collect();
         Self { nodes: Arc::clone(nodes), first, places, terms }
     }
 
-    pub(crate) fn name(&self) -> &str {
-        &self.nodes.name
-    }
-
-    pub(crate) fn members(&self) -> &[LockGuard] {
-        &self.first
-    }
-
-    pub(crate) fn owner(&self) -> OwnerId {
-        self.first[0].owner()
-    }
-
     fn places(&self) -> MutexGuard<'_, Places> {
         self.places.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn guard<'a>(&'a self, held: &'a Held) -> &'a LockGuard {
+    fn guard<'a>(&'a self, held: &'a NodeHold) -> &'a LockGuard {
         match held {
-            Held::First(index) => &self.first[*index],
-            Held::Anew(guard) => guard,
+            NodeHold::First(index) => &self.first[*index],
+            NodeHold::Anew(guard) => guard,
         }
-    }
-
-    /// How long most nodes may be relied on; `Err`: too few are held, or were at some time.
-    pub(crate) fn remaining(&self) -> Result<Duration> {
-        self.look(&mut self.places()).map(|live| live.remaining)
     }
 
     /// Looks at all places, once. Whoever finds too few of them held ends the quorum.
@@ -247,7 +232,7 @@ impl Quorum {
         }
     }
 
-    fn how_it_ended(&self, places: &[Option<Held>]) -> End {
+    fn how_it_ended(&self, places: &[Option<NodeHold>]) -> End {
         let guards = places.iter().flatten().map(|held| self.guard(held));
         let reasons: Vec<_> = guards.filter(|guard| guard.is_lost()).map(LockGuard::loss).collect();
         match reasons.iter().flatten().next() {
@@ -258,7 +243,7 @@ impl Quorum {
     }
 
     fn error(&self, end: End) -> Error {
-        let (lock, owner) = (self.nodes.name.to_string(), self.owner().to_string());
+        let (lock, owner) = (self.nodes.name.to_string(), self.owner());
         match end {
             End::Lost(reason) => Error::Lost { lock, owner, reason },
             End::Released => Error::NotHeld { lock, owner },
@@ -270,14 +255,71 @@ impl Quorum {
     fn put(&self, at: usize, guard: LockGuard) {
         let mut places = self.places();
         let is_held = places.held[at].as_ref().is_some_and(|held| !self.guard(held).is_lost());
-        let mut anew = Some(Held::Anew(Arc::new(guard)));
+        let mut anew = Some(NodeHold::Anew(Arc::new(guard)));
         if self.look(&mut places).is_ok() && !is_held {
             std::mem::swap(&mut places.held[at], &mut anew);
         }
         drop(places); // a guard's drop is no business of this mutex
     }
 
-    pub(crate) async fn lost(&self) -> Error {
+    /// The guards that are in their places.
+    fn into_guards(self) -> impl Iterator<Item = (usize, LockGuard)> {
+        let mut first: Vec<_> = self.first.into_iter().map(Some).collect();
+        let places = self.places.into_inner().unwrap_or_else(PoisonError::into_inner);
+        places.held.into_iter().enumerate().filter_map(move |(at, held)| match held? {
+            NodeHold::First(index) => Some((at, first[index].take()?)),
+            // whoever has another handle of it borrows the quorum
+            NodeHold::Anew(guard) => Some((at, Arc::into_inner(guard)?)),
+        })
+    }
+
+    /// Extends the hold of a node, or takes it; `Err`: the hold is lost.
+    async fn ask(&self, at: usize, held: Option<NodeHold>, lease: Duration) -> (usize, Result<Result<NodeSaid>>) {
+        let answer = match held {
+            Some(held) => match self.guard(&held).extend(lease).await {
+                Err(lost) if self.guard(&held).is_lost() => Err(lost),
+                answer => Ok(answer.map(|()| NodeSaid::Agreed)),
+            },
+            None => Ok(self.take(at, lease).await),
+        };
+        (at, answer)
+    }
+
+    async fn take(&self, at: usize, lease: Duration) -> Result<NodeSaid> {
+        let mut options = self.terms.rejoin[at].clone();
+        if self.terms.leased {
+            options = options.lease(lease);
+        }
+        let Some(guard) = self.nodes.locks[at].acquire(Wait::No, &options).await? else { return Ok(NodeSaid::Busy) };
+        // what is renewed has the TTL that it always has
+        if !self.terms.leased {
+            guard.extend(lease).await?;
+        }
+        self.put(at, guard);
+        Ok(NodeSaid::Agreed)
+    }
+}
+
+#[async_trait]
+impl Held for Quorum {
+    fn name(&self) -> &str {
+        &self.nodes.name
+    }
+
+    fn members(&self) -> &[LockGuard] {
+        &self.first
+    }
+
+    fn owner(&self) -> OwnerId {
+        self.first[0].owner()
+    }
+
+    /// How long most nodes may be relied on; `Err`: too few are held, or were at some time.
+    fn remaining(&self) -> Result<Duration> {
+        self.look(&mut self.places()).map(|live| live.remaining)
+    }
+
+    async fn lost(&self) -> Error {
         loop {
             let live = match self.look(&mut self.places()) {
                 Ok(live) => live,
@@ -293,7 +335,7 @@ impl Quorum {
     }
 
     /// Releases all nodes at once, and waits for those that answer in time; the others are released in the background.
-    pub(crate) async fn unlock(self) -> Result<()> {
+    async fn unlock(self: Box<Self>) -> Result<()> {
         let (owner, lost) = (self.owner(), self.remaining().err());
         let (nodes, limit) = (Arc::clone(&self.nodes), self.terms.limit);
         let held = self.into_guards().map(|(at, guard)| (at, Box::pin(guard.unlock())));
@@ -306,31 +348,18 @@ impl Quorum {
         }
         Err(match nodes.no_quorum(answers, |()| NodeSaid::Agreed) {
             // the members' name is not the lock's
-            Error::Lost { reason, .. } => {
-                Error::Lost { lock: nodes.name.to_string(), owner: owner.to_string(), reason }
-            }
+            Error::Lost { reason, .. } => Error::Lost { lock: nodes.name.to_string(), owner, reason },
             error => error,
         })
     }
 
     /// Lets go of all nodes; of a quorum that was lost, nothing is kept.
-    pub(crate) fn forget(self) -> OwnerId {
+    fn forget(self: Box<Self>, how: Forget) -> OwnerId {
         let owner = self.owner();
         if self.remaining().is_ok() {
-            self.into_guards().for_each(|(_, guard)| drop(guard.forget()));
+            self.into_guards().for_each(|(_, guard)| drop(guard.let_go(how)));
         }
         owner
-    }
-
-    /// The guards that are in their places.
-    fn into_guards(self) -> impl Iterator<Item = (usize, LockGuard)> {
-        let mut first: Vec<_> = self.first.into_iter().map(Some).collect();
-        let places = self.places.into_inner().unwrap_or_else(PoisonError::into_inner);
-        places.held.into_iter().enumerate().filter_map(move |(at, held)| match held? {
-            Held::First(index) => Some((at, first[index].take()?)),
-            // whoever has another handle of it borrows the quorum
-            Held::Anew(guard) => Some((at, Arc::into_inner(guard)?)),
-        })
     }
 
     /// Lets most nodes live for at least `lease` from now. What fails on some changes nothing for the others.
@@ -338,7 +367,7 @@ impl Quorum {
     /// Nodes without a hold are taken, if that was asked for: as soon as most have confirmed theirs; when all have
     /// answered, or half of the time is over, if most are held still. So one call is enough, and a server that hangs does
     /// not keep another from being taken.
-    pub(crate) async fn extend(&self, lease: Duration) -> Result<()> {
+    async fn extend(&self, lease: Duration) -> Result<()> {
         let (nodes, limit) = (&self.nodes, self.terms.limit);
         let held = self.look(&mut self.places())?.held;
         let mut missing: Vec<_> = (0..nodes.locks.len()).collect();
@@ -382,32 +411,6 @@ impl Quorum {
             places.margin = places.margin.max(lease.mul_f64(self.terms.drift));
         }
         Ok(())
-    }
-
-    /// Extends the hold of a node, or takes it; `Err`: the hold is lost.
-    async fn ask(&self, at: usize, held: Option<Held>, lease: Duration) -> (usize, Result<Result<NodeSaid>>) {
-        let answer = match held {
-            Some(held) => match self.guard(&held).extend(lease).await {
-                Err(lost) if self.guard(&held).is_lost() => Err(lost),
-                answer => Ok(answer.map(|()| NodeSaid::Agreed)),
-            },
-            None => Ok(self.take(at, lease).await),
-        };
-        (at, answer)
-    }
-
-    async fn take(&self, at: usize, lease: Duration) -> Result<NodeSaid> {
-        let mut options = self.terms.rejoin[at].clone();
-        if self.terms.leased {
-            options = options.lease(lease);
-        }
-        let Some(guard) = self.nodes.locks[at].acquire(options).await? else { return Ok(NodeSaid::Busy) };
-        // what is renewed has the TTL that it always has
-        if !self.terms.leased {
-            guard.extend(lease).await?;
-        }
-        self.put(at, guard);
-        Ok(NodeSaid::Agreed)
     }
 }
 

@@ -1,0 +1,78 @@
+//! A link with a round trip of its own: what is read from one side is written to the other half a round trip later.
+#![allow(unreachable_pub)]
+
+use std::{
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
+    runtime::{Builder, Runtime},
+    sync::mpsc,
+    time::{Instant, sleep_until},
+};
+
+pub struct Far {
+    addr: SocketAddr,
+    half_us: Arc<AtomicU64>,
+    _runtime: Runtime,
+}
+
+impl Far {
+    /// A link to the server at `to`, without a delay so far.
+    pub fn start(to: SocketAddr) -> Self {
+        let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime");
+        let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0")).expect("a port");
+        let addr = listener.local_addr().expect("an address");
+        let half_us = Arc::new(AtomicU64::new(0));
+        let half = Arc::clone(&half_us);
+        runtime.spawn(async move {
+            while let Ok((near, _)) = listener.accept().await {
+                let Ok(far) = TcpStream::connect(to).await else { continue };
+                let _ = (near.set_nodelay(true), far.set_nodelay(true));
+                let ((near_in, near_out), (far_in, far_out)) = (near.into_split(), far.into_split());
+                tokio::spawn(carry(near_in, far_out, Arc::clone(&half)));
+                tokio::spawn(carry(far_in, near_out, Arc::clone(&half)));
+            }
+        });
+        Self { addr, half_us, _runtime: runtime }
+    }
+
+    pub fn url(&self) -> String {
+        format!("redis://{}", self.addr)
+    }
+
+    pub fn round_trip(&self, round_trip: Duration) {
+        self.half_us.store(u64::try_from(round_trip.as_micros() / 2).expect("short"), Ordering::Relaxed);
+    }
+}
+
+async fn carry(
+    mut from: impl AsyncReadExt + Unpin + Send + 'static,
+    mut to: impl AsyncWriteExt + Unpin + Send + 'static,
+    half_us: Arc<AtomicU64>,
+) {
+    let (sender, mut pieces) = mpsc::unbounded_channel::<(Instant, Vec<u8>)>();
+    tokio::spawn(async move {
+        while let Some((at, piece)) = pieces.recv().await {
+            sleep_until(at).await;
+            if to.write_all(&piece).await.is_err() {
+                return;
+            }
+        }
+        let _ = to.shutdown().await;
+    });
+    let mut buffer = vec![0; 64 * 1024];
+    while let Ok(count) = from.read(&mut buffer).await {
+        let at = Instant::now() + Duration::from_micros(half_us.load(Ordering::Relaxed));
+        if count == 0 || sender.send((at, buffer[..count].to_vec())).is_err() {
+            return;
+        }
+    }
+}

@@ -1,0 +1,70 @@
+//! Fencing tokens.
+
+use std::{fmt, num::NonZeroU64};
+
+use crate::error::Error;
+
+/// The highest token that Lua's numbers tell from its neighbours.
+const MAX: u64 = (1 << 53) - 1;
+
+/// A number that only grows from holder to holder of a fenced lock, from 1 to 2^53 - 1. There is no zero.
+///
+/// [`LockGuard::fencing_token`](crate::LockGuard::fencing_token) gives it; whatever the lock guards refuses tokens lower
+/// than the highest it has seen. It fits an integer column of any database, and a number of JSON.
+///
+/// ```
+/// use nestlock::FencingToken;
+///
+/// let (early, late) = (FencingToken::try_from(41)?, FencingToken::try_from(42)?);
+/// assert!(early < late);
+/// let column: i64 = late.into();
+/// assert_eq!(column, 42);
+/// assert!(FencingToken::try_from(0).is_err());
+/// # Ok::<(), nestlock::Error>(())
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct FencingToken(NonZeroU64);
+
+impl FencingToken {
+    /// What the server counted.
+    pub(crate) fn recorded(token: NonZeroU64) -> Self {
+        Self(token)
+    }
+
+    /// The number.
+    #[must_use]
+    pub fn get(self) -> u64 {
+        self.0.get()
+    }
+}
+
+/// Reads a token that another process has passed on.
+impl TryFrom<u64> for FencingToken {
+    type Error = Error;
+
+    fn try_from(token: u64) -> Result<Self, Error> {
+        match NonZeroU64::new(token) {
+            Some(token) if token.get() <= MAX => Ok(Self(token)),
+            _ => Err(Error::InvalidToken { token }),
+        }
+    }
+}
+
+impl From<FencingToken> for u64 {
+    fn from(token: FencingToken) -> Self {
+        token.get()
+    }
+}
+
+/// For a column of a database. No token is higher than 2^53 - 1.
+impl From<FencingToken> for i64 {
+    fn from(token: FencingToken) -> Self {
+        token.get().cast_signed()
+    }
+}
+
+impl fmt::Display for FencingToken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}

@@ -1,0 +1,312 @@
+//! Whose a guard is: programs that think in guards, on `mutex`, where each acquire is an owner of its own, and on
+//! `reentrant_lock`, where the task that locks is.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use futures::{StreamExt, stream};
+use nestlock::{AcquireOptions, Error, Lock, LockClient, ReadWriteLock};
+use tokio::sync::mpsc;
+
+use crate::{
+    contract::contract_suite,
+    support::{Server, eventually},
+};
+
+contract_suite! { mod contract, door = |client, name| client.mutex(name).unwrap(), reentrant = false }
+
+const SOON: Duration = Duration::from_secs(15);
+
+/// How many are inside at once, and how many ever were.
+#[derive(Default)]
+struct Inside {
+    now: AtomicUsize,
+    most: AtomicUsize,
+}
+
+impl Inside {
+    async fn work(&self) {
+        let now = self.now.fetch_add(1, Ordering::SeqCst) + 1;
+        self.most.fetch_max(now, Ordering::SeqCst);
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        self.now.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    fn most(&self) -> usize {
+        self.most.load(Ordering::SeqCst)
+    }
+}
+
+/// One task locks, and hands each guard to a task that works.
+async fn dispatcher(lock: &Lock) -> usize {
+    let inside = Arc::new(Inside::default());
+    let mut workers = Vec::new();
+    for _ in 0..3 {
+        let guard = lock.lock().await.unwrap();
+        let inside = Arc::clone(&inside);
+        workers.push(tokio::spawn(async move {
+            inside.work().await;
+            guard.unlock().await.unwrap();
+        }));
+    }
+    for worker in workers {
+        worker.await.unwrap();
+    }
+    inside.most()
+}
+
+/// Futures of one task, four at a time.
+async fn for_each_concurrent(lock: &Lock) -> usize {
+    let inside = Inside::default();
+    stream::iter(0..8)
+        .for_each_concurrent(4, |_| async {
+            let guard = lock.lock().await.unwrap();
+            inside.work().await;
+            guard.unlock().await.unwrap();
+        })
+        .await;
+    inside.most()
+}
+
+/// A connection is one task, which answers one request after another; each request hands its work to a task.
+async fn keep_alive(lock: &Lock) -> usize {
+    let inside = Arc::new(Inside::default());
+    let (requests, mut connection) = mpsc::channel(1);
+    let serve = {
+        let (lock, inside) = (lock.clone(), Arc::clone(&inside));
+        tokio::spawn(async move {
+            let mut under_way = Vec::new();
+            while let Some(()) = connection.recv().await {
+                let guard = lock.lock().await.unwrap();
+                let inside = Arc::clone(&inside);
+                under_way.push(tokio::spawn(async move {
+                    inside.work().await;
+                    guard.unlock().await.unwrap();
+                }));
+            }
+            for work in under_way {
+                work.await.unwrap();
+            }
+        })
+    };
+    for _ in 0..2 {
+        requests.send(()).await.unwrap();
+    }
+    drop(requests);
+    serve.await.unwrap();
+    inside.most()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn three_programs_let_one_in_by_the_mutex_and_all_by_the_reentrant_lock() {
+    let server = Server::start();
+    let client = server.client().await;
+    let (mutex, reentrant) = (client.mutex("m").unwrap(), client.reentrant_lock("r").unwrap());
+    assert_eq!((dispatcher(&mutex).await, dispatcher(&reentrant).await), (1, 3));
+    assert_eq!((for_each_concurrent(&mutex).await, for_each_concurrent(&reentrant).await), (1, 4));
+    assert_eq!((keep_alive(&mutex).await, keep_alive(&reentrant).await), (1, 2));
+    client.idle().await;
+    assert_eq!(server.dump(), []);
+}
+
+/// The dispatcher that only tries.
+#[tokio::test]
+async fn a_try_of_a_lock_that_the_same_task_holds_is_busy() {
+    let server = Server::start();
+    let client = server.client().await;
+    let locks = [
+        client.mutex("a").unwrap(),
+        client.non_reentrant_lock("b").unwrap(),
+        client.non_reentrant_fair_lock("c").unwrap(),
+        client.signal_lock("d").unwrap(),
+        client.string_lock("e").unwrap(),
+        client.read_write_lock("f").unwrap().owner_per_acquire().write_lock(),
+        client.multi_lock([client.mutex("g").unwrap(), client.mutex("h").unwrap()]).unwrap(),
+        LockClient::red_lock([&client], "i", nestlock::RedLockOptions::new()).unwrap(),
+    ];
+    for lock in locks {
+        let guard = lock.lock().await.unwrap();
+        assert!(lock.try_lock().await.unwrap().is_none(), "{}", lock.name());
+        let leased = AcquireOptions::new().lease(SOON);
+        assert!(lock.try_lock_with(leased).await.unwrap().is_none(), "{}", lock.name());
+        guard.unlock().await.unwrap();
+        lock.try_lock().await.unwrap().expect("free").unlock().await.unwrap();
+    }
+    let both = client.read_write_lock("rw").unwrap();
+    let reads = both.read().await.unwrap();
+    assert!(both.try_write().await.unwrap().is_none(), "busy: the task itself reads");
+    assert!(matches!(both.write().await, Err(Error::UpgradeRefused { .. })), "a wait would never end");
+    reads.unlock().await.unwrap();
+}
+
+/// One record: a mutex excludes every door of that name.
+#[tokio::test]
+async fn a_mutex_excludes_the_other_doors_of_its_record() {
+    let server = Server::start();
+    let (a, b) = (server.client().await, server.client().await);
+    let doors: [fn(&LockClient) -> Lock; 5] = [
+        |client| client.mutex("l").unwrap(),
+        |client| client.reentrant_lock("l").unwrap(),
+        |client| client.non_reentrant_lock("l").unwrap(),
+        |client| client.spin_lock("l").unwrap(),
+        |client| client.fenced_lock("l").unwrap(),
+    ];
+    let guard = a.mutex("l").unwrap().lock().await.unwrap();
+    for door in doors {
+        assert!(door(&a).try_lock().await.unwrap().is_none());
+        assert!(door(&b).try_lock().await.unwrap().is_none());
+    }
+    guard.unlock().await.unwrap();
+    for door in doors {
+        let guard = door(&a).lock().await.unwrap();
+        assert!(a.mutex("l").unwrap().try_lock().await.unwrap().is_none());
+        guard.unlock().await.unwrap();
+    }
+}
+
+/// In its turn, though all are one task's.
+#[tokio::test]
+async fn a_fair_lock_of_acquires_serves_the_futures_of_one_task_in_turn() {
+    let server = Server::start();
+    let client = server.client().await;
+    let lock = client.fair_lock("f").unwrap().owner_per_acquire();
+    let first = lock.lock().await.unwrap();
+    let mut waiting = Vec::new();
+    for n in 0..4_i64 {
+        let lock = lock.clone();
+        waiting.push(Box::pin(async move { lock.lock().await.unwrap() }));
+        eventually("its place", || {
+            for waiter in &mut waiting {
+                assert!(futures::FutureExt::now_or_never(waiter.as_mut()).is_none(), "{n}");
+            }
+            let joined = server.call(&["LLEN", "redisson_lock_queue:{f}"]).int() == n + 1;
+            async move { joined }
+        })
+        .await;
+    }
+    drop(first);
+    for (n, next) in waiting.into_iter().enumerate() {
+        let guard = tokio::time::timeout(SOON, next).await.unwrap_or_else(|_| panic!("{n} waits for its turn"));
+        guard.unlock().await.unwrap();
+    }
+}
+
+async fn readers(lock: &ReadWriteLock) -> usize {
+    let inside = Inside::default();
+    stream::iter(0..8)
+        .for_each_concurrent(4, |n| {
+            let inside = &inside;
+            async move {
+                let guard = if n % 2 == 0 { lock.read().await } else { lock.write().await };
+                // a reader that became a writer by being the same task would be refused
+                let guard = guard.unwrap();
+                if n % 2 == 1 {
+                    inside.work().await;
+                }
+                guard.unlock().await.unwrap();
+            }
+        })
+        .await;
+    inside.most()
+}
+
+#[tokio::test]
+async fn readers_and_writers_of_one_task_exclude_each_other() {
+    let server = Server::start();
+    let client = server.client().await;
+    assert_eq!(readers(&client.read_write_lock("rw").unwrap().owner_per_acquire()).await, 1);
+}
+
+/// An owner that is named is that owner, on any door.
+#[tokio::test]
+async fn a_named_owner_of_a_mutex_re_enters() {
+    let server = Server::start();
+    let client = server.client().await;
+    let lock = client.mutex("l").unwrap();
+    let job = || AcquireOptions::new().owner(client.owner("job-7").unwrap());
+    let outer = lock.lock_with(job()).await.unwrap();
+    let inner = lock.try_lock_with(job()).await.unwrap().expect("the same owner");
+    assert_eq!(lock.hold_count(&client.owner("job-7").unwrap()).await.unwrap(), 2);
+    assert!(lock.try_lock().await.unwrap().is_none());
+    inner.unlock().await.unwrap();
+    outer.unlock().await.unwrap();
+}
+
+/// Each acquire of a multi-lock is one owner of all its members.
+#[tokio::test]
+async fn a_multi_lock_of_acquires_has_one_owner_of_all_members() {
+    let server = Server::start();
+    let client = server.client().await;
+    let members = || ["a", "b"].map(|name| client.reentrant_lock(name).unwrap());
+    let both = client.multi_lock(members()).unwrap().owner_per_acquire();
+    let guard = both.lock().await.unwrap();
+    assert_eq!(guard.members()[0].owner(), guard.members()[1].owner());
+    assert_ne!(guard.owner(), client.current_owner());
+    assert!(both.try_lock().await.unwrap().is_none());
+    assert!(members()[1].try_lock().await.unwrap().is_none());
+    guard.unlock().await.unwrap();
+    assert_eq!(server.dump(), []);
+}
+
+/// A job that must run once in an interval.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_left_to_its_lease_is_held_until_then_and_not_renewed() {
+    let server = Server::start();
+    let builder = |builder: nestlock::LockClientBuilder| builder.watchdog_timeout(Duration::from_millis(600));
+    let (a, b) = (server.client_with(builder).await, server.client_with(builder).await);
+    let lock = a.mutex("job").unwrap();
+    let start = std::time::Instant::now();
+    let once = AcquireOptions::new().lease(Duration::from_millis(1500));
+    lock.lock_with(once).await.unwrap().leave_to_lease();
+    assert!(b.mutex("job").unwrap().try_lock().await.unwrap().is_none());
+    let next = b.mutex("job").unwrap().lock().await.unwrap();
+    assert!(start.elapsed() >= Duration::from_millis(1480), "{:?}", start.elapsed());
+    next.unlock().await.unwrap();
+    // what the watchdog renewed ends within its timeout, and can be released before
+    let watched = lock.lock().await.unwrap();
+    tokio::time::sleep(Duration::from_millis(900)).await;
+    let (owner, left) = (watched.leave_to_lease(), std::time::Instant::now());
+    assert_eq!(lock.holder().await.unwrap(), Some(owner));
+    b.mutex("job").unwrap().lock().await.unwrap().unlock().await.unwrap();
+    assert!(left.elapsed() < Duration::from_secs(5), "renewed still: {:?}", left.elapsed());
+    let owner = lock.lock().await.unwrap().leave_to_lease();
+    lock.release(&owner).await.unwrap();
+    assert_eq!(server.dump(), []);
+    // a lock that an outer guard renews stays as long as that
+    let nested = a.reentrant_lock("nested").unwrap();
+    let outer = nested.lock().await.unwrap();
+    nested.lock().await.unwrap().leave_to_lease();
+    tokio::time::sleep(Duration::from_millis(1500)).await;
+    assert!(!outer.is_lost());
+    outer.unlock().await.unwrap();
+    assert!(nested.is_locked().await.unwrap(), "one hold is left to its lease");
+    eventually("it ends", || async { !server.exists("nested") }).await;
+    eventually("nothing is kept", || async { a.stats().holds == 0 }).await;
+}
+
+/// The contract of generic code is the same lock.
+#[tokio::test]
+async fn a_lock_can_be_used_as_an_object() {
+    let server = Server::start();
+    let client = server.client().await;
+    let locks: [Box<dyn nestlock::RLock>; 2] =
+        [Box::new(client.mutex("a").unwrap()), Box::new(client.multi_lock([client.mutex("b").unwrap()]).unwrap())];
+    for lock in locks {
+        let guard = lock.lock().await.unwrap();
+        let held = lock.inspect().await.unwrap().expect("held");
+        assert_eq!(held.holders, [(guard.owner(), 1)]);
+        assert!(held.remaining.is_some_and(|left| left > SOON), "{held:?}");
+        assert!(lock.try_lock().await.unwrap().is_none() && lock.is_locked().await.unwrap());
+        lock.extend(&guard.owner(), 4 * SOON).await.unwrap();
+        let stranger = client.owner("nobody").unwrap();
+        assert!(matches!(lock.extend(&stranger, SOON).await, Err(Error::NotHeld { .. })));
+        assert!(matches!(lock.release(&stranger).await, Err(Error::NotHeld { .. })));
+        guard.unlock().await.unwrap();
+        assert_eq!(lock.inspect().await.unwrap(), None);
+    }
+}
