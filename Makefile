@@ -6,11 +6,12 @@ FEATURES := --all-features
 EXAMPLES := $(notdir $(basename $(wildcard examples/*.rs)))
 SUDO     := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 
-.PHONY: help setup components check package test interop bench peers demo ci
+.PHONY: help setup components check api api-record package test interop bench peers demo ci
 
 help:
 	@echo 'make setup   install redis-server if there is no server program'
-	@echo 'make check   format, clippy, docs and packaging, warnings denied'
+	@echo 'make check   format, clippy, docs, the public API and packaging, warnings denied'
+	@echo 'make api-record  writes api.txt, which check holds the public API against'
 	@echo 'make test    setup, then every test: on a real server, then on the embedded one'
 	@echo 'make interop the libraries of other languages beside nestlock; installs them first'
 	@echo 'make demo    every example'
@@ -41,7 +42,15 @@ check: components
 	# what plain `cargo test` leaves out, clippy does too
 	$(CARGO) clippy --test interop $(FEATURES) -- -D warnings
 	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --workspace --no-deps $(FEATURES)
+	$(MAKE) api
 	$(MAKE) package
+
+# the public API is what api.txt says; needs the toolchain that CI has, since the format is unstable
+api:
+	$(CARGO) run --quiet -p nestlock-api
+
+api-record:
+	$(CARGO) run --quiet -p nestlock-api -- record
 
 # builds the crate from nothing but what would be published; uncommitted changes count too
 package:
@@ -60,11 +69,13 @@ interop: setup
 
 demo:
 	$(CARGO) build --examples $(FEATURES)
-	$(CARGO) build -p nestlock-examples-sql
+	$(CARGO) build -p nestlock-examples-axum -p nestlock-examples-sql
 	@set -e; for example in $(EXAMPLES); do \
 		echo "--- $$example"; \
 		$(CARGO) run --quiet --example $$example $(FEATURES); \
 	done
+	@echo '--- nestlock-examples-axum'
+	@$(CARGO) run --quiet -p nestlock-examples-axum
 	@echo '--- nestlock-examples-sql'
 	@$(CARGO) run --quiet -p nestlock-examples-sql
 

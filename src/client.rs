@@ -631,11 +631,11 @@ impl LockClientBuilder {
     /// Cancel safe: dropped midway, the connection is closed.
     pub async fn connect(self, url: impl AsRef<str>) -> Result<LockClient> {
         let endpoint = Endpoint::from_url(url.as_ref())?;
-        self.connect_to(endpoint).await
+        self.start(endpoint).await
     }
 
-    /// Connects to where a configuration of fred's leads ([`fred::types::config::Config`]): for TLS with a custom CA,
-    /// credential providers and the like. Retries, timeouts and the protocol version are set by nestlock.
+    /// Connects to where a configuration of fred's leads ([`fred::types::config::Config`], feature `fred-config`): for TLS
+    /// with a custom CA, credential providers and the like. Retries, timeouts and the protocol version are set by nestlock.
     ///
     /// # Errors
     ///
@@ -644,8 +644,13 @@ impl LockClientBuilder {
     /// # Cancel safety
     ///
     /// Cancel safe: dropped midway, the connection is closed.
+    #[cfg(feature = "fred-config")]
     pub async fn connect_to(self, endpoint: impl Into<Endpoint>) -> Result<LockClient> {
-        let anchor = engine::connect(endpoint.into(), self.config, self.driver).await?;
+        self.start(endpoint.into()).await
+    }
+
+    async fn start(self, endpoint: Endpoint) -> Result<LockClient> {
+        let anchor = engine::connect(endpoint, self.config, self.driver).await?;
         Ok(LockClient { anchor })
     }
 }

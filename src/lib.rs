@@ -14,8 +14,11 @@ mod rlock;
 mod store;
 mod token;
 
+#[cfg(feature = "fred-config")]
 pub use fred;
 
+#[cfg(feature = "fred-config")]
+pub use crate::store::Endpoint;
 pub use crate::{
     client::{ClientStats, LockClient, LockClientBuilder, Maintenance},
     error::{Error, LossReason, NodeAnswer, NodeSaid, Result, StoreError, StoreErrorKind},
@@ -24,6 +27,5 @@ pub use crate::{
     options::{AcquireOptions, Backoff, SignalOptions},
     owner::OwnerId,
     rlock::RLock,
-    store::Endpoint,
     token::FencingToken,
 };

@@ -29,6 +29,7 @@ pub(crate) type ChannelMessage = Message;
 
 /// Where the server is, and how to log in: made from a URL, or from a configuration of fred's.
 #[derive(Clone)]
+#[cfg_attr(not(feature = "fred-config"), expect(unreachable_pub, reason = "public with the feature"))]
 pub struct Endpoint(FredConfig);
 
 impl std::fmt::Debug for Endpoint {
@@ -38,6 +39,7 @@ impl std::fmt::Debug for Endpoint {
     }
 }
 
+#[cfg(feature = "fred-config")]
 impl From<FredConfig> for Endpoint {
     fn from(config: FredConfig) -> Self {
         Self(config)
