@@ -5,14 +5,16 @@
 //! `CLOCK_MONOTONIC`, which counts sleep there). Elsewhere it is the clock of `std`.
 
 use std::{
+    num::NonZeroU64,
     ops::{Add, Sub},
     sync::LazyLock,
     time::Duration,
 };
 
-/// A moment of this machine, as the time since a fixed one. Sums never overflow: they end at the end of time.
+/// A moment of this machine: nanoseconds since a fixed one, which last for 584 years. Sums never overflow: they end at
+/// the end of time. Half as large as that of `std`, and an `Option` of it is no larger: holds and waiters keep several.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Instant(Duration);
+pub(crate) struct Instant(NonZeroU64);
 
 /// The clock, chosen once: two clocks must never be compared.
 static SLEEPLESS: LazyLock<bool> = LazyLock::new(|| since_boot().is_some());
@@ -38,8 +40,17 @@ fn since_start() -> Duration {
 }
 
 impl Instant {
+    /// The end of time.
+    pub(crate) const NEVER: Self = Self(NonZeroU64::MAX);
+
     pub(crate) fn now() -> Self {
-        Self(if *SLEEPLESS { since_boot().unwrap_or(Duration::MAX) } else { since_start() })
+        // without an answer, every lease is over
+        Self::after(if *SLEEPLESS { since_boot().unwrap_or(Duration::MAX) } else { since_start() })
+    }
+
+    /// So long after the fixed moment.
+    fn after(duration: Duration) -> Self {
+        Self(NonZeroU64::MIN.saturating_add(nanos(duration)))
     }
 
     pub(crate) fn elapsed(self) -> Duration {
@@ -48,24 +59,30 @@ impl Instant {
 
     /// How long after `earlier` this is; zero if it is not.
     pub(crate) fn saturating_duration_since(self, earlier: Self) -> Duration {
-        self.0.saturating_sub(earlier.0)
+        Duration::from_nanos(self.0.get().saturating_sub(earlier.0.get()))
     }
 
     /// Whole milliseconds of this clock, rounded down.
     pub(crate) fn as_millis(self) -> u64 {
-        u64::try_from(self.0.as_millis()).unwrap_or(u64::MAX)
+        self.0.get() / NANOS_OF_A_MILLI
     }
 
     pub(crate) fn from_millis(millis: u64) -> Self {
-        Self(Duration::from_millis(millis))
+        Self(NonZeroU64::new(millis.saturating_mul(NANOS_OF_A_MILLI)).unwrap_or(NonZeroU64::MIN))
     }
+}
+
+const NANOS_OF_A_MILLI: u64 = 1_000_000;
+
+fn nanos(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
 impl Add<Duration> for Instant {
     type Output = Self;
 
     fn add(self, duration: Duration) -> Self {
-        Self(self.0.saturating_add(duration))
+        Self(self.0.saturating_add(nanos(duration)))
     }
 }
 
@@ -73,7 +90,7 @@ impl Sub<Duration> for Instant {
     type Output = Self;
 
     fn sub(self, duration: Duration) -> Self {
-        Self(self.0.saturating_sub(duration))
+        Self(NonZeroU64::new(self.0.get().saturating_sub(nanos(duration))).unwrap_or(NonZeroU64::MIN))
     }
 }
 
@@ -89,6 +106,20 @@ mod tests {
         let never = start + Duration::MAX;
         assert!(never > Instant::now());
         assert_eq!(start.saturating_duration_since(never), Duration::ZERO);
+        assert!((start - Duration::MAX).elapsed() >= start.saturating_duration_since(Instant::from_millis(0)));
+    }
+
+    #[test]
+    fn milliseconds_are_rounded_down() {
+        let at = Instant::from_millis(7);
+        assert_eq!((at + Duration::from_micros(999)).as_millis(), 7);
+        assert_eq!((at + Duration::from_millis(1)).saturating_duration_since(at), Duration::from_millis(1));
+        assert_eq!((at - Duration::from_nanos(1)).as_millis(), 6);
+    }
+
+    #[test]
+    fn it_is_small() {
+        assert_eq!(size_of::<Option<Instant>>(), size_of::<u64>());
     }
 
     #[cfg(target_os = "linux")]

@@ -72,7 +72,12 @@ impl LockName {
 
     /// The pub/sub channel of a plain lock.
     pub(crate) fn channel(&self) -> Arc<str> {
-        self.derived("redisson_lock__channel")
+        self.channel_text().into()
+    }
+
+    /// The same, to be sent at once.
+    pub(crate) fn channel_text(&self) -> String {
+        derive("redisson_lock__channel", &self.0)
     }
 
     /// A further key or channel of this lock, in its slot.

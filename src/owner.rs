@@ -200,6 +200,10 @@ impl OwnerId {
         &self.text
     }
 
+    pub(crate) fn as_arc(&self) -> &Arc<str> {
+        &self.text
+    }
+
     /// Runs `future` as an owner of its own, different from the task that runs it and from every other scope.
     ///
     /// For one branch of a `join!` or `select!`: branches share the task, and would re-enter each other's lock. And for each

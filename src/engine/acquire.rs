@@ -1,14 +1,21 @@
 //! The loop: try, listen, try, wait. The only one.
 
-use std::{future::Future, num::NonZeroU64, pin::Pin, sync::Arc, time::Duration};
+use std::{
+    future::Future,
+    num::NonZeroU64,
+    pin::{Pin, pin},
+    sync::Arc,
+    time::Duration,
+};
 
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::{
     Core, Kind, Request, Wake,
-    generation::{Grant, Ticket, Watch},
+    generation::{Grant, Ticket},
     hold::{Hold, Plan, Planned},
     hub::{Place, Waiter, Woken},
+    lease::{Lease, Millis},
     settle::{Agreement, UnderWay},
 };
 use crate::{
@@ -41,9 +48,7 @@ pub(crate) struct Acquire<'a> {
     pub(super) core: &'a Core,
     pub(super) kind: &'a Arc<dyn Kind>,
     pub(super) owner: OwnerId,
-    pub(super) lease: Duration,
-    /// How the watchdog renews it, if it does.
-    watch: Option<Watch>,
+    pub(super) lease: Lease,
     waits: bool,
     /// See [`AcquireOptions::after_a_loss`].
     pub(super) after_loss: bool,
@@ -75,17 +80,18 @@ struct Busy<'a> {
 impl<'a> Acquire<'a> {
     pub(crate) fn new(core: &'a Core, kind: &'a Arc<dyn Kind>, options: &AcquireOptions, wait: Wait) -> Result<Self> {
         let started = Instant::now();
-        let lease = match options.lease.or(options.rare().watchdog_timeout) {
-            Some(lease) => checked_lease(kind.name(), lease)?,
-            None => core.default_lease(kind),
+        let checked = |lease| checked_lease(kind.name(), lease).map(Millis::of);
+        let watched = |ttl| Lease::Watched { ttl, times: options.rare().max_renewals };
+        let lease = match (options.lease, options.rare().watchdog_timeout) {
+            (Some(lease), _) => Lease::Fixed(checked(lease)?),
+            (None, Some(ttl)) => watched(checked(ttl)?),
+            (None, None) if kind.is_endless() => Lease::Endless,
+            (None, None) => watched(Millis::of(core.config.watchdog_timeout)),
         };
-        let watched = options.lease.is_none() && (options.rare().watchdog_timeout.is_some() || !kind.is_endless());
-        let renewals = options.rare().max_renewals.map(|renewals| renewals.get() - 1);
         Ok(Self {
             core,
             kind,
             lease,
-            watch: watched.then_some(Watch { ttl: lease, renewals }),
             waits: wait != Wait::No,
             after_loss: options.rare().after_loss,
             started,
@@ -95,80 +101,80 @@ impl<'a> Acquire<'a> {
     }
 
     /// Acquires; `None`: busy until the wait was over.
-    pub(crate) async fn run(&self) -> Result<Option<Entered>> {
+    pub(crate) fn run(self) -> impl Future<Output = Result<Option<Entered>>> + Send + use<'a> {
         // listening before the first try spares the second
-        let mut waiter = match self.waits.then(|| self.kind.wake(&self.owner)) {
-            Some(Wake::Channel(channel)) => self.core.join_existing(self.kind, &channel),
-            _ => None,
-        };
-        let mut told = None;
-        let (mut attempts, mut was_busy) = (0_u32, false);
-        // in a box, as it is rare
-        let mut failing: Option<Box<Failing>> = None;
-        loop {
-            self.core.check_open()?;
-            attempts += 1;
-            let tried = Instant::now();
-            // an outage ends the call within the patience, not an attempt later
-            let patience = failing.as_ref().map(|failing| failing.since + self.core.config.outage_patience);
-            // nothing of an attempt lives on while its waiter sleeps. In a box, so that a waiter stays small
-            let failure = match Box::pin(self.attempt(self.give_up(patience))).await? {
-                Attempt::Entered(entered) => {
-                    forget(&mut told);
-                    match &waiter {
-                        Some(waiter) if self.kind.shares() => waiter.pass_on(),
-                        Some(waiter) if self.kind.has_own_channel() => waiter.tell_next(),
-                        _ => {}
+        let mut waiter = if self.waits { self.core.join_existing(self.kind, &self.owner) } else { None };
+        // a block, since an `async fn` keeps its arguments twice
+        async move {
+            let mut told = None;
+            let (mut attempts, mut was_busy) = (0_u32, false);
+            // in a box, as it is rare
+            let mut failing: Option<Box<Failing>> = None;
+            loop {
+                self.core.check_open()?;
+                attempts += 1;
+                let tried = Instant::now();
+                // an outage ends the call within the patience, not an attempt later
+                let patience = failing.as_ref().map(|failing| failing.since + self.core.config.outage_patience);
+                // nothing of an attempt lives on while its waiter sleeps. In a box, so that a waiter stays small
+                let failure = match Box::pin(self.attempt(self.give_up(patience))).await? {
+                    Attempt::Entered(entered) => {
+                        forget(&mut told);
+                        match &waiter {
+                            Some(waiter) if self.kind.shares() => waiter.pass_on(),
+                            Some(waiter) if self.kind.has_own_channel() => waiter.tell_next(),
+                            _ => {}
+                        }
+                        if attempts > 1 {
+                            let waited_ms = millis(self.started.elapsed());
+                            tracing::debug!(lock = %self.kind.name(), owner = %self.owner, waited_ms, attempts, "acquired");
+                        }
+                        return Ok(Some(entered));
                     }
-                    if attempts > 1 {
-                        let waited_ms = millis(self.started.elapsed());
-                        tracing::debug!(lock = %self.kind.name(), owner = %self.owner, waited_ms, attempts, "acquired");
+                    Attempt::Busy(busy) => {
+                        forget(&mut told);
+                        was_busy = true;
+                        if self.limit.is_some_and(|limit| limit <= Instant::now()) {
+                            return Ok(None);
+                        }
+                        if let Some(pause) = self.listen(busy, &mut waiter, attempts) {
+                            pause.await;
+                        }
+                        None
                     }
-                    return Ok(Some(entered));
+                    Attempt::Again => continue,
+                    // the last that was heard of it
+                    Attempt::GivenUp if was_busy && self.limit.is_some() => return Ok(None),
+                    Attempt::GivenUp => return Err(super::store_error(self.kind.name(), super::silent(NO_ANSWER))),
+                    Attempt::Failed(error) => {
+                        drop(told.take()); // the next waiter may have better luck
+                        let failing = failing.get_or_insert_with(|| Box::new(Failing { since: tried, pause: PAUSE.0 }));
+                        let patience = self.limit.unwrap_or(failing.since + self.core.config.outage_patience);
+                        if Instant::now() >= patience {
+                            return Err(error);
+                        }
+                        tracing::debug!(lock = %self.kind.name(), %error, "trying again");
+                        Some(patience)
+                    }
+                };
+                if let (Some(patience), Some(failing)) = (failure, &mut failing) {
+                    let paused = self.pause(failing.pause, patience);
+                    failing.pause = (failing.pause * 2).min(PAUSE.1);
+                    paused.await;
+                    continue;
                 }
-                Attempt::Busy(busy) => {
-                    forget(&mut told);
-                    was_busy = true;
-                    if self.limit.is_some_and(|limit| limit <= Instant::now()) {
-                        return Ok(None);
-                    }
-                    if let Some(pause) = self.listen(busy, &mut waiter, attempts) {
-                        pause.await;
-                    }
-                    None
+                failing = None;
+                let Some(waiter) = &waiter else { continue };
+                if waiter.was_told_since(tried) {
+                    told = waiter.take_permit();
+                    continue;
                 }
-                Attempt::Again => continue,
-                // the last that was heard of it
-                Attempt::GivenUp if was_busy && self.limit.is_some() => return Ok(None),
-                Attempt::GivenUp => return Err(super::store_error(self.kind.name(), super::silent(NO_ANSWER))),
-                Attempt::Failed(error) => {
-                    drop(told.take()); // the next waiter may have better luck
-                    let failing = failing.get_or_insert_with(|| Box::new(Failing { since: tried, pause: PAUSE.0 }));
-                    let patience = self.limit.unwrap_or(failing.since + self.core.config.outage_patience);
-                    if Instant::now() >= patience {
-                        return Err(error);
-                    }
-                    tracing::debug!(lock = %self.kind.name(), %error, "trying again");
-                    Some(patience)
+                match waiter.wait(self.limit).await {
+                    Woken::Told(permit) => told = Some(permit),
+                    Woken::Poll => {}
+                    Woken::TimedOut => return Ok(None),
+                    Woken::Closed => return Err(Error::Closed),
                 }
-            };
-            if let (Some(patience), Some(failing)) = (failure, &mut failing) {
-                let paused = self.pause(failing.pause, patience);
-                failing.pause = (failing.pause * 2).min(PAUSE.1);
-                paused.await;
-                continue;
-            }
-            failing = None;
-            let Some(waiter) = &waiter else { continue };
-            if waiter.was_told_since(tried) {
-                told = waiter.take_permit();
-                continue;
-            }
-            match waiter.wait(self.limit).await {
-                Woken::Told(permit) => told = Some(permit),
-                Woken::Poll => {}
-                Woken::TimedOut => return Ok(None),
-                Woken::Closed => return Err(Error::Closed),
             }
         }
     }
@@ -227,7 +233,8 @@ impl<'a> Acquire<'a> {
     }
 
     /// `None`: it was given up, and counts as cancelled. Without a timer where the command timeout ends a request earlier.
-    pub(super) async fn in_time<F: Future>(&self, give_up: Option<Instant>, step: F) -> Option<F::Output> {
+    /// By reference, since the step would be kept once for each way in here.
+    pub(super) async fn in_time<F: Future>(&self, give_up: Option<Instant>, step: Pin<&mut F>) -> Option<F::Output> {
         match give_up {
             Some(give_up) if give_up < Instant::now() + self.core.config.command_timeout() => tokio::select! {
                 biased;
@@ -266,7 +273,7 @@ impl<'a> Acquire<'a> {
                 }
                 Planned::Unsettled => {}
             }
-            match self.in_time(give_up, core.agree(hold)).await {
+            match self.in_time(give_up, pin!(core.agree(hold))).await {
                 Some(Agreement::Reached { .. }) => {}
                 Some(Agreement::Refused(error)) => return self.failed(error),
                 Some(Agreement::Silent(error)) if hold.count() > 0 => return self.failed(error),
@@ -282,8 +289,8 @@ impl<'a> Acquire<'a> {
         }
         let sent = Instant::now();
         let request =
-            Request { owner: &plan.owner, lease_ms: millis(self.lease), holds: plan.holds, waits: self.waits };
-        let Some(answer) = self.in_time(give_up, core.store.acquire(kind.acquire(request))).await else {
+            Request { owner: &plan.owner, lease_ms: self.lease.millis(), holds: plan.holds, waits: self.waits };
+        let Some(answer) = self.in_time(give_up, pin!(core.store.acquire(kind.acquire(request)))).await else {
             return Ok(Attempt::GivenUp);
         };
         if answer.is_ok() {
@@ -346,8 +353,9 @@ impl<'a> Acquire<'a> {
     ) -> Result<Option<Ticket>> {
         let core = self.core;
         // where others hold the record too, they may cut its TTL short: Redisson's readers do
-        let kept_every = (self.kind.shares() && self.watch.is_none()).then_some(core.config.watchdog_timeout / 3);
-        let grant = Grant { sent, lease: self.lease, watch: self.watch, kept_every, token };
+        let is_told_again = self.kind.shares() && !self.lease.is_watched();
+        let kept_every = is_told_again.then(|| Millis::of(core.config.watchdog_timeout / 3));
+        let grant = Grant { sent, lease: self.lease, kept_every, token };
         let ticket = hold.enter(plan, &grant, core.epoch(hold))?;
         // looked at after the hold is entered: a shutdown that this look misses will end it
         if let Err(closed) = core.check_open() {

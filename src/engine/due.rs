@@ -8,7 +8,7 @@ use std::{
     collections::BTreeMap,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU32, AtomicU64, Ordering::Relaxed},
+        atomic::{AtomicU64, Ordering::Relaxed},
     },
     time::Duration,
 };
@@ -20,7 +20,8 @@ use crate::clock::Instant;
 
 /// The watchdog looks this often while anything is held: a timer does not notice that the machine slept.
 pub(super) const LOOK: Duration = Duration::from_millis(250);
-const NOWHERE: u64 = u64::MAX;
+/// The bucket of a hold that is in none.
+pub(super) const NOWHERE: u64 = u64::MAX;
 
 #[derive(Debug)]
 pub(crate) struct DueQueue {
@@ -30,19 +31,6 @@ pub(crate) struct DueQueue {
     /// Until when the watchdog sleeps, in milliseconds.
     asleep_until: AtomicU64,
     sooner: Notify,
-}
-
-/// Where a hold is in the queue. Written under the queue's mutex only.
-#[derive(Debug)]
-pub(crate) struct Place {
-    bucket: AtomicU64,
-    index: AtomicU32,
-}
-
-impl Default for Place {
-    fn default() -> Self {
-        Self { bucket: AtomicU64::new(NOWHERE), index: AtomicU32::new(0) }
-    }
 }
 
 impl DueQueue {
@@ -70,8 +58,7 @@ impl DueQueue {
             let at = at.as_millis().min(NOWHERE - 1);
             (at.saturating_sub(slack.as_millis() as u64), at)
         });
-        let place = hold.place();
-        let known = place.bucket.load(Relaxed);
+        let known = hold.bucket.load(Relaxed);
         // where it is, it may stay; if it was taken out meanwhile, whoever took it will look
         if due.map_or(known == NOWHERE, |(from, to)| (from..=to).contains(&known)) {
             return;
@@ -79,12 +66,12 @@ impl DueQueue {
         let (mut out, mut first) = (None, NOWHERE);
         {
             let mut buckets = self.buckets();
-            let old = place.bucket.load(Relaxed);
+            let old = hold.bucket.load(Relaxed);
             if let Some(holds) = buckets.get_mut(&old) {
-                let index = place.index.load(Relaxed);
+                let index = hold.index.load(Relaxed);
                 out = Some(holds.swap_remove(index as usize));
                 if let Some(moved) = holds.get(index as usize) {
-                    moved.place().index.store(index, Relaxed);
+                    moved.index.store(index, Relaxed);
                 } else if holds.is_empty() {
                     buckets.remove(&old);
                 }
@@ -92,10 +79,10 @@ impl DueQueue {
             if let Some((from, to)) = due {
                 first = buckets.range(from..=to).next_back().map_or(to, |(bucket, _)| *bucket);
                 let holds = buckets.entry(first).or_default();
-                place.index.store(holds.len() as u32, Relaxed);
+                hold.index.store(holds.len() as u32, Relaxed);
                 holds.push(Arc::clone(hold));
             }
-            place.bucket.store(first, Relaxed);
+            hold.bucket.store(first, Relaxed);
         }
         // not the last handle: the caller has one
         drop(out);
@@ -119,7 +106,7 @@ impl DueQueue {
             due.append(&mut first.remove());
         }
         for hold in &due {
-            hold.place().bucket.store(NOWHERE, Relaxed);
+            hold.bucket.store(NOWHERE, Relaxed);
         }
         due
     }

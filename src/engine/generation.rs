@@ -2,6 +2,7 @@
 
 use std::{
     num::{NonZeroU32, NonZeroU64},
+    slice,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
@@ -11,10 +12,10 @@ use std::{
 
 use tokio::sync::Notify;
 
+use super::lease::{Lease, Millis};
 use crate::{
     clock::Instant,
     error::{LossReason, StoreErrorKind},
-    options::validity,
     owner::OwnerId,
 };
 
@@ -39,10 +40,9 @@ pub(crate) struct Books {
     pub(crate) guards: u32,
     /// Until when it may be relied on; only confirmed answers move it.
     pub(crate) deadline: Instant,
-    /// How the watchdog renews it: an entry for each hold that it renews.
-    watches: Vec<Watched>,
+    watches: Watches,
     /// How often a lease is told to the server again, if others may cut it short.
-    pub(crate) kept_every: Option<Duration>,
+    pub(crate) kept_every: Option<Millis>,
     /// When the watchdog is to renew it, or to ask for it, next.
     pub(crate) renew_at: Option<Instant>,
     /// The next renewal asks whether the record is still there, also where no hold is renewed.
@@ -58,25 +58,64 @@ pub(crate) enum End {
     Refused(StoreErrorKind),
 }
 
-/// How the watchdog renews one hold.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Watch {
-    /// What each renewal sets the TTL to; it is due after a third.
-    pub(crate) ttl: Duration,
-    /// How many are left; `None`: no limit.
-    pub(crate) renewals: Option<u32>,
-}
-
+/// How the watchdog renews one hold: see [`Lease::Watched`].
 #[derive(Debug)]
 struct Watched {
     /// The ticket that it belongs to.
     ticket: NonZeroU32,
-    watch: Watch,
+    ttl: Millis,
+    /// How often the TTL may be set, what was set last included.
+    times: Option<NonZeroU32>,
 }
 
 impl Watched {
     fn goes_on(&self) -> bool {
-        self.watch.renewals != Some(0)
+        self.times != Some(NonZeroU32::MIN)
+    }
+}
+
+/// How the watchdog renews a generation: an entry for each hold that it renews. Most often that is one, which has its
+/// place here: a client may hold many locks.
+#[derive(Debug)]
+enum Watches {
+    None,
+    One(Watched),
+    Many(Vec<Watched>),
+}
+
+impl Watches {
+    fn all(&self) -> &[Watched] {
+        match self {
+            Self::None => &[],
+            Self::One(watched) => slice::from_ref(watched),
+            Self::Many(watched) => watched,
+        }
+    }
+
+    fn all_mut(&mut self) -> &mut [Watched] {
+        match self {
+            Self::None => &mut [],
+            Self::One(watched) => slice::from_mut(watched),
+            Self::Many(watched) => watched,
+        }
+    }
+
+    fn push(&mut self, watched: Watched) {
+        *self = match std::mem::replace(self, Self::None) {
+            Self::None => Self::One(watched),
+            Self::One(first) => Self::Many(vec![first, watched]),
+            Self::Many(mut many) => {
+                many.push(watched);
+                Self::Many(many)
+            }
+        };
+    }
+
+    fn remove(&mut self, at: usize) {
+        match self {
+            Self::Many(many) => _ = many.remove(at),
+            Self::None | Self::One(_) => *self = Self::None,
+        }
     }
 }
 
@@ -93,8 +132,10 @@ pub(crate) struct Ticket {
 impl Ticket {
     /// Its hold is not renewed any more.
     pub(crate) fn unwatch(&self) {
-        if self.watch.is_some() {
-            self.generation.books().watches.retain(|watched| Some(watched.ticket) != self.watch);
+        let mut books = self.generation.books();
+        let at = books.watches.all().iter().position(|watched| Some(watched.ticket) == self.watch);
+        if let Some(at) = at {
+            books.watches.remove(at);
         }
     }
 
@@ -107,10 +148,9 @@ impl Ticket {
 /// What an acquire was granted.
 pub(crate) struct Grant {
     pub(crate) sent: Instant,
-    pub(crate) lease: Duration,
-    pub(crate) watch: Option<Watch>,
+    pub(crate) lease: Lease,
     /// How often a lease is told to the server again.
-    pub(crate) kept_every: Option<Duration>,
+    pub(crate) kept_every: Option<Millis>,
     pub(crate) token: Option<NonZeroU64>,
 }
 
@@ -124,7 +164,7 @@ impl Generation {
                 count: 0,
                 guards: 0,
                 deadline: grant.sent,
-                watches: Vec::new(),
+                watches: Watches::None,
                 kept_every: grant.kept_every,
                 renew_at: None,
                 to_be_checked: false,
@@ -143,18 +183,16 @@ impl Generation {
         let mut books = self.books();
         books.count += 1;
         books.guards += 1;
-        books.deadline = books.deadline.max(grant.sent + validity(grant.lease));
-        let watch = grant.watch.map(|watch| {
-            let last = books.watches.iter().map(|watched| watched.ticket).max();
+        books.deadline = books.deadline.max(grant.lease.valid_until(grant.sent));
+        let mut watch = None;
+        if let Lease::Watched { ttl, times } = grant.lease {
+            let last = books.watches.all().iter().map(|watched| watched.ticket).max();
             let ticket = last.and_then(|last| last.checked_add(1)).unwrap_or(NonZeroU32::MIN);
-            books.watches.push(Watched { ticket, watch });
-            books.renew_by(grant.sent + watch.ttl / 3);
-            ticket
-        });
-        if watch.is_none()
-            && let Some(period) = grant.kept_every
-        {
-            books.renew_by(grant.sent + period);
+            books.watches.push(Watched { ticket, ttl, times });
+            books.renew_by(grant.sent + ttl.duration() / 3);
+            watch = Some(ticket);
+        } else if let Some(period) = grant.kept_every {
+            books.renew_by(grant.sent + period.duration());
         }
         Ticket { generation: Arc::clone(self), watch, is_left: AtomicBool::new(false) }
     }
@@ -185,14 +223,15 @@ impl Books {
     /// What a renewal sets the TTL to, and after how long it is due again: the longest and the shortest that a hold
     /// asked for. `None`: no hold is renewed, or not any more.
     pub(crate) fn watch(&self) -> Option<(Duration, Duration)> {
-        let ttls = || self.watches.iter().filter(|watched| watched.goes_on()).map(|watched| watched.watch.ttl);
-        Some((ttls().max()?, ttls().min()? / 3))
+        let ttls = || self.watches.all().iter().filter(|watched| watched.goes_on()).map(|watched| watched.ttl);
+        Some((ttls().max()?.duration(), ttls().min()?.duration() / 3))
     }
 
     /// A renewal was confirmed.
     pub(crate) fn count_renewal(&mut self) {
-        for watched in &mut self.watches {
-            watched.watch.renewals = watched.watch.renewals.map(|left| left.saturating_sub(1));
+        for watched in self.watches.all_mut() {
+            let left = |left: NonZeroU32| NonZeroU32::new(left.get() - 1).unwrap_or(left);
+            watched.times = watched.times.map(left);
         }
     }
 
@@ -207,11 +246,12 @@ impl Books {
     /// The same, where somebody else still has a hold.
     pub(crate) fn leave_watch(&mut self, ticket: Option<&Ticket>) {
         self.count = self.count.saturating_sub(1);
-        let at = match ticket {
-            Some(ticket) => self.watches.iter().rposition(|watched| Some(watched.ticket) == ticket.watch),
+        let watched = self.watches.all();
+        let at = if let Some(ticket) = ticket {
+            watched.iter().rposition(|watched| Some(watched.ticket) == ticket.watch)
+        } else {
             // nobody knows which one it was
-            None if self.watches.len() > self.count as usize => self.watches.len().checked_sub(1),
-            None => None,
+            watched.len().checked_sub(1).filter(|_| watched.len() > self.count as usize)
         };
         if let Some(at) = at {
             self.watches.remove(at);
@@ -220,7 +260,55 @@ impl Books {
 
     /// From here on no hold is renewed.
     pub(crate) fn stop_watching(&mut self) {
-        self.watches.clear();
+        self.watches = Watches::None;
         (self.kept_every, self.renew_at) = (None, None);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::owner::ClientId;
+
+    /// Nested holds keep their own settings, whichever goes first, and one needs no allocation of its own.
+    #[test]
+    fn each_hold_takes_its_own_watch_along() {
+        let ttls = [9, 30, 3].map(|seconds| Millis::of(Duration::from_secs(seconds)));
+        let sent = Instant::now();
+        let grant = |ttl| Grant { sent, lease: Lease::Watched { ttl, times: None }, kept_every: None, token: None };
+        let owner = OwnerId::named(&ClientId::random(), "me").unwrap();
+        let generation = Generation::new(owner, &grant(ttls[0]));
+        let tickets = ttls.map(|ttl| generation.enter(&grant(ttl)));
+        let watch = || generation.books().watch().map(|(ttl, period)| (ttl.as_secs(), period.as_secs()));
+        assert_eq!(watch(), Some((30, 1)));
+        generation.books().leave(Some(&tickets[1]));
+        assert_eq!(watch(), Some((9, 1)));
+        generation.books().leave(Some(&tickets[2]));
+        assert_eq!(watch(), Some((9, 3)));
+        generation.books().leave(Some(&tickets[0]));
+        assert_eq!((watch(), generation.books().end), (None, Some(End::Released)));
+    }
+
+    #[test]
+    fn a_watch_ends_with_its_last_renewal() {
+        let lease = Lease::Watched { ttl: Millis::of(Duration::from_secs(9)), times: NonZeroU32::new(3) };
+        let grant = Grant { sent: Instant::now(), lease, kept_every: None, token: None };
+        let generation = Generation::new(OwnerId::named(&ClientId::random(), "me").unwrap(), &grant);
+        let _ticket = generation.enter(&grant);
+        for renewals_left in [2, 1] {
+            assert!(generation.books().watch().is_some(), "{renewals_left} left");
+            generation.books().count_renewal();
+        }
+        assert!(generation.books().watch().is_none());
+        generation.books().count_renewal();
+        assert!(generation.books().watch().is_none(), "it does not begin anew");
+    }
+
+    /// A client may hold a hundred thousand locks: what one costs is a promise (see `benches/watchdog.rs`).
+    #[test]
+    #[cfg(target_pointer_width = "64")]
+    fn it_is_small() {
+        assert!(size_of::<Watches>() <= 24, "{}", size_of::<Watches>());
+        assert!(size_of::<Books>() <= 64, "{}", size_of::<Books>());
     }
 }

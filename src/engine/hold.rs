@@ -5,17 +5,20 @@
 
 use std::{
     fmt,
-    hash::{Hash, Hasher},
     ops::{Deref, DerefMut},
-    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::AtomicBool},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicU32, AtomicU64},
+    },
     time::Duration,
 };
 
 use super::{
     Kind, Sibling,
-    due::{DueQueue, Place},
+    due::{DueQueue, NOWHERE},
     generation::{Books, End, Generation, Grant, Ticket},
     holds::Holds,
+    lease::Millis,
 };
 use crate::{
     clock::Instant,
@@ -26,46 +29,18 @@ use crate::{
     store::{Released, Renewed},
 };
 
-/// How a hold is found.
-#[derive(Clone, Debug)]
-pub(super) struct HoldKey {
-    pub(super) family: &'static str,
-    pub(super) lock: Arc<str>,
-    /// Compared without its suffix.
-    pub(super) owner: OwnerId,
-}
-
-impl HoldKey {
-    pub(super) fn new(kind: &Arc<dyn Kind>, owner: &OwnerId) -> Self {
-        Self { family: kind.family(), lock: Arc::clone(kind.name()), owner: owner.clone() }
-    }
-}
-
-impl PartialEq for HoldKey {
-    fn eq(&self, other: &Self) -> bool {
-        self.owner.base() == other.owner.base() && self.lock == other.lock && self.family == other.family
-    }
-}
-
-impl Eq for HoldKey {}
-
-impl Hash for HoldKey {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        self.owner.base().hash(state);
-        self.lock.hash(state);
-    }
-}
-
 /// What one owner has of one lock.
 pub(crate) struct Hold {
-    pub(super) key: HoldKey,
+    /// What the owner is called at first; the same without its suffix for as long as it lives.
+    pub(super) caller: OwnerId,
     kind: Arc<dyn Kind>,
     /// Held around each request about this hold, and never while waiting for the lock.
     pub(crate) turn: tokio::sync::Mutex<()>,
     state: Mutex<State>,
-    /// Where the watchdog finds it.
     due: Arc<DueQueue>,
-    place: Place,
+    /// Where the watchdog finds it: its bucket and its index there. See [`DueQueue`], under whose mutex they are written.
+    pub(super) bucket: AtomicU64,
+    pub(super) index: AtomicU32,
     /// The janitor has it on its list.
     pub(crate) listed: AtomicBool,
     /// It is on the list of those to be forgotten as soon as nobody has a handle of it.
@@ -316,7 +291,7 @@ impl State {
 
 impl fmt::Debug for Hold {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Hold").field("lock", &self.key.lock).field("state", &*self.state()).finish_non_exhaustive()
+        f.debug_struct("Hold").field("lock", self.lock_name()).field("state", &*self.state()).finish_non_exhaustive()
     }
 }
 
@@ -366,7 +341,7 @@ impl Change<'_> {
         // what was handed over is for somebody else to miss
         if guards > 0 {
             log::later!(
-                WARN, lock = self.hold.key.lock, owner = generation.owner, holds = holds, reason = reason; "lock lost"
+                WARN, lock = self.hold.lock_name(), owner = generation.owner, holds = holds, reason = reason; "lock lost"
             );
         }
         let record_is_gone = matches!(reason, LossReason::RecordMissing | LossReason::TakenOver);
@@ -392,10 +367,10 @@ impl Change<'_> {
 }
 
 impl Hold {
-    pub(super) fn new(key: HoldKey, kind: &Arc<dyn Kind>, due: &Arc<DueQueue>) -> Self {
+    pub(super) fn new(kind: &Arc<dyn Kind>, owner: &OwnerId, due: &Arc<DueQueue>) -> Self {
         let state = State {
             standing: Standing::Ours,
-            owner: key.owner.clone(),
+            owner: owner.clone(),
             era: None,
             waiters: 0,
             sibling_in_doubt: false,
@@ -405,12 +380,13 @@ impl Hold {
             current: None,
         };
         Self {
-            key,
+            caller: owner.clone(),
             kind: Arc::clone(kind),
             turn: tokio::sync::Mutex::new(()),
             state: Mutex::new(state),
             due: Arc::clone(due),
-            place: Place::default(),
+            bucket: AtomicU64::new(NOWHERE),
+            index: AtomicU32::new(0),
             listed: AtomicBool::new(false),
             to_be_reaped: AtomicBool::new(false),
         }
@@ -424,16 +400,12 @@ impl Hold {
         Change { hold: self, state: Some(self.state()), ended: None }
     }
 
-    pub(super) fn place(&self) -> &Place {
-        &self.place
-    }
-
     pub(crate) fn kind(&self) -> &Arc<dyn Kind> {
         &self.kind
     }
 
     pub(crate) fn lock_name(&self) -> &Arc<str> {
-        &self.key.lock
+        self.kind.name()
     }
 
     /// The owner as the server knows it.
@@ -488,11 +460,11 @@ impl Hold {
     }
 
     pub(crate) fn lost_error(&self, owner: &OwnerId, reason: LossReason) -> Error {
-        Error::Lost { lock: self.key.lock.to_string(), owner: owner.clone(), reason }
+        Error::Lost { lock: self.lock_name().to_string(), owner: owner.clone(), reason }
     }
 
     pub(crate) fn not_held_error(&self, owner: &OwnerId) -> Error {
-        Error::NotHeld { lock: self.key.lock.to_string(), owner: owner.clone() }
+        Error::NotHeld { lock: self.lock_name().to_string(), owner: owner.clone() }
     }
 
     /// What the guards of a generation that has ended are told.
@@ -517,9 +489,9 @@ impl Hold {
         waits: bool,
         after_loss: bool,
     ) -> Result<Planned> {
-        let sibling = holds.held_sibling(&self.kind, &self.key.owner);
+        let sibling = holds.held_sibling(&self.kind, &self.caller);
         let sibling = sibling.map(|(sibling, hold)| (sibling, hold.owner(), hold.state().sibling_in_doubt));
-        let lock = || self.key.lock.to_string();
+        let lock = || self.lock_name().to_string();
         let mut state = self.change();
         if state.standing != Standing::Ours {
             return Ok(Planned::Gone);
@@ -552,7 +524,7 @@ impl Hold {
                 return Err(Error::TooManyHolds { lock: lock(), owner: owner(), holds: count });
             }
         }
-        if state.owner.is_value() && holds.is_value_in_doubt(&self.key.lock, &state.owner) {
+        if state.owner.is_value() && holds.is_value_in_doubt(self.lock_name(), &state.owner) {
             let source =
                 super::silent("an earlier request with this value was never answered; wait, or use another value");
             return Err(Error::Unconfirmed { lock: lock(), source });
@@ -574,7 +546,7 @@ impl Hold {
             Some((_, owner, false)) => (state.owner, state.era) = (owner, None),
             // a place in the queue is kept under its name
             None if state.server == ServerSide::Waits || again || state.era == Some(era) => {}
-            None => (state.owner, state.era) = (self.key.owner.in_era(era), Some(era)),
+            None => (state.owner, state.era) = (self.caller.in_era(era), Some(era)),
         }
         Ok(Planned::Send(Plan { owner: state.owner.clone(), holds: count + 1, before: state.server }))
     }
@@ -677,7 +649,7 @@ impl Hold {
             return Err(self.end_error(generation, end));
         }
         let nested = state.held().map(|(generation, _)| Arc::clone(generation));
-        if nested.is_none() && grant.sent + validity(grant.lease) <= now {
+        if nested.is_none() && grant.lease.valid_until(grant.sent) <= now {
             return Ok(None);
         }
         let generation = nested.unwrap_or_else(|| Generation::new(plan.owner.clone(), grant));
@@ -714,7 +686,7 @@ impl Hold {
             let (keep, period) = match (books.watch(), books.kept_every) {
                 (Some((ttl, period)), _) => (Keep::For(ttl), Some(period)),
                 // what its guards rely on: a little less than the lease, so that what nobody cut is left as it is
-                (None, Some(period)) => (Keep::Until(books.deadline), Some(period)),
+                (None, Some(period)) => (Keep::Until(books.deadline), Some(period.duration())),
                 (None, None) if checked => (Keep::AsItIs, None),
                 (None, None) => {
                     books.renew_at = None;
@@ -904,7 +876,7 @@ impl Hold {
             Some(End::Lost(reason)) => Err(self.lost_error(&generation.owner, reason)),
             Some(End::Refused(kind)) => {
                 let refusal = crate::error::StoreError::new(kind, false, "the release was refused");
-                Err(super::store_error(&self.key.lock, refusal))
+                Err(super::store_error(self.lock_name(), refusal))
             }
             _ => Ok(()),
         }
@@ -1015,14 +987,14 @@ impl Hold {
 
 /// What is due within this time goes along now: fewer, fuller batches.
 fn slack(books: &Books) -> Duration {
-    let period = books.watch().map(|(_, period)| period).or(books.kept_every);
+    let period = books.watch().map(|(_, period)| period).or(books.kept_every.map(Millis::duration));
     period.map_or(Duration::ZERO, |period| period / 10)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{keys::LockName, lock::Reentrant, owner::ClientId};
+    use crate::{engine::lease::Lease, keys::LockName, lock::Reentrant, owner::ClientId};
 
     fn kind() -> Arc<dyn Kind> {
         Arc::new(Reentrant::new(&LockName::new("", "l", 1024).unwrap()))
@@ -1032,7 +1004,7 @@ mod tests {
         let Ok(Planned::Send(plan)) = hold.plan(hold.kind(), holds, u32::MAX, false, true) else {
             panic!("nothing is in doubt")
         };
-        let grant = Grant { sent, lease, watch: None, kept_every: None, token: None };
+        let grant = Grant { sent, lease: Lease::Fixed(Millis::of(lease)), kept_every: None, token: None };
         hold.enter(&plan, &grant, 1).unwrap()
     }
 

@@ -15,7 +15,7 @@ use dashmap::{DashMap, DashSet};
 use super::{
     Kind, Sibling,
     due::DueQueue,
-    hold::{Hold, HoldKey, Leftover, Standing},
+    hold::{Hold, Leftover, Standing},
 };
 use crate::owner::OwnerId;
 
@@ -25,7 +25,7 @@ pub(crate) struct Holds {
     /// A hold is its own key: there may be many.
     by_lock_and_owner: DashMap<Entry, ()>,
     /// Those that were handed over, by what their owner is called. Renewed, or known to be held for the rest of a lease.
-    handed_over: DashMap<(HoldKey, OwnerId), Arc<Hold>>,
+    handed_over: DashMap<ExactName, Arc<Hold>>,
     /// Those of which nothing is left, and which somebody still had a handle of.
     to_be_reaped: Mutex<Vec<Weak<Hold>>>,
     /// What the watchdog must look at.
@@ -36,19 +36,72 @@ pub(crate) struct Holds {
     values_in_doubt: DashSet<(Arc<str>, OwnerId)>,
 }
 
+/// Which hold.
+#[derive(Clone, Copy)]
+struct Key<'a> {
+    family: &'static str,
+    lock: &'a Arc<str>,
+    /// Compared without its suffix.
+    owner: &'a OwnerId,
+}
+
+impl<'a> Key<'a> {
+    fn new(kind: &'a Arc<dyn Kind>, owner: &'a OwnerId) -> Self {
+        Self { family: kind.family(), lock: kind.name(), owner }
+    }
+
+    fn of(hold: &'a Hold) -> Self {
+        Self::new(hold.kind(), &hold.caller)
+    }
+}
+
+/// What has a key: a hold has its own, so that a map of holds needs no second one.
+trait Keyed {
+    fn key(&self) -> Key<'_>;
+}
+
+impl Keyed for Key<'_> {
+    fn key(&self) -> Key<'_> {
+        *self
+    }
+}
+
+impl PartialEq for dyn Keyed + '_ {
+    fn eq(&self, other: &Self) -> bool {
+        let (one, other) = (self.key(), other.key());
+        one.owner.base() == other.owner.base() && one.lock == other.lock && one.family == other.family
+    }
+}
+
+impl Eq for dyn Keyed + '_ {}
+
+impl Hash for dyn Keyed + '_ {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        let key = self.key();
+        key.owner.base().hash(state);
+        key.lock.hash(state);
+    }
+}
+
 /// A hold, found by its key.
 #[derive(Debug)]
 struct Entry(Arc<Hold>);
 
-impl Borrow<HoldKey> for Entry {
-    fn borrow(&self) -> &HoldKey {
-        &self.0.key
+impl Keyed for Entry {
+    fn key(&self) -> Key<'_> {
+        Key::of(&self.0)
+    }
+}
+
+impl<'a> Borrow<dyn Keyed + 'a> for Entry {
+    fn borrow(&self) -> &(dyn Keyed + 'a) {
+        self
     }
 }
 
 impl PartialEq for Entry {
     fn eq(&self, other: &Self) -> bool {
-        self.0.key == other.0.key
+        (self as &dyn Keyed) == (other as &dyn Keyed)
     }
 }
 
@@ -56,8 +109,15 @@ impl Eq for Entry {}
 
 impl Hash for Entry {
     fn hash<H: Hasher>(&self, state: &mut H) {
-        self.0.key.hash(state);
+        (self as &dyn Keyed).hash(state);
     }
+}
+
+/// What a hold that was handed over is called: its family, its lock, and its owner as the server knows it.
+type ExactName = (&'static str, Arc<str>, OwnerId);
+
+fn exact_name(kind: &Arc<dyn Kind>, owner: &OwnerId) -> ExactName {
+    (kind.family(), Arc::clone(kind.name()), owner.clone())
 }
 
 impl Holds {
@@ -74,34 +134,32 @@ impl Holds {
 
     /// The hold of `owner` on this lock, made if there is none.
     pub(crate) fn get_or_insert(&self, kind: &Arc<dyn Kind>, owner: &OwnerId) -> Arc<Hold> {
-        let key = HoldKey::new(kind, owner);
-        if let Some(known) = self.find(&key) {
+        if let Some(known) = self.get(kind, owner) {
             return known;
         }
-        let hold = Entry(Arc::new(Hold::new(key, kind, &self.due)));
+        let hold = Entry(Arc::new(Hold::new(kind, owner, &self.due)));
         // somebody else may have been quicker
         Arc::clone(&self.by_lock_and_owner.entry(hold).or_default().key().0)
     }
 
     /// The hold of `owner` on this lock, if this client knows of one.
     pub(crate) fn get(&self, kind: &Arc<dyn Kind>, owner: &OwnerId) -> Option<Arc<Hold>> {
-        self.find(&HoldKey::new(kind, owner))
+        self.find(Key::new(kind, owner))
     }
 
     /// What was handed over as a hold of exactly this owner.
     pub(crate) fn handed_over(&self, kind: &Arc<dyn Kind>, owner: &OwnerId) -> Option<Arc<Hold>> {
-        self.handed_over.get(&(HoldKey::new(kind, owner), owner.clone())).map(|hold| Arc::clone(&hold))
+        self.handed_over.get(&exact_name(kind, owner)).map(|hold| Arc::clone(&hold))
     }
 
-    fn find(&self, key: &HoldKey) -> Option<Arc<Hold>> {
-        self.by_lock_and_owner.get(key).map(|entry| Arc::clone(&entry.key().0))
+    fn find(&self, key: Key<'_>) -> Option<Arc<Hold>> {
+        self.by_lock_and_owner.get(&key as &dyn Keyed).map(|entry| Arc::clone(&entry.key().0))
     }
 
     /// What the same owner has of the lock's sibling kind, if it holds that.
     pub(crate) fn held_sibling(&self, kind: &Arc<dyn Kind>, owner: &OwnerId) -> Option<(Sibling, Arc<Hold>)> {
         let sibling = kind.sibling()?;
-        let key = HoldKey { family: sibling.family, lock: Arc::clone(kind.name()), owner: owner.clone() };
-        let hold = self.find(&key)?;
+        let hold = self.find(Key { family: sibling.family, ..Key::new(kind, owner) })?;
         hold.is_valid().then_some((sibling, hold))
     }
 
@@ -109,8 +167,8 @@ impl Holds {
     pub(crate) fn of_lock(&self, kind: &Arc<dyn Kind>) -> Vec<Arc<Hold>> {
         let (mut found, sibling) = (Vec::new(), kind.sibling().map(|sibling| sibling.family));
         self.for_each(|hold| {
-            let family = hold.key.family;
-            if hold.key.lock == *kind.name() && (family == kind.family() || Some(family) == sibling) {
+            let family = hold.kind().family();
+            if hold.lock_name() == kind.name() && (family == kind.family() || Some(family) == sibling) {
                 found.push(Arc::clone(hold));
             }
         });
@@ -127,16 +185,16 @@ impl Holds {
     pub(super) fn hand_over(&self, hold: &Arc<Hold>) {
         let owner = hold.owner();
         self.retire_names();
-        if let Some((_, sibling)) = self.held_sibling(hold.kind(), &hold.key.owner) {
+        if let Some((_, sibling)) = self.held_sibling(hold.kind(), &hold.caller) {
             sibling.share_its_name(&owner);
         }
-        self.handed_over.insert((hold.key.clone(), owner), Arc::clone(hold));
+        self.handed_over.insert(exact_name(hold.kind(), &owner), Arc::clone(hold));
         self.forget(hold);
     }
 
     /// A hold is in nobody's hands any more: its owner goes on without it.
     pub(super) fn forget(&self, hold: &Arc<Hold>) {
-        self.by_lock_and_owner.remove_if(&hold.key, |Entry(kept), ()| Arc::ptr_eq(kept, hold));
+        self.by_lock_and_owner.remove_if(&Key::of(hold) as &dyn Keyed, |Entry(kept), ()| Arc::ptr_eq(kept, hold));
     }
 
     /// Forgets a hold of which nothing is left: now, or a moment later, if somebody else has a handle of it.
@@ -167,15 +225,15 @@ impl Holds {
     /// Whether a hold is not known any more, or is to be.
     fn is_reaped(&self, hold: &Arc<Hold>) -> bool {
         if hold.standing() == Standing::HandedOver {
-            let name = (hold.key.clone(), hold.owner());
+            let name = exact_name(hold.kind(), &hold.owner());
             self.handed_over.remove_if(&name, |_, kept| Arc::ptr_eq(kept, hold));
             return true;
         }
         // two handles, the map's and the caller's: nobody else can get at it while the map's shard is locked
-        let reaped = self.by_lock_and_owner.remove_if(&hold.key, |Entry(kept), ()| {
+        let reaped = self.by_lock_and_owner.remove_if(&Key::of(hold) as &dyn Keyed, |Entry(kept), ()| {
             Arc::ptr_eq(kept, hold) && Arc::strong_count(kept) == 2 && hold.leftover() == Leftover::Nothing
         });
-        let is_known = || self.find(&hold.key).is_some_and(|known| Arc::ptr_eq(&known, hold));
+        let is_known = || self.find(Key::of(hold)).is_some_and(|known| Arc::ptr_eq(&known, hold));
         reaped.is_some() || hold.leftover() != Leftover::Nothing || !is_known()
     }
 

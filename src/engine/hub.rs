@@ -20,11 +20,12 @@ use tokio::{
     time::{Sleep, sleep},
 };
 
-use super::{Core, Kind, hold::Hold};
+use super::{Core, Kind, Wake, hold::Hold};
 use crate::{
     clock::Instant,
     error::StoreErrorKind,
     log,
+    owner::OwnerId,
     store::{ChannelMessage, Link},
 };
 
@@ -333,8 +334,12 @@ impl Core {
     }
 
     /// As [`Core::join`], if somebody waits there already. Whoever listens before trying needs to try but once.
-    pub(super) fn join_existing(&self, kind: &Arc<dyn Kind>, channel: &Arc<str>) -> Option<Waiter<'_>> {
-        (!self.hub.gates.is_empty() && self.hub.gates.contains_key(channel)).then(|| self.join(kind, channel, false))
+    pub(super) fn join_existing(&self, kind: &Arc<dyn Kind>, owner: &OwnerId) -> Option<Waiter<'_>> {
+        if self.hub.gates.is_empty() {
+            return None;
+        }
+        let Wake::Channel(channel) = kind.wake(owner) else { return None };
+        self.hub.gates.contains_key(&channel).then(|| self.join(kind, &channel, false))
     }
 }
 
@@ -388,23 +393,26 @@ impl<'a> Waiter<'a> {
     }
 
     /// Sleeps until told, until it is this waiter's turn to look, or until `limit`.
-    pub(crate) async fn wait(&self, limit: Option<Instant>) -> Woken {
+    pub(crate) fn wait(&self, limit: Option<Instant>) -> impl Future<Output = Woken> + Send + '_ {
         if !self.gate.listened.swap(true, Ordering::SeqCst) {
             let _ = self.hub.requests.send(Request::Subscribe(Arc::clone(&self.gate)));
         }
-        let told = Arc::clone(&self.side().permits).acquire_owned();
-        tokio::pin!(told);
-        loop {
-            tokio::select! {
-                biased;
-                permit = &mut told => return permit.map_or(Woken::Closed, Woken::Told),
-                () = self.alarm(limit) => {}
-            }
-            if limit.is_some_and(|limit| limit <= Instant::now()) {
-                return Woken::TimedOut;
-            }
-            if self.is_my_turn_to_look() {
-                return Woken::Poll;
+        // a block, since an `async fn` keeps its arguments twice
+        async move {
+            let told = Arc::clone(&self.side().permits).acquire_owned();
+            tokio::pin!(told);
+            loop {
+                tokio::select! {
+                    biased;
+                    permit = &mut told => return permit.map_or(Woken::Closed, Woken::Told),
+                    () = self.alarm(limit) => {}
+                }
+                if limit.is_some_and(|limit| limit <= Instant::now()) {
+                    return Woken::TimedOut;
+                }
+                if self.is_my_turn_to_look() {
+                    return Woken::Poll;
+                }
             }
         }
     }

@@ -173,7 +173,7 @@ async fn settle_all(core: Arc<Core>, holds: Vec<Arc<Hold>>) {
 }
 
 async fn settle(core: &Core, hold: Arc<Hold>) {
-    let record_ends = hold.record_ends().max(Instant::now() + core.default_lease(hold.kind()));
+    let record_ends = hold.record_ends().max(core.default_end(hold.kind()));
     let give_up = record_ends + core.config.command_timeout();
     let mut pause = PAUSE.0;
     loop {
@@ -228,7 +228,7 @@ async fn settle(core: &Core, hold: Arc<Hold>) {
 async fn bust(core: &Core, ghost: &Ghost) {
     let lock = ghost.kind.name();
     let link = core.store.link(lock);
-    let give_up = Instant::now() + 2 * core.default_lease(&ghost.kind) + core.config.command_timeout();
+    let give_up = core.default_end(&ghost.kind) + core.config.watchdog_timeout + core.config.command_timeout();
     let mut pause = PAUSE.0;
     let mut once_more = true;
     loop {
@@ -268,7 +268,7 @@ async fn take_off(
     hold: Option<Arc<Hold>>,
     mut tell: Option<oneshot::Sender<Result<()>>>,
 ) {
-    let give_up = Instant::now() + core.default_lease(kind) + core.config.command_timeout();
+    let give_up = core.default_end(kind) + core.config.command_timeout();
     let mut pause = PAUSE.0;
     loop {
         let outcome = core.release_elsewhere(kind, owner).await;
@@ -293,7 +293,7 @@ async fn take_off(
 
 /// Makes the server record so many holds of a lock that was handed over while a request was under way.
 async fn lower(core: &Core, hold: &Arc<Hold>, holds: u32) {
-    let give_up = Instant::now() + core.default_lease(hold.kind()) + core.config.command_timeout();
+    let give_up = core.default_end(hold.kind()) + core.config.command_timeout();
     let mut pause = PAUSE.0;
     while Instant::now() < give_up {
         if core.store.release(hold.kind().release(&hold.owner(), holds)).await.is_ok() {

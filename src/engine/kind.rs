@@ -12,6 +12,7 @@ use crate::{
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Request<'a> {
     pub(crate) owner: &'a OwnerId,
+    /// 0: no TTL, which only a kind that is endless is asked for.
     pub(crate) lease_ms: u64,
     /// The count that this call leads to: one more than before.
     pub(crate) holds: u32,

@@ -8,6 +8,7 @@ mod holds;
 mod hub;
 mod janitor;
 mod kind;
+mod lease;
 pub(crate) mod release;
 mod settle;
 mod signals;
@@ -43,7 +44,7 @@ use crate::{
     clock::Instant,
     error::{Error, Result, StoreError, StoreErrorKind},
     log,
-    options::{AcquireOptions, Config, ENDLESS},
+    options::{AcquireOptions, Config},
     owner::{ClientId, OwnerId},
     store::{Endpoint, Store},
 };
@@ -250,9 +251,9 @@ impl Core {
         }
     }
 
-    /// How long a hold lasts that was acquired without a lease, if nobody renews it.
-    fn default_lease(&self, kind: &Arc<dyn Kind>) -> Duration {
-        if kind.is_endless() { ENDLESS } else { self.config.watchdog_timeout }
+    /// When a hold is over that was acquired a moment ago without a lease, if nobody renews it.
+    fn default_end(&self, kind: &Arc<dyn Kind>) -> Instant {
+        if kind.is_endless() { Instant::NEVER } else { Instant::now() + self.config.watchdog_timeout }
     }
 
     /// How long a settlement may take while the server answers.

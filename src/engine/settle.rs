@@ -72,7 +72,7 @@ impl Core {
         if owner.is_value() {
             self.holds.doubt_value(hold.lock_name(), &owner);
         }
-        if let Some((_, sibling)) = self.holds.held_sibling(hold.kind(), &hold.key.owner) {
+        if let Some((_, sibling)) = self.holds.held_sibling(hold.kind(), &hold.caller) {
             sibling.share_its_name(&owner);
         }
         self.janitor.lay(Ghost { kind: Arc::clone(hold.kind()), owner, epoch });

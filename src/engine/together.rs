@@ -3,7 +3,7 @@
 //! It is a shortcut, never needed: nobody waits here, neither for a lock nor for a turn. Whatever is not plain (a re-entry,
 //! a doubt, a turn that is taken, a refusal) is left to the way on which each lock goes by itself.
 
-use std::sync::Arc;
+use std::{pin::pin, sync::Arc};
 
 use futures_util::future::join_all;
 
@@ -18,7 +18,6 @@ use super::{
 use crate::{
     clock::Instant,
     error::{Error, Result, StoreError},
-    options::millis,
     store::{Acquired, Arg, Call},
 };
 
@@ -42,7 +41,7 @@ fn scripts<'a>(core: &Core, kinds: impl ExactSizeIterator<Item = &'a Arc<dyn Kin
 impl Acquire<'_> {
     /// Acquires all of these locks, of which this acquire's is the first, if nobody holds any.
     pub(crate) async fn together(&self, kinds: &[Arc<dyn Kind>]) -> Result<Outcome> {
-        match self.in_time(self.give_up(None), self.attempt_together(kinds)).await {
+        match self.in_time(self.give_up(None), pin!(self.attempt_together(kinds))).await {
             Some(outcome) => outcome,
             None => self.no_answer(silent(NO_ANSWER)),
         }
@@ -85,7 +84,7 @@ impl Acquire<'_> {
         core.check_open().inspect_err(|_| not_sent())?;
 
         let names = kinds.iter().map(|kind| Arc::clone(kind.name())).collect();
-        let call = Call::new(scripts.acquire, names, vec![Arg::from(&owner), millis(self.lease).into()]);
+        let call = Call::new(scripts.acquire, names, vec![Arg::from(&owner), self.lease.millis().into()]);
         let sent = Instant::now();
         match core.store.acquire_together(call).await {
             Ok(None) => {

@@ -6,7 +6,7 @@ use crate::{
     engine::{Kind, Request, Together, Wake},
     keys::LockName,
     owner::OwnerId,
-    store::{Call, Script, script},
+    store::{Arg, Call, Script, script},
 };
 
 script!(ACQUIRE = "reentrant/acquire", keys = 1, args = 3);
@@ -20,28 +20,33 @@ script!(INSPECT = "reentrant/inspect", keys = 1, args = 0);
 /// A hash `name`: owner -> hold count, with the lease as its TTL.
 #[derive(Debug)]
 pub(crate) struct Reentrant {
-    name: Arc<str>,
-    channel: Arc<str>,
+    name: LockName,
+    /// Whether anybody is told of its release.
+    tells: bool,
 }
 
 impl Reentrant {
     pub(crate) fn new(name: &LockName) -> Self {
-        Self { name: Arc::clone(name.as_arc()), channel: name.channel() }
+        Self { name: name.clone(), tells: true }
     }
 
     /// The same record, without a channel: nobody is told of its release.
     pub(super) fn silent(name: &LockName) -> Self {
-        Self { name: Arc::clone(name.as_arc()), channel: "".into() }
+        Self { name: name.clone(), tells: false }
     }
 
     fn key(&self) -> Vec<Arc<str>> {
-        vec![Arc::clone(&self.name)]
+        vec![Arc::clone(self.name())]
+    }
+
+    fn channel(&self) -> Arg {
+        if self.tells { Arg::ChannelOf(self.name.clone()) } else { Arg::Text("".into()) }
     }
 }
 
 impl Kind for Reentrant {
     fn name(&self) -> &Arc<str> {
-        &self.name
+        self.name.as_arc()
     }
 
     fn family(&self) -> &'static str {
@@ -49,7 +54,7 @@ impl Kind for Reentrant {
     }
 
     fn wake(&self, _: &OwnerId) -> Wake {
-        Wake::Channel(Arc::clone(&self.channel))
+        Wake::Channel(self.name.channel())
     }
 
     fn acquire(&self, request: Request<'_>) -> Call {
@@ -57,7 +62,7 @@ impl Kind for Reentrant {
     }
 
     fn release(&self, owner: &OwnerId, holds: u32) -> Call {
-        Call::new(&RELEASE, self.key(), vec![owner.into(), holds.into(), (&self.channel).into()])
+        Call::new(&RELEASE, self.key(), vec![owner.into(), holds.into(), self.channel()])
     }
 
     fn renew(&self) -> &'static Script {
@@ -69,7 +74,7 @@ impl Kind for Reentrant {
     }
 
     fn force_release(&self) -> Call {
-        Call::new(&FORCE_RELEASE, self.key(), vec![(&self.channel).into()])
+        Call::new(&FORCE_RELEASE, self.key(), vec![self.channel()])
     }
 
     fn inspect(&self) -> Call {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::{
     engine::{Kind, Request, Wake},
     keys::{LockName, SIGNAL_LIST, SIGNAL_RECORD},
-    options::{ENDLESS, SignalOptions, millis},
+    options::{SignalOptions, millis},
     owner::OwnerId,
     store::{Call, Script, script},
 };
@@ -102,8 +102,7 @@ impl Kind for Signal {
     }
 
     fn acquire(&self, request: Request<'_>) -> Call {
-        let lease = if request.lease_ms >= millis(ENDLESS) { 0 } else { request.lease_ms };
-        Call::new(&ACQUIRE, vec![Arc::clone(&self.record)], vec![request.owner.into(), lease.into()])
+        Call::new(&ACQUIRE, vec![Arc::clone(&self.record)], vec![request.owner.into(), request.lease_ms.into()])
     }
 
     fn release(&self, owner: &OwnerId, holds: u32) -> Call {

@@ -539,6 +539,7 @@ fn keys(call: &Call) -> Vec<&str> {
 fn args(call: &Call) -> Vec<Value> {
     let value = |arg: &Arg| match arg {
         Arg::Text(text) => Value::String((&**text).into()),
+        Arg::ChannelOf(name) => Value::String(name.channel_text().into()),
         Arg::Number(number) => Value::String(number.to_string().into()),
         Arg::Bytes(bytes) => bytes.as_slice().into(),
     };

@@ -2,6 +2,8 @@
 
 use std::sync::{Arc, LazyLock};
 
+use crate::keys::LockName;
+
 /// A Lua script of `lua/`, embedded in the binary.
 #[derive(Debug)]
 pub(crate) struct Script {
@@ -46,6 +48,8 @@ pub(crate) use script;
 #[derive(Debug, Clone)]
 pub(crate) enum Arg {
     Text(Arc<str>),
+    /// The channel of the plain lock of this name. Made when it is sent: whoever holds many locks keeps no channels.
+    ChannelOf(LockName),
     Number(u64),
     Bytes(Vec<u8>),
 }
@@ -58,7 +62,7 @@ impl From<&Arc<str>> for Arg {
 
 impl From<&crate::owner::OwnerId> for Arg {
     fn from(owner: &crate::owner::OwnerId) -> Self {
-        Self::Text(owner.as_str().into())
+        Self::Text(Arc::clone(owner.as_arc()))
     }
 }
 
