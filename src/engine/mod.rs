@@ -120,13 +120,19 @@ impl Drop for Anchor {
 }
 
 /// How long a request takes: at least as long as the last one, and not much less than those before.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct RoundTrip(AtomicU64);
 
 impl RoundTrip {
+    fn new(first: Duration) -> Self {
+        Self(AtomicU64::new(u64::try_from(first.as_micros()).unwrap_or(u64::MAX)))
+    }
+
+    /// A future that is polled late takes its answer late: one sample counts for twice of what is known at most.
     pub(crate) fn take(&self, sample: Duration) {
-        let sample = u64::try_from(sample.as_micros()).unwrap_or(u64::MAX);
+        const NEW: u64 = 40_000;
         let known = self.0.load(Ordering::Relaxed);
+        let sample = u64::try_from(sample.as_micros()).unwrap_or(u64::MAX).min(known.saturating_mul(2) + NEW);
         self.0.store(if sample >= known { sample } else { known - (known - sample) / 8 }, Ordering::Relaxed);
     }
 
@@ -160,11 +166,9 @@ async fn start(endpoint: Endpoint, config: Config, runtime: Handle, driver: Opti
     let is_driven = driver.is_some();
     let driver = driver.unwrap_or_else(|| runtime.clone());
     let store = Store::connect(&endpoint, &config, &runtime, driver).await?;
-    let round_trip = RoundTrip::default();
     let asked = Instant::now();
-    if store.link("").barrier().await.is_ok() {
-        round_trip.take(asked.elapsed());
-    }
+    let answered = store.link("").barrier().await.is_ok();
+    let round_trip = RoundTrip::new(if answered { asked.elapsed() } else { Duration::ZERO });
     let (hub, subscriptions) = Hub::new();
     let (signals, lists) = Hub::new();
     let (janitor, list) = Janitor::new();

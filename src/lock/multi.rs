@@ -19,7 +19,7 @@ use super::{Inspection, Lock, quorum::ask};
 /// The pause after a round in which some members were busy grows by this, up to [`MAX_PAUSE`]; all of it is random.
 const PAUSE_STEP: Duration = Duration::from_millis(2);
 const MAX_PAUSE: Duration = Duration::from_millis(50);
-/// How long past the end of the wait answers to requests under way are awaited.
+/// How long past the end of the wait, and a round trip, answers to requests under way are awaited.
 const GRACE: Duration = Duration::from_millis(40);
 
 /// Several locks that are held together or not at all: see [`LockClient::multi_lock`](crate::LockClient::multi_lock).
@@ -70,11 +70,18 @@ impl MultiLock {
         })
     }
 
+    /// How long past the end of the wait, or after they were asked, members are waited for.
+    fn grace(&self) -> Duration {
+        GRACE + self.anchor.round_trip.get()
+    }
+
     /// Acquires one member, and waits for it; then all others, without waiting, and for their answers until `over`.
     async fn round(&self, first: usize, wait: Wait, options: &AcquireOptions, over: Option<Instant>) -> Result<Round> {
         let Some(guard) = self.members[first].acquire(wait, options).await? else { return Ok(Round::Busy) };
         let others = self.members.iter().enumerate().filter(|(at, _)| *at != first);
         let others = others.map(|(at, member)| (at, member.acquire(Wait::No, options)));
+        // those are asked only now
+        let over = over.map(|over| over.max(Instant::now() + self.grace()));
         let answers = ask(&self.anchor, others, over, |_| false).await;
 
         let silent = (0..self.members.len()).find(|at| *at != first && answers.iter().all(|(other, _)| other != at));
@@ -92,7 +99,7 @@ impl MultiLock {
         }
         // what fails or is late here is settled by the member's client, or ends with its lease
         let released = guards.into_iter().map(|(at, guard)| (at, guard.unlock()));
-        ask(&self.anchor, released, over.map(|over| over.max(Instant::now() + GRACE)), |_| false).await;
+        ask(&self.anchor, released, over.map(|over| over.max(Instant::now() + self.grace())), |_| false).await;
         match (failure, busy, silent) {
             (Some(error), ..) => Err(error),
             (None, None, Some(silent)) => {
@@ -125,25 +132,28 @@ impl MultiLock {
     ) -> BoxFuture<'a, Result<Option<LockGuard>>> {
         Box::pin(async move {
             let limit = wait.until(Instant::now());
-            let over = limit.filter(|_| wait != Wait::No).map(|limit| limit + GRACE);
+            let over = limit.filter(|_| wait != Wait::No).map(|limit| limit + self.grace());
             let guard = |guards| LockGuard::of_several(All { name: Arc::clone(&self.name), guards });
             let mut first = match self.together(wait, options).await? {
                 Round::Entered(guards) => return Ok(Some(guard(guards))),
                 Round::Busy => return Ok(None),
                 Round::Again(first) => first,
             };
-            let mut pause = PAUSE_STEP;
+            let (mut pause, mut was_busy) = (PAUSE_STEP, false);
             loop {
                 let wait = match limit {
                     None => Wait::Forever,
                     Some(_) if wait == Wait::No => Wait::No,
                     Some(limit) => Wait::For(limit.saturating_duration_since(Instant::now())),
                 };
-                match self.round(first, wait, options, over).await? {
-                    Round::Entered(guards) => return Ok(Some(guard(guards))),
-                    Round::Busy => return Ok(None),
-                    Round::Again(_) if limit.is_some_and(|limit| limit <= Instant::now()) => return Ok(None),
-                    Round::Again(busy) => first = busy,
+                match self.round(first, wait, options, over).await {
+                    Ok(Round::Entered(guards)) => return Ok(Some(guard(guards))),
+                    Ok(Round::Busy) => return Ok(None),
+                    Ok(Round::Again(_)) if limit.is_some_and(|limit| limit <= Instant::now()) => return Ok(None),
+                    Ok(Round::Again(busy)) => (first, was_busy) = (busy, true),
+                    // the last that was heard of it
+                    Err(Error::Unconfirmed { .. }) if was_busy && limit.is_some() => return Ok(None),
+                    Err(error) => return Err(error),
                 }
                 // two that take turns in disturbing each other would go on for ever
                 let until = Instant::now() + pause.mul_f64(random_fraction());

@@ -34,6 +34,7 @@ use super::{
     script::{Arg, Call},
 };
 use crate::{
+    clock,
     error::{StoreError, StoreErrorKind},
     log,
     options::Config,
@@ -359,30 +360,37 @@ impl Link {
     /// to fred again was still in its queue when the connection ended.
     ///
     /// Dropped midway, the request may still execute; it was queued by the first poll, so that whatever is sent
-    /// after the drop comes second.
+    /// after the drop comes second. Nothing is sent a command timeout after the first poll: a future that was not polled
+    /// for so long may have been given up by everybody, and what it asks for may be somebody else's by now.
     pub(crate) fn eval(&self, call: Call) -> impl Future<Output = Result<Value, StoreError>> + Send + '_ {
         // not an async fn: that would keep room for the whole future beside the box
         self.in_own_runtime(async move {
+            let deadline = clock::Instant::now() + self.client.perf_config().default_command_timeout;
             self.check_up().await?;
-            let mut answer = self.run(&call).await;
+            not_over(deadline)?;
+            let mut answer = self.run(&call, deadline).await;
             let mut tries = MAX_UNSENT;
             while tries > 0 && matches!(&answer, Err(error) if *error.kind() == FredKind::Canceled) {
                 // that the connection is over is known a moment after fred has dropped its queue
                 tries -= 1;
                 sleep(Duration::from_millis(1)).await;
                 self.check_up().await?;
-                answer = Box::pin(self.run(&call)).await;
+                not_over(deadline)?;
+                answer = Box::pin(self.run(&call, deadline)).await;
             }
             if answer.is_ok() {
                 self.alive.store(true, Ordering::Release);
             }
-            answer.map_err(|error| self.failed(error))
+            answer.map_err(|error| match not_over(deadline) {
+                Err(late) if error.details().starts_with("NOSCRIPT") => late,
+                _ => self.failed(error),
+            })
         })
     }
 
-    async fn run(&self, call: &Call) -> Result<Value, FredError> {
+    async fn run(&self, call: &Call, deadline: clock::Instant) -> Result<Value, FredError> {
         match self.client.evalsha(call.script.sha1.as_str(), keys(call), args(call)).await {
-            Err(error) if error.details().starts_with("NOSCRIPT") => {
+            Err(error) if error.details().starts_with("NOSCRIPT") && not_over(deadline).is_ok() => {
                 Box::pin(self.client.eval(call.script.source, keys(call), args(call))).await
             }
             answer => answer,
@@ -513,6 +521,15 @@ impl Link {
     fn in_own_runtime<F: Future>(&self, future: F) -> InRuntime<'_, F> {
         InRuntime { runtime: &self.own, future: Box::pin(future) }
     }
+}
+
+/// Whether there is time left to send a request.
+fn not_over(deadline: clock::Instant) -> Result<(), StoreError> {
+    if clock::Instant::now() < deadline {
+        return Ok(());
+    }
+    let late = "the request was not sent within a command timeout; was its future polled?";
+    Err(StoreError::new(StoreErrorKind::Overloaded, false, late))
 }
 
 /// Polls a future inside a runtime's context, from wherever: fred makes timers in whatever context polls it.
