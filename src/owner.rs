@@ -144,13 +144,13 @@ impl OwnerId {
         Ok(Self::new(client, format_args!("x/{name}")))
     }
 
-    /// The same owner under a name that no earlier request has used. Era 0 is the plain name.
-    pub(crate) fn in_era(&self, era: u64) -> Self {
-        let text = match era {
+    /// The same owner under a name that no earlier request has used. Number 0 is the plain name.
+    pub(crate) fn with_suffix(&self, number: u64) -> Self {
+        let text = match number {
             _ if self.is_value => Arc::clone(&self.text),
             0 if self.base() == &*self.text => Arc::clone(&self.text),
             0 => self.base().into(),
-            _ => format!("{}.{era}", self.base()).into(),
+            _ => format!("{}.{number}", self.base()).into(),
         };
         Self { text, is_exact: true, ..*self }
     }
@@ -273,17 +273,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_era_changes_the_name_and_keeps_the_base() {
+    fn a_suffix_changes_the_name_and_keeps_the_base() {
         let owner = OwnerId::named(&ClientId::random(), "job-1").unwrap();
-        let later = owner.in_era(3);
+        let later = owner.with_suffix(3);
         assert_eq!(later.as_str(), format!("{owner}.3"));
         assert_eq!(later.base(), owner.base());
-        assert_eq!(later.in_era(0), owner);
+        assert_eq!(later.with_suffix(0), owner);
     }
 
     #[test]
     fn a_printed_owner_reads_back() {
-        let owner = OwnerId::named(&ClientId::random(), "job-1").unwrap().in_era(7);
+        let owner = OwnerId::named(&ClientId::random(), "job-1").unwrap().with_suffix(7);
         let read: OwnerId = owner.to_string().parse().unwrap();
         assert_eq!(read, owner);
         assert_eq!(read.base(), owner.base());

@@ -11,12 +11,19 @@ use std::{
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::{
-    Core, Kind, Request, Wake,
+    core::Core,
+    failure::{silent, store_error},
     generation::{Grant, Ticket},
-    hold::{Hold, Plan, Planned},
-    hub::{Place, Waiter, Woken},
+    hold::{Hold, Next},
+    kind::{Kind, Terms, Wake},
     lease::{Lease, Millis},
+    retry::random_fraction,
     settle::{Agreement, UnderWay},
+    state::{Door, Request},
+    wait::{
+        place::Place,
+        waiter::{Waiter, Woken},
+    },
 };
 use crate::{
     clock::Instant,
@@ -85,7 +92,7 @@ impl<'a> Acquire<'a> {
         let lease = match (options.lease, options.rare().watchdog_timeout) {
             (Some(lease), _) => Lease::Fixed(checked(lease)?),
             (None, Some(ttl)) => watched(checked(ttl)?),
-            (None, None) if kind.is_endless() => Lease::Endless,
+            (None, None) if kind.about().endless => Lease::Endless,
             (None, None) => watched(Millis::of(core.config.watchdog_timeout)),
         };
         Ok(Self {
@@ -121,8 +128,8 @@ impl<'a> Acquire<'a> {
                     Attempt::Entered(entered) => {
                         forget(&mut told);
                         match &waiter {
-                            Some(waiter) if self.kind.shares() => waiter.pass_on(),
-                            Some(waiter) if self.kind.has_own_channel() => waiter.tell_next(),
+                            Some(waiter) if self.kind.about().shared => waiter.pass_on(),
+                            Some(waiter) if self.kind.about().own_channel => waiter.tell_next(),
                             _ => {}
                         }
                         if attempts > 1 {
@@ -145,7 +152,7 @@ impl<'a> Acquire<'a> {
                     Attempt::Again => continue,
                     // the last that was heard of it
                     Attempt::GivenUp if was_busy && self.limit.is_some() => return Ok(None),
-                    Attempt::GivenUp => return Err(super::store_error(self.kind.name(), super::silent(NO_ANSWER))),
+                    Attempt::GivenUp => return Err(store_error(self.kind.name(), silent(NO_ANSWER))),
                     Attempt::Failed(error) => {
                         drop(told.take()); // the next waiter may have better luck
                         let failing = failing.get_or_insert_with(|| Box::new(Failing { since: tried, pause: PAUSE.0 }));
@@ -245,6 +252,13 @@ impl<'a> Acquire<'a> {
         }
     }
 
+    /// How it acquires this lock.
+    pub(super) fn door(&self, kind: &Arc<dyn Kind>, waits: bool) -> Door {
+        let about = kind.about();
+        let max_holds = self.core.config.max_holds.min(about.max_holds);
+        Door { about, waits, max_holds, after_loss: self.after_loss }
+    }
+
     /// One attempt, in the owner's turn.
     async fn attempt(&self, give_up: Option<Instant>) -> Result<Attempt<'a>> {
         let Self { core, kind, .. } = *self;
@@ -263,15 +277,14 @@ impl<'a> Acquire<'a> {
         };
 
         // what this owner left behind comes first: a dropped guard, a cancelled call, a lost reply
-        let max_holds = core.config.max_holds.min(kind.max_holds());
-        let plan = loop {
-            match hold.plan(kind, &core.holds, max_holds, self.waits, self.after_loss)? {
-                Planned::Send(plan) => break plan,
-                Planned::Gone => {
+        let request = loop {
+            match hold.plan(self.door(kind, self.waits), core.holds.around(hold))? {
+                Next::Send(request) => break request,
+                Next::Forget => {
                     core.holds.forget(hold);
                     return Ok(Attempt::Again);
                 }
-                Planned::Unsettled => {}
+                Next::Agree => {}
             }
             match self.in_time(give_up, pin!(core.agree(hold))).await {
                 Some(Agreement::Reached { .. }) => {}
@@ -281,41 +294,41 @@ impl<'a> Acquire<'a> {
                 None => return Ok(Attempt::GivenUp),
             }
         };
-        hold.sending(core.epoch(hold));
+        hold.send(&request, core.epoch(hold));
         // looked at after the hold is in doubt: a shutdown that this look misses will wait for this turn
         if let Err(closed) = core.check_open() {
-            hold.not_sent(&plan);
+            hold.not_executed(&request);
             return Err(closed);
         }
         let sent = Instant::now();
-        let request =
-            Request { owner: &plan.owner, lease_ms: self.lease.millis(), holds: plan.holds, waits: self.waits };
-        let Some(answer) = self.in_time(give_up, pin!(core.store.acquire(kind.acquire(request)))).await else {
+        let terms =
+            Terms { owner: &request.owner, lease_ms: self.lease.millis(), holds: request.count, waits: self.waits };
+        let Some(answer) = self.in_time(give_up, pin!(core.store.acquire(kind.acquire(terms)))).await else {
             return Ok(Attempt::GivenUp);
         };
         if answer.is_ok() {
             core.round_trip.take(sent.elapsed());
         }
         match answer {
-            Ok(Acquired::Yes { token }) => match self.enter(hold, &plan, sent, token)? {
+            Ok(Acquired::Yes { token }) => match self.take_in(hold, &request, sent, token)? {
                 Some(ticket) => Ok(Attempt::Entered((Arc::clone(hold), ticket))),
-                None => self.failed(super::silent(TOO_LATE)),
+                None => self.failed(silent(TOO_LATE)),
             },
             Ok(Acquired::Busy { ttl, ahead }) => {
-                let queued = self.waits && kind.queues();
+                let queued = self.waits && kind.about().queues;
                 let place = queued.then(|| Place::new(core, hold));
-                hold.busy(&plan, queued, core.epoch(hold));
+                hold.busy(&request, queued, core.epoch(hold));
                 let far = ahead.is_some_and(|ahead| ahead >= FAR);
-                Ok(Attempt::Busy(Busy { ttl, wake: kind.wake(&plan.owner), place, far }))
+                Ok(Attempt::Busy(Busy { ttl, wake: kind.wake(&request.owner), place, far }))
             }
-            Ok(Acquired::Lost) => Err(hold.refused_as_lost(&plan)),
+            Ok(Acquired::Lost) => Err(hold.refused_as_lost(&request)),
             Ok(Acquired::WrongKind) => {
-                hold.refused_as_another_kind(&plan);
+                hold.refused_as_another_kind(&request);
                 Err(Error::WrongLockKind { lock: kind.name().to_string() })
             }
             Err(error) => {
                 if !error.may_have_executed() {
-                    hold.not_sent(&plan);
+                    hold.not_executed(&request);
                 }
                 self.failed(error)
             }
@@ -344,19 +357,19 @@ impl<'a> Acquire<'a> {
     }
 
     /// Takes in that the server has acquired. `None`: so late that the lease is over already.
-    pub(super) fn enter(
+    pub(super) fn take_in(
         &self,
         hold: &Arc<Hold>,
-        plan: &Plan,
+        request: &Request,
         sent: Instant,
         token: Option<NonZeroU64>,
     ) -> Result<Option<Ticket>> {
         let core = self.core;
         // where others hold the record too, they may cut its TTL short: Redisson's readers do
-        let is_told_again = self.kind.shares() && !self.lease.is_watched();
+        let is_told_again = self.kind.about().shared && !self.lease.is_watched();
         let kept_every = is_told_again.then(|| Millis::of(core.config.watchdog_timeout / 3));
         let grant = Grant { sent, lease: self.lease, kept_every, token };
-        let ticket = hold.enter(plan, &grant, core.epoch(hold))?;
+        let ticket = hold.granted(request, &grant, core.epoch(hold))?;
         // looked at after the hold is entered: a shutdown that this look misses will end it
         if let Err(closed) = core.check_open() {
             hold.lose(LossReason::ShutDown);
@@ -370,13 +383,13 @@ impl<'a> Acquire<'a> {
 
     fn failed(&self, error: StoreError) -> Result<Attempt<'a>> {
         let transient = error.is_transient();
-        let error = super::store_error(self.kind.name(), error);
+        let error = store_error(self.kind.name(), error);
         if transient { Ok(Attempt::Failed(error)) } else { Err(error) }
     }
 
     /// Pauses before the next try of a lock that has no channel. In a box, as it is rare.
     fn back_off(&self, pause: Duration, ttl: Option<Duration>) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
-        let pause = pause.mul_f64(1.0 - 0.5 * super::random_fraction());
+        let pause = pause.mul_f64(1.0 - 0.5 * random_fraction());
         let pause = ttl.map_or(pause, |ttl| pause.min(ttl + Duration::from_millis(1)));
         let until = Instant::now() + pause;
         let until = self.limit.map_or(until, |limit| limit.min(until));
@@ -400,7 +413,7 @@ impl<'a> Acquire<'a> {
                 }
                 return;
             }
-            let jitter = pause.mul_f64(0.5 + 0.5 * super::random_fraction());
+            let jitter = pause.mul_f64(0.5 + 0.5 * random_fraction());
             self.core.sleep_until(patience.min(Instant::now() + jitter)).await;
         })
     }

@@ -8,32 +8,51 @@ use std::{
     collections::BTreeMap,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, Ordering::Relaxed},
+        atomic::{AtomicU32, AtomicU64, Ordering::Relaxed},
     },
     time::Duration,
 };
 
 use tokio::sync::Notify;
 
-use super::hold::Hold;
 use crate::clock::Instant;
 
 /// The watchdog looks this often while anything is held: a timer does not notice that the machine slept.
 pub(super) const LOOK: Duration = Duration::from_millis(250);
-/// The bucket of a hold that is in none.
-pub(super) const NOWHERE: u64 = u64::MAX;
+/// The bucket of what is in none.
+const NOWHERE: u64 = u64::MAX;
+
+/// Where something is in the queue: its bucket and its index there. Written under the queue's mutex only, which orders it
+/// too: so all accesses are relaxed. Whoever reads a bucket without the mutex has the mutex of what is put, under which
+/// nobody else puts it; it may be taken out meanwhile, and whoever took it will look.
+#[derive(Debug)]
+pub(super) struct Spot {
+    bucket: AtomicU64,
+    index: AtomicU32,
+}
+
+impl Default for Spot {
+    fn default() -> Self {
+        Self { bucket: AtomicU64::new(NOWHERE), index: AtomicU32::new(0) }
+    }
+}
+
+/// What can stand in the queue.
+pub(super) trait Queued {
+    fn spot(&self) -> &Spot;
+}
 
 #[derive(Debug)]
-pub(crate) struct DueQueue {
+pub(crate) struct DueQueue<T> {
     /// After how long a request cannot be under way any more, unless its future is not polled.
     overdue: Duration,
-    buckets: Mutex<BTreeMap<u64, Vec<Arc<Hold>>>>,
+    buckets: Mutex<BTreeMap<u64, Vec<Arc<T>>>>,
     /// Until when the watchdog sleeps, in milliseconds.
     asleep_until: AtomicU64,
     sooner: Notify,
 }
 
-impl DueQueue {
+impl<T: Queued> DueQueue<T> {
     pub(super) fn new(command_timeout: Duration) -> Self {
         Self {
             overdue: command_timeout + Duration::from_secs(1),
@@ -47,18 +66,18 @@ impl DueQueue {
         self.overdue
     }
 
-    fn buckets(&self) -> MutexGuard<'_, BTreeMap<u64, Vec<Arc<Hold>>>> {
+    fn buckets(&self) -> MutexGuard<'_, BTreeMap<u64, Vec<Arc<T>>>> {
         self.buckets.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Puts a hold where it is due, or to others that are due up to `slack` earlier, so that many are due together; `None`:
-    /// takes it out. Call with the hold's state locked: the last change wins.
-    pub(crate) fn put(&self, hold: &Arc<Hold>, due: Option<(Instant, Duration)>) {
+    /// Puts something where it is due, or to others that are due up to `slack` earlier, so that many are due together; `None`:
+    /// takes it out. Call with its state locked: the last change wins.
+    pub(crate) fn put(&self, what: &Arc<T>, due: Option<(Instant, Duration)>) {
         let due = due.map(|(at, slack)| {
             let at = at.as_millis().min(NOWHERE - 1);
             (at.saturating_sub(slack.as_millis() as u64), at)
         });
-        let known = hold.bucket.load(Relaxed);
+        let known = what.spot().bucket.load(Relaxed);
         // where it is, it may stay; if it was taken out meanwhile, whoever took it will look
         if due.map_or(known == NOWHERE, |(from, to)| (from..=to).contains(&known)) {
             return;
@@ -66,23 +85,23 @@ impl DueQueue {
         let (mut out, mut first) = (None, NOWHERE);
         {
             let mut buckets = self.buckets();
-            let old = hold.bucket.load(Relaxed);
-            if let Some(holds) = buckets.get_mut(&old) {
-                let index = hold.index.load(Relaxed);
-                out = Some(holds.swap_remove(index as usize));
-                if let Some(moved) = holds.get(index as usize) {
-                    moved.index.store(index, Relaxed);
-                } else if holds.is_empty() {
+            let old = what.spot().bucket.load(Relaxed);
+            if let Some(others) = buckets.get_mut(&old) {
+                let index = what.spot().index.load(Relaxed);
+                out = Some(others.swap_remove(index as usize));
+                if let Some(moved) = others.get(index as usize) {
+                    moved.spot().index.store(index, Relaxed);
+                } else if others.is_empty() {
                     buckets.remove(&old);
                 }
             }
             if let Some((from, to)) = due {
                 first = buckets.range(from..=to).next_back().map_or(to, |(bucket, _)| *bucket);
-                let holds = buckets.entry(first).or_default();
-                hold.index.store(holds.len() as u32, Relaxed);
-                holds.push(Arc::clone(hold));
+                let others = buckets.entry(first).or_default();
+                what.spot().index.store(others.len() as u32, Relaxed);
+                others.push(Arc::clone(what));
             }
-            hold.bucket.store(first, Relaxed);
+            what.spot().bucket.store(first, Relaxed);
         }
         // not the last handle: the caller has one
         drop(out);
@@ -97,7 +116,7 @@ impl DueQueue {
     }
 
     /// Takes out what is due.
-    pub(crate) fn take(&self, now: Instant) -> Vec<Arc<Hold>> {
+    pub(crate) fn take(&self, now: Instant) -> Vec<Arc<T>> {
         let mut due = Vec::new();
         let mut buckets = self.buckets();
         while let Some(first) = buckets.first_entry()
@@ -105,8 +124,8 @@ impl DueQueue {
         {
             due.append(&mut first.remove());
         }
-        for hold in &due {
-            hold.bucket.store(NOWHERE, Relaxed);
+        for what in &due {
+            what.spot().bucket.store(NOWHERE, Relaxed);
         }
         due
     }
@@ -131,21 +150,21 @@ impl DueQueue {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{
-        engine::{Kind, holds::Holds},
-        keys::LockName,
-        lock::Reentrant,
-        owner::{ClientId, OwnerId},
-    };
+
+    #[derive(Default)]
+    struct Thing(Spot);
+
+    impl Queued for Thing {
+        fn spot(&self) -> &Spot {
+            &self.0
+        }
+    }
 
     /// Whatever is put, moved and taken out, each hold is found once: not before its slack, and not after its time.
     #[test]
     fn what_is_due_is_found_once_and_in_time() {
-        let (holds, client) = (Holds::new(Duration::from_secs(3)), ClientId::random());
         let queue = DueQueue::new(Duration::from_secs(3));
-        let kind: Arc<dyn Kind> = Arc::new(Reentrant::new(&LockName::new("", "l", 1024).unwrap()));
-        let of = |n: usize| holds.get_or_insert(&kind, &OwnerId::named(&client, &n.to_string()).unwrap());
-        let all: Vec<_> = (0..200).map(of).collect();
+        let all: Vec<Arc<Thing>> = (0..200).map(|_| Arc::default()).collect();
         let mut wanted: Vec<Option<(u64, u64)>> = vec![None; all.len()];
         let (mut seed, mut now) = (7_u64, 1_000_000);
         let mut random = |below: u64| {
@@ -171,6 +190,6 @@ mod tests {
             assert!(wanted.iter().flatten().all(|(due, _)| *due > now), "late");
         }
         drop(queue.take(Instant::from_millis(u64::MAX / 2)));
-        assert!(queue.buckets().is_empty() && all.iter().all(|hold| Arc::strong_count(hold) == 2));
+        assert!(queue.buckets().is_empty() && all.iter().all(|hold| Arc::strong_count(hold) == 1));
     }
 }

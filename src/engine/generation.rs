@@ -141,7 +141,8 @@ impl Ticket {
 
     /// Whether its guard counts, for the last time.
     pub(crate) fn leave(&self) -> bool {
-        !self.is_left.swap(true, Ordering::AcqRel)
+        // only the flag itself is asked about: what it counts for is in the books, which have a mutex
+        !self.is_left.swap(true, Ordering::Relaxed)
     }
 }
 
@@ -155,7 +156,7 @@ pub(crate) struct Grant {
 }
 
 impl Generation {
-    /// A generation without a hold: the first comes with [`Books::enter`].
+    /// A generation without a hold: the first comes with [`Generation::add`].
     pub(crate) fn new(owner: OwnerId, grant: &Grant) -> Arc<Self> {
         Arc::new(Self {
             owner,
@@ -179,7 +180,7 @@ impl Generation {
     }
 
     /// One hold more, confirmed by the server.
-    pub(crate) fn enter(self: &Arc<Self>, grant: &Grant) -> Ticket {
+    pub(crate) fn add(self: &Arc<Self>, grant: &Grant) -> Ticket {
         let mut books = self.books();
         books.count += 1;
         books.guards += 1;
@@ -278,7 +279,7 @@ mod tests {
         let grant = |ttl| Grant { sent, lease: Lease::Watched { ttl, times: None }, kept_every: None, token: None };
         let owner = OwnerId::named(&ClientId::random(), "me").unwrap();
         let generation = Generation::new(owner, &grant(ttls[0]));
-        let tickets = ttls.map(|ttl| generation.enter(&grant(ttl)));
+        let tickets = ttls.map(|ttl| generation.add(&grant(ttl)));
         let watch = || generation.books().watch().map(|(ttl, period)| (ttl.as_secs(), period.as_secs()));
         assert_eq!(watch(), Some((30, 1)));
         generation.books().leave(Some(&tickets[1]));
@@ -294,7 +295,7 @@ mod tests {
         let lease = Lease::Watched { ttl: Millis::of(Duration::from_secs(9)), times: NonZeroU32::new(3) };
         let grant = Grant { sent: Instant::now(), lease, kept_every: None, token: None };
         let generation = Generation::new(OwnerId::named(&ClientId::random(), "me").unwrap(), &grant);
-        let _ticket = generation.enter(&grant);
+        let _ticket = generation.add(&grant);
         for renewals_left in [2, 1] {
             assert!(generation.books().watch().is_some(), "{renewals_left} left");
             generation.books().count_renewal();

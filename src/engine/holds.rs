@@ -13,11 +13,12 @@ use std::{
 use dashmap::{DashMap, DashSet};
 
 use super::{
-    Kind, Sibling,
     due::DueQueue,
-    hold::{Hold, Leftover, Standing},
+    hold::Hold,
+    kind::{Kind, Sibling},
+    state::{Around, HeldSibling, Leftover, Standing},
 };
-use crate::owner::OwnerId;
+use crate::{clock::Instant, owner::OwnerId};
 
 /// All holds of one client.
 #[derive(Debug)]
@@ -29,9 +30,9 @@ pub(crate) struct Holds {
     /// Those of which nothing is left, and which somebody still had a handle of.
     to_be_reaped: Mutex<Vec<Weak<Hold>>>,
     /// What the watchdog must look at.
-    pub(super) due: Arc<DueQueue>,
-    /// Counts the names that may still be used by a late execution: see [`OwnerId::in_era`].
-    era: AtomicU64,
+    pub(super) due: Arc<DueQueue<Hold>>,
+    /// Counts the names that may still be used by a late execution: see [`OwnerId::with_suffix`].
+    suffix: AtomicU64,
     /// Locks, and values for which there is no other name, of which the same is true.
     values_in_doubt: DashSet<(Arc<str>, OwnerId)>,
 }
@@ -47,7 +48,7 @@ struct Key<'a> {
 
 impl<'a> Key<'a> {
     fn new(kind: &'a Arc<dyn Kind>, owner: &'a OwnerId) -> Self {
-        Self { family: kind.family(), lock: kind.name(), owner }
+        Self { family: kind.about().family, lock: kind.name(), owner }
     }
 
     fn of(hold: &'a Hold) -> Self {
@@ -114,10 +115,10 @@ impl Hash for Entry {
 }
 
 /// What a hold that was handed over is called: its family, its lock, and its owner as the server knows it.
-type ExactName = (&'static str, Arc<str>, OwnerId);
+pub(super) type ExactName = (&'static str, Arc<str>, OwnerId);
 
 fn exact_name(kind: &Arc<dyn Kind>, owner: &OwnerId) -> ExactName {
-    (kind.family(), Arc::clone(kind.name()), owner.clone())
+    (kind.about().family, Arc::clone(kind.name()), owner.clone())
 }
 
 impl Holds {
@@ -127,7 +128,7 @@ impl Holds {
             handed_over: DashMap::new(),
             to_be_reaped: Mutex::default(),
             due: Arc::new(DueQueue::new(command_timeout)),
-            era: AtomicU64::new(0),
+            suffix: AtomicU64::new(0),
             values_in_doubt: DashSet::new(),
         }
     }
@@ -158,17 +159,18 @@ impl Holds {
 
     /// What the same owner has of the lock's sibling kind, if it holds that.
     pub(crate) fn held_sibling(&self, kind: &Arc<dyn Kind>, owner: &OwnerId) -> Option<(Sibling, Arc<Hold>)> {
-        let sibling = kind.sibling()?;
+        let sibling = kind.about().sibling?;
         let hold = self.find(Key { family: sibling.family, ..Key::new(kind, owner) })?;
-        hold.is_valid().then_some((sibling, hold))
+        let is_valid = hold.state().is_valid(Instant::now());
+        is_valid.then_some((sibling, hold))
     }
 
     /// Everything this client knows of one lock, its sibling included: whatever ends a record ends both.
     pub(crate) fn of_lock(&self, kind: &Arc<dyn Kind>) -> Vec<Arc<Hold>> {
-        let (mut found, sibling) = (Vec::new(), kind.sibling().map(|sibling| sibling.family));
+        let (mut found, sibling) = (Vec::new(), kind.about().sibling.map(|sibling| sibling.family));
         self.for_each(|hold| {
-            let family = hold.kind().family();
-            if hold.lock_name() == kind.name() && (family == kind.family() || Some(family) == sibling) {
+            let family = hold.kind().about().family;
+            if hold.lock_name() == kind.name() && (family == kind.about().family || Some(family) == sibling) {
                 found.push(Arc::clone(hold));
             }
         });
@@ -181,14 +183,28 @@ impl Holds {
         self.handed_over.iter().for_each(|hold| look(&hold));
     }
 
-    /// A hold is somebody else's to release from here on: its owner goes on without it, under another name.
-    pub(super) fn hand_over(&self, hold: &Arc<Hold>) {
-        let owner = hold.owner();
+    /// A hold is about to be somebody else's to release. Its owner goes on without it, under another name; of a value,
+    /// which has no other name, its next acquire finds it here.
+    pub(super) fn about_to_hand_over(&self, hold: &Arc<Hold>) -> ExactName {
+        let name = exact_name(hold.kind(), &hold.owner());
         self.retire_names();
-        if let Some((_, sibling)) = self.held_sibling(hold.kind(), &hold.caller) {
-            sibling.share_its_name(&owner);
+        self.handed_over.insert(name.clone(), Arc::clone(hold));
+        name
+    }
+
+    /// It is handed over, or, if it was lost before, it is not.
+    pub(super) fn handed_it_over(&self, hold: &Arc<Hold>, name: &ExactName, is_over: bool) {
+        if !is_over {
+            // it is handed over already if another guard was
+            let keeps = hold.standing() == Standing::HandedOver;
+            self.handed_over.remove_if(name, |_, kept| !keeps && Arc::ptr_eq(kept, hold));
+            return;
         }
-        self.handed_over.insert(exact_name(hold.kind(), &owner), Arc::clone(hold));
+        // another guard that was let go of meanwhile may have taken it out
+        self.handed_over.insert(name.clone(), Arc::clone(hold));
+        if let Some((_, sibling)) = self.held_sibling(hold.kind(), &hold.caller) {
+            sibling.share_its_name(&name.2);
+        }
         self.forget(hold);
     }
 
@@ -199,7 +215,7 @@ impl Holds {
 
     /// Forgets a hold of which nothing is left: now, or a moment later, if somebody else has a handle of it.
     pub(crate) fn reap(&self, hold: &Arc<Hold>) {
-        if !self.is_reaped(hold) && !hold.to_be_reaped.swap(true, Ordering::AcqRel) {
+        if !self.is_reaped(hold) && hold.mark_for_reaping() {
             let mut later = self.to_be_reaped();
             later.push(Arc::downgrade(hold));
             if later.len() == 1 {
@@ -214,7 +230,7 @@ impl Holds {
         left.retain(|hold| {
             let Some(hold) = hold.upgrade() else { return false };
             let left = !self.is_reaped(&hold);
-            hold.to_be_reaped.store(left, Ordering::Release);
+            hold.stays_marked(left);
             left
         });
         let mut later = self.to_be_reaped();
@@ -248,11 +264,21 @@ impl Holds {
 
     /// No name used so far is used for a new hold: somebody else may still send requests under one.
     pub(crate) fn retire_names(&self) {
-        self.era.fetch_add(1, Ordering::AcqRel);
+        // whoever sees what follows (a name abandoned, a hold handed over) sees this, too
+        self.suffix.fetch_add(1, Ordering::AcqRel);
     }
 
-    pub(super) fn era(&self) -> u64 {
-        self.era.load(Ordering::Acquire)
+    /// What a hold must know of others, for an acquire.
+    pub(super) fn around(&self, hold: &Hold) -> Around {
+        let sibling = self.held_sibling(hold.kind(), &hold.caller).map(|(sibling, held)| {
+            let state = held.state();
+            HeldSibling { excludes: sibling.excludes, owner: state.owner.clone(), in_doubt: state.sibling_in_doubt }
+        });
+        Around {
+            sibling,
+            suffix: self.suffix.load(Ordering::Acquire),
+            value_in_doubt: hold.caller.is_value() && self.is_value_in_doubt(hold.lock_name(), &hold.caller),
+        }
     }
 
     /// A late execution may still use this value.
@@ -260,7 +286,7 @@ impl Holds {
         self.values_in_doubt.insert((Arc::clone(lock), owner.clone()));
     }
 
-    pub(super) fn is_value_in_doubt(&self, lock: &Arc<str>, owner: &OwnerId) -> bool {
+    fn is_value_in_doubt(&self, lock: &Arc<str>, owner: &OwnerId) -> bool {
         self.values_in_doubt.contains(&(Arc::clone(lock), owner.clone()))
     }
 

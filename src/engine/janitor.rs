@@ -1,23 +1,19 @@
 //! Settles what nobody awaits: dropped guards, cancelled calls, lost replies, ghosts.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use tokio::{
-    sync::{Notify, Semaphore, mpsc, oneshot},
+    sync::{mpsc, oneshot},
     time::sleep,
 };
 
 use super::{
-    Core, Kind,
-    hold::{Hold, Leftover, Standing},
-    settle::{Agreement, Ghost},
-    watchdog::BATCH,
+    core::{Core, LOCKS_AT_ONCE},
+    hold::Hold,
+    jobs::{Ghost, Janitor, Job},
+    kind::Kind,
+    settle::Agreement,
+    state::{Leftover, Standing},
 };
 use crate::{
     clock::Instant,
@@ -27,98 +23,13 @@ use crate::{
     store::Released,
 };
 
-/// How many requests of settlements are under way at once; the rest waits its turn.
-const CONCURRENCY: usize = 512;
 /// The pause after a settlement failed: from, to.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
-
-/// The janitor's list. Posting never blocks and needs no runtime.
-#[derive(Debug)]
-pub(crate) struct Janitor {
-    jobs: mpsc::UnboundedSender<Job>,
-    pending: AtomicUsize,
-    idle: Notify,
-    slots: Semaphore,
-}
-
-#[derive(Debug)]
-pub(crate) enum Job {
-    Settle(Arc<Hold>),
-    Bust(Ghost),
-    /// Take one hold off what the server records; tell what came of the first try.
-    TakeOff {
-        kind: Arc<dyn Kind>,
-        owner: OwnerId,
-        /// The guard of a lock that was handed over in part was given up: this goes on until it counts.
-        hold: Option<Arc<Hold>>,
-        tell: Option<oneshot::Sender<Result<()>>>,
-    },
-    /// Make the server record so many holds of a lock that was handed over.
-    Lower {
-        hold: Arc<Hold>,
-        holds: u32,
-    },
-}
-
-impl Janitor {
-    pub(crate) fn new() -> (Self, mpsc::UnboundedReceiver<Job>) {
-        let (jobs, list) = mpsc::unbounded_channel();
-        let slots = Semaphore::new(CONCURRENCY);
-        (Self { jobs, pending: AtomicUsize::new(0), idle: Notify::new(), slots }, list)
-    }
-
-    /// Makes the server agree with a hold, sometime soon.
-    pub(crate) fn settle(&self, hold: &Arc<Hold>) {
-        if !hold.listed.swap(true, Ordering::AcqRel) {
-            self.post(Job::Settle(Arc::clone(hold)));
-        }
-    }
-
-    /// Removes what a late execution may leave behind under an abandoned name.
-    pub(crate) fn lay(&self, ghost: Ghost) {
-        self.post(Job::Bust(ghost));
-    }
-
-    pub(crate) fn post(&self, job: Job) {
-        self.pending.fetch_add(1, Ordering::AcqRel);
-        if let Err(refused) = self.jobs.send(job) {
-            self.done(1);
-            log::later!(WARN, job = format!("{:?}", refused.0); "the lock client has ended; the lease will free the lock");
-        }
-    }
-
-    fn done(&self, jobs: usize) {
-        if self.pending.fetch_sub(jobs, Ordering::AcqRel) == jobs {
-            self.idle.notify_waiters();
-        }
-    }
-
-    /// Whoever makes a request of a settlement has one of these, and holds it no longer than that.
-    pub(super) fn slots(&self) -> &Semaphore {
-        &self.slots
-    }
-
-    /// How many jobs are not done.
-    pub(crate) fn pending(&self) -> usize {
-        self.pending.load(Ordering::Acquire)
-    }
-
-    /// Waits until the list is empty.
-    pub(crate) async fn idle(&self) {
-        loop {
-            let idle = self.idle.notified();
-            if self.pending() == 0 {
-                return;
-            }
-            idle.await;
-        }
-    }
-}
 
 /// Works through the list until the client ends.
 pub(crate) async fn run(core: Arc<Core>, mut list: mpsc::UnboundedReceiver<Job>) {
     let mut jobs = Vec::new();
-    while list.recv_many(&mut jobs, BATCH).await > 0 {
+    while list.recv_many(&mut jobs, LOCKS_AT_ONCE).await > 0 {
         let (mut holds, mut others) = (Vec::new(), Vec::new());
         for job in jobs.drain(..) {
             match job {
@@ -180,7 +91,7 @@ async fn settle(core: &Core, hold: Arc<Hold>) {
         // whoever has the turn may be a future that nobody polls any more: then the watchdog makes an orphan of the hold
         let turn = core.turn(&hold, Instant::now() + core.holds.due.overdue()).await;
         if hold.standing() != Standing::Ours {
-            hold.listed.store(false, Ordering::Release);
+            hold.unlist();
             break;
         }
         let Ok(turn) = turn else { continue };
@@ -208,8 +119,8 @@ async fn settle(core: &Core, hold: Arc<Hold>) {
         };
         drop((turn, slot));
         // whoever changed something up to here saw it on the list
-        hold.listed.store(false, Ordering::Release);
-        if hold.leftover() != Leftover::Doubt || hold.listed.swap(true, Ordering::AcqRel) {
+        hold.unlist();
+        if hold.leftover() != Leftover::Doubt || !hold.list() {
             break; // settled, or on the list again
         }
         let Some(error) = refused else { continue };

@@ -1,6 +1,6 @@
 //! What a lock kind must say. Values in, values out: no async, no I/O, no clock.
 
-use std::{fmt, sync::Arc};
+use std::{fmt, ops::Deref, sync::Arc};
 
 use crate::{
     options::Backoff,
@@ -10,7 +10,7 @@ use crate::{
 
 /// One acquire, as a kind sees it.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Request<'a> {
+pub(crate) struct Terms<'a> {
     pub(crate) owner: &'a OwnerId,
     /// 0: no TTL, which only a kind that is endless is asked for.
     pub(crate) lease_ms: u64,
@@ -35,7 +35,7 @@ pub(crate) enum Wake {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Sibling {
     pub(crate) family: &'static str,
-    /// Whoever holds the sibling would wait for himself.
+    /// Whoever holds the sibling would wait for itself.
     pub(crate) excludes: bool,
 }
 
@@ -49,8 +49,73 @@ pub(crate) struct Together {
     pub(crate) release: &'static Script,
 }
 
-/// A lock kind: which scripts to run on which keys. The engine does the rest.
+/// What a kind is, as far as the engine must know.
+#[derive(Debug, Clone, Copy)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a question of its own")]
+pub(crate) struct About {
+    /// Kinds of one family share their record, and hence their hold counts.
+    pub(crate) family: &'static str,
+    /// Its owner may take it again.
+    pub(crate) reentrant: bool,
+    /// An owner may be any text: see [`AcquireOptions::value`](crate::AcquireOptions::value).
+    pub(crate) values: bool,
+    /// A hold without a lease lasts until it is released, without a TTL and without the watchdog.
+    pub(crate) endless: bool,
+    /// Waiting leaves something on the server, which a release with a count of zero takes back.
+    pub(crate) queues: bool,
+    /// Each owner's waiters have a channel of their own.
+    pub(crate) own_channel: bool,
+    /// Its guards carry a fencing token.
+    pub(crate) token: bool,
+    /// Many owners may hold it together.
+    pub(crate) shared: bool,
+    /// How often one owner may hold it, whatever the client's configuration says.
+    pub(crate) max_holds: u32,
+    /// The kind that the same owner may hold at the same name, under the same name of its own.
+    pub(crate) sibling: Option<Sibling>,
+}
+
+impl About {
+    /// A kind that is nothing but reentrant.
+    pub(crate) const fn plain(family: &'static str) -> Self {
+        Self {
+            family,
+            reentrant: true,
+            values: false,
+            endless: false,
+            queues: false,
+            own_channel: false,
+            token: false,
+            shared: false,
+            max_holds: u32::MAX,
+            sibling: None,
+        }
+    }
+
+    /// Whether its waiters' channel is also that of waiters for a sibling, of which one shares and the other does not.
+    pub(crate) fn has_two_sides(&self) -> bool {
+        self.sibling.is_some()
+    }
+}
+
+/// A lock kind: what it is, and which scripts to run on which keys. The engine does the rest.
 pub(crate) trait Kind: Send + Sync + fmt::Debug + 'static {
+    fn about(&self) -> About;
+
+    /// Where its verbs are: here, or with the kind that it is made of.
+    fn verbs(&self) -> &dyn Verbs;
+}
+
+impl Deref for dyn Kind {
+    type Target = dyn Verbs;
+
+    fn deref(&self) -> &dyn Verbs {
+        self.verbs()
+    }
+}
+
+/// The keys and scripts of a lock kind.
+pub(crate) trait Verbs: Send + Sync + 'static {
     /// The lock's name.
     fn name(&self) -> &Arc<str>;
 
@@ -59,61 +124,8 @@ pub(crate) trait Kind: Send + Sync + fmt::Debug + 'static {
         self.name()
     }
 
-    /// Kinds of one family share their record, and hence their hold counts.
-    fn family(&self) -> &'static str;
-
     /// How waiters of this owner are woken.
     fn wake(&self, owner: &OwnerId) -> Wake;
-
-    /// Whether its owner may take it again.
-    fn is_reentrant(&self) -> bool {
-        true
-    }
-
-    /// Whether an owner may be any text: see [`AcquireOptions::value`](crate::AcquireOptions::value).
-    fn takes_values(&self) -> bool {
-        false
-    }
-
-    /// Whether a hold without a lease lasts until it is released, without a TTL and without the watchdog.
-    fn is_endless(&self) -> bool {
-        false
-    }
-
-    /// Whether waiting leaves something on the server, which a release with a count of zero takes back.
-    fn queues(&self) -> bool {
-        false
-    }
-
-    /// Whether each owner's waiters have a channel of their own.
-    fn has_own_channel(&self) -> bool {
-        false
-    }
-
-    /// How often one owner may hold it, whatever the client's configuration says.
-    fn max_holds(&self) -> u32 {
-        u32::MAX
-    }
-
-    /// Whether its guards carry a fencing token.
-    fn has_token(&self) -> bool {
-        false
-    }
-
-    /// Whether many owners may hold it together.
-    fn shares(&self) -> bool {
-        false
-    }
-
-    /// Whether its waiters' channel is also that of waiters for a sibling, of which one shares and the other does not.
-    fn has_two_sides(&self) -> bool {
-        self.sibling().is_some()
-    }
-
-    /// The kind that the same owner may hold at the same name, under the same name of his.
-    fn sibling(&self) -> Option<Sibling> {
-        None
-    }
 
     /// Where an element of a list wakes waiters: pushes it again, if the lock is free.
     fn signal(&self) -> Option<Call> {
@@ -121,18 +133,15 @@ pub(crate) trait Kind: Send + Sync + fmt::Debug + 'static {
     }
 
     /// Makes the owner hold the lock as often as requested.
-    fn acquire(&self, request: Request<'_>) -> Call;
+    fn acquire(&self, terms: Terms<'_>) -> Call;
 
     /// Makes `owner` hold the lock `holds` times, fewer than before. With 0, nothing of him is left.
     fn release(&self, owner: &OwnerId, holds: u32) -> Call;
 
-    /// The same, if the server records exactly `seen` holds: for whoever does not keep the count alone. Where owners are any
-    /// text, there is no count.
+    /// The same, if the server records exactly `seen` holds: for whoever does not keep the count alone.
     fn release_if(&self, owner: &OwnerId, holds: u32, seen: u32) -> Call {
         let mut call = self.release(owner, holds);
-        if !self.takes_values() {
-            call.args[1] = Arg::Text(format!("{seen}>{holds}").into());
-        }
+        call.args[1] = Arg::Text(format!("{seen}>{holds}").into());
         call
     }
 

@@ -6,21 +6,23 @@ use futures_util::future::join_all;
 use tokio::sync::oneshot;
 
 use super::{
-    Core, Kind,
     acquire::Entered,
+    core::Core,
+    failure::{silent, store_error},
     generation::{Generation, Ticket},
-    hold::{Hold, Left, Standing, Unsettled},
-    janitor::Job,
+    hold::Hold,
+    jobs::Job,
+    kind::Kind,
     settle::{Agreement, UnderWay},
-    silent, store_error, watchdog,
+    state::{Left, Standing, Unsettled},
+    watchdog,
 };
 use crate::{
     clock::Instant,
     error::{Error, LossReason, Result},
     options::checked_lease,
     owner::OwnerId,
-    store::{Call, Forced, Guarded, Inspected, Released, Renewed},
-    token::FencingToken,
+    store::{Forced, Inspected, Released, Renewed},
 };
 
 impl Core {
@@ -86,8 +88,11 @@ impl Core {
 
     /// Lets go of a guard: its hold is somebody else's from here on.
     pub(crate) fn hand_over(&self, hold: &Arc<Hold>, ticket: &Ticket) {
-        if let Some(unsettled) = hold.hand_over(ticket) {
-            self.holds.hand_over(hold);
+        // first: the owner's next acquire comes as soon as this is somebody else's, and must know by then
+        let name = self.holds.about_to_hand_over(hold);
+        let unsettled = hold.hand_over(ticket);
+        self.holds.handed_it_over(hold, &name, unsettled.is_some());
+        if let Some(unsettled) = unsettled {
             match unsettled {
                 Unsettled::Nothing => {}
                 Unsettled::Owed(holds) => {
@@ -228,27 +233,6 @@ impl Core {
         }
     }
 
-    /// Asks the server who holds a lock.
-    pub(crate) async fn inspect(&self, kind: &Arc<dyn Kind>) -> Result<Inspected> {
-        self.check_open()?;
-        match self.store.inspect(kind.inspect()).await {
-            Ok(Inspected::WrongKind) => Err(Error::WrongLockKind { lock: kind.name().to_string() }),
-            Ok(inspected) => Ok(inspected),
-            Err(error) => Err(store_error(kind.name(), error)),
-        }
-    }
-
-    /// Reads or writes a guarded key, showing `token`. One request, which is not repeated.
-    pub(crate) async fn guarded(&self, token: FencingToken, call: Call) -> Result<Option<Vec<u8>>> {
-        self.check_open()?;
-        let key = call.keys.first().map_or_else(String::new, ToString::to_string);
-        match self.store.guarded(call).await {
-            Ok(Guarded::Done(value)) => Ok(value),
-            Ok(Guarded::Stale { seen }) => Err(Error::StaleToken { key, token, seen }),
-            Err(error) => Err(store_error(&key, error)),
-        }
-    }
-
     /// Waits until nothing is left to settle.
     pub(crate) async fn idle(&self) {
         self.janitor.idle().await;
@@ -280,11 +264,6 @@ impl Core {
         let locks = self.janitor.pending();
         self.store.close().await;
         if settled { Ok(()) } else { Err(Error::Unsettled { locks }) }
-    }
-
-    /// For tests: holds known, channels subscribed to, settlements pending.
-    pub(crate) fn residue(&self) -> (usize, usize, usize) {
-        (self.holds.len(), self.hub.channels() + self.signals.channels(), self.janitor.pending())
     }
 }
 

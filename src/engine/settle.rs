@@ -3,8 +3,10 @@
 use std::sync::Arc;
 
 use super::{
-    Core, Kind,
-    hold::{Abandoned, Asked, Hold, Leftover},
+    core::Core,
+    hold::Hold,
+    jobs::Ghost,
+    state::{Abandoned, Leftover, Request},
 };
 use crate::{error::StoreError, owner::OwnerId, store::Released};
 
@@ -18,14 +20,6 @@ pub(crate) enum Agreement {
     Silent(StoreError),
 }
 
-/// A hold under a name that is not used any more, which a late execution may still create.
-#[derive(Debug, Clone)]
-pub(crate) struct Ghost {
-    pub(crate) kind: Arc<dyn Kind>,
-    pub(crate) owner: OwnerId,
-    pub(crate) epoch: u64,
-}
-
 impl Core {
     /// The number of the connection that carries requests about this hold.
     pub(crate) fn epoch(&self, hold: &Hold) -> u64 {
@@ -35,20 +29,20 @@ impl Core {
     /// Makes the server record our count, if it does not. In the hold's turn. Sent twice it changes nothing; dropped
     /// midway, the doubt stays and the next in line repeats it.
     pub(crate) async fn agree(&self, hold: &Arc<Hold>) -> Agreement {
-        let Some(asked) = hold.asking(self.epoch(hold)) else { return Agreement::Reached { held: true } };
-        match self.store.release(hold.kind().release(&asked.owner, asked.wanted)).await {
-            Ok(released) => Agreement::Reached { held: self.agreed(hold, &asked, released) },
+        let Some(request) = hold.send_release(self.epoch(hold)) else { return Agreement::Reached { held: true } };
+        match self.store.release(hold.kind().release(&request.owner, request.count)).await {
+            Ok(released) => Agreement::Reached { held: self.agreed(hold, &request, released) },
             Err(error) if error.may_have_executed() => Agreement::Silent(error),
             Err(error) => {
-                hold.not_asked(&asked);
+                hold.not_executed(&request);
                 Agreement::Refused(error)
             }
         }
     }
 
     /// Takes in what the server answered a release. Whether it had recorded this owner, or may have.
-    pub(crate) fn agreed(&self, hold: &Arc<Hold>, asked: &Asked, released: Released) -> bool {
-        let answered = hold.answered(asked, released, self.epoch(hold));
+    pub(crate) fn agreed(&self, hold: &Arc<Hold>, request: &Request, released: Released) -> bool {
+        let answered = hold.released(request, released, self.epoch(hold));
         self.abandon(hold, answered.abandoned);
         answered.held
     }
@@ -60,18 +54,31 @@ impl Core {
 
     /// A future that nobody polls has a request about this hold: undoes what it may do.
     pub(crate) fn orphan(&self, hold: &Arc<Hold>) {
-        if let Some(abandoned) = hold.orphan() {
-            self.abandon(hold, Some(abandoned));
+        // the owner's next acquire comes as soon as this is nobody's, and must know by then
+        if let Some(abandoned) = hold.orphan(|owner| self.retire_name(hold, owner)) {
+            self.lay(hold, abandoned);
             self.holds.forget(hold);
         }
     }
 
     fn abandon(&self, hold: &Hold, abandoned: Option<Abandoned>) {
-        let Some(Abandoned { owner, epoch }) = abandoned else { return };
+        if let Some(abandoned) = abandoned {
+            // in the hold's turn: nobody plans anything before this
+            self.retire_name(hold, &abandoned.owner);
+            self.lay(hold, abandoned);
+        }
+    }
+
+    /// Late executions may use this name: no new hold does.
+    fn retire_name(&self, hold: &Hold, owner: &OwnerId) {
         self.holds.retire_names();
         if owner.is_value() {
-            self.holds.doubt_value(hold.lock_name(), &owner);
+            self.holds.doubt_value(hold.lock_name(), owner);
         }
+    }
+
+    /// Leaves what late executions may do under a name to the janitor.
+    fn lay(&self, hold: &Hold, Abandoned { owner, epoch }: Abandoned) {
         if let Some((_, sibling)) = self.holds.held_sibling(hold.kind(), &hold.caller) {
             sibling.share_its_name(&owner);
         }

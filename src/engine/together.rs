@@ -8,12 +8,13 @@ use std::{pin::pin, sync::Arc};
 use futures_util::future::join_all;
 
 use super::{
-    Core, Kind, Together, Wake,
     acquire::{Acquire, Entered, NO_ANSWER, TOO_LATE},
-    hold::{Hold, Left, Planned},
+    core::{Core, LOCKS_AT_ONCE},
+    failure::{silent, store_error},
+    hold::{Hold, Next},
+    kind::{Kind, Together, Wake},
     settle::UnderWay,
-    silent, store_error,
-    watchdog::BATCH,
+    state::{Left, Request},
 };
 use crate::{
     clock::Instant,
@@ -33,8 +34,8 @@ pub(crate) enum Outcome {
 /// The scripts, if these locks can be taken by one request.
 fn scripts<'a>(core: &Core, kinds: impl ExactSizeIterator<Item = &'a Arc<dyn Kind>> + Clone) -> Option<Together> {
     let first = kinds.clone().next()?;
-    let alike = kinds.clone().all(|kind| kind.family() == first.family() && kind.together().is_some());
-    let together = alike && kinds.len() <= BATCH && core.store.takes_together(kinds.map(|kind| kind.name()));
+    let alike = kinds.clone().all(|kind| kind.about().family == first.about().family && kind.together().is_some());
+    let together = alike && kinds.len() <= LOCKS_AT_ONCE && core.store.takes_together(kinds.map(|kind| kind.name()));
     first.together().filter(|_| together)
 }
 
@@ -53,7 +54,7 @@ impl Acquire<'_> {
         let Some(scripts) = scripts(core, kinds.iter()) else { return Ok(Outcome::NotThisWay) };
         let under_way: Vec<_> =
             kinds.iter().map(|kind| UnderWay { core, hold: core.holds.get_or_insert(kind, &self.owner) }).collect();
-        let (mut turns, mut plans) = (Vec::new(), Vec::new());
+        let (mut turns, mut requests) = (Vec::new(), Vec::new());
         for (UnderWay { hold, .. }, kind) in under_way.iter().zip(kinds) {
             // also where one lock is named twice
             let Ok(turn) = hold.turn.try_lock() else { return Ok(Outcome::NotThisWay) };
@@ -61,27 +62,26 @@ impl Acquire<'_> {
             if hold.count() > 0 {
                 return Ok(Outcome::NotThisWay);
             }
-            let Planned::Send(plan) = hold.plan(kind, &core.holds, core.config.max_holds, false, self.after_loss)?
-            else {
+            let Next::Send(request) = hold.plan(self.door(kind, false), core.holds.around(hold))? else {
                 return Ok(Outcome::NotThisWay);
             };
-            plans.push((hold, plan));
+            requests.push((hold, request));
         }
-        // an era may have begun meanwhile
-        let owner = plans[0].1.owner.clone();
-        if plans.iter().any(|(_, plan)| plan.owner != owner) {
+        // names may have been retired meanwhile
+        let owner = requests[0].1.owner.clone();
+        if requests.iter().any(|(_, request)| request.owner != owner) {
             return Ok(Outcome::NotThisWay);
         }
-        for (hold, _) in &plans {
-            hold.sending(core.epoch(hold));
+        for (hold, request) in &requests {
+            hold.send(request, core.epoch(hold));
         }
-        let not_sent = || {
-            for (hold, plan) in &plans {
-                hold.not_sent(plan);
+        let not_executed = || {
+            for (hold, request) in &requests {
+                hold.not_executed(request);
             }
         };
         // looked at after the holds are in doubt: a shutdown that this look misses will wait for these turns
-        core.check_open().inspect_err(|_| not_sent())?;
+        core.check_open().inspect_err(|_| not_executed())?;
 
         let names = kinds.iter().map(|kind| Arc::clone(kind.name())).collect();
         let call = Call::new(scripts.acquire, names, vec![Arg::from(&owner), self.lease.millis().into()]);
@@ -90,8 +90,8 @@ impl Acquire<'_> {
             Ok(None) => {
                 core.round_trip.take(sent.elapsed());
                 let (mut entered, mut late) = (Vec::new(), false);
-                for (hold, plan) in &plans {
-                    match self.enter(hold, plan, sent, None)? {
+                for (hold, request) in &requests {
+                    match self.take_in(hold, request, sent, None)? {
                         Some(ticket) => entered.push((Arc::clone(hold), ticket)),
                         None => late = true,
                     }
@@ -105,8 +105,8 @@ impl Acquire<'_> {
                 Ok(Outcome::Entered(entered))
             }
             Ok(Some((at, why))) => {
-                for (hold, plan) in &plans {
-                    hold.busy(plan, false, core.epoch(hold));
+                for (hold, request) in &requests {
+                    hold.busy(request, false, core.epoch(hold));
                 }
                 match why {
                     Acquired::WrongKind => Err(Error::WrongLockKind { lock: kinds[at].name().to_string() }),
@@ -115,7 +115,7 @@ impl Acquire<'_> {
             }
             Err(error) if error.may_have_executed() => self.no_answer(error),
             Err(_) => {
-                not_sent();
+                not_executed();
                 Ok(Outcome::NotThisWay)
             }
         }
@@ -176,12 +176,12 @@ impl Core {
         let (mut turns, mut asked) = (Vec::with_capacity(holds.len()), Vec::with_capacity(holds.len()));
         for hold in holds {
             let Ok(turn) = hold.turn.try_lock() else { continue };
-            match hold.asking(self.epoch(hold)) {
+            match hold.send_release(self.epoch(hold)) {
                 Some(release) if release.ends_a_hold() => {
                     turns.push(turn);
                     asked.push((*hold, release));
                 }
-                Some(release) => hold.not_asked(&release),
+                Some(release) => hold.not_executed(&release),
                 None => {}
             }
         }
@@ -190,7 +190,7 @@ impl Core {
         }
         let names = asked.iter().map(|(hold, _)| Arc::clone(hold.kind().name())).collect();
         let of_one = |(hold, release): &(&Arc<Hold>, _)| {
-            let release: &super::hold::Asked = release;
+            let release: &Request = release;
             let channel = match hold.kind().wake(&release.owner) {
                 Wake::Channel(channel) => Arg::from(&channel),
                 Wake::Signal(_) | Wake::Poll(_) => Arg::from(&Arc::from("")),
@@ -205,7 +205,7 @@ impl Core {
                 }
             }
             Err(error) if error.may_have_executed() => return Err(error),
-            Err(_) => asked.iter().for_each(|(hold, release)| hold.not_asked(release)),
+            Err(_) => asked.iter().for_each(|(hold, release)| hold.not_executed(release)),
         }
         Ok(())
     }

@@ -11,9 +11,10 @@ use std::{
 };
 
 use super::{
-    Core, Kind,
+    core::{Core, LOCKS_AT_ONCE},
     due::LOOK,
     hold::{Look, Renewal},
+    kind::Kind,
 };
 use crate::{
     clock::Instant,
@@ -25,13 +26,11 @@ use crate::{
 };
 use futures_util::stream::{FuturesUnordered, StreamExt};
 
-/// Locks in one script call: the server is blocked for a millisecond or so.
-pub(super) const BATCH: usize = 500;
 /// What the server takes for a batch, or a little more: so many batches are under way as fit into a round trip.
 const WORK: Duration = Duration::from_millis(2);
 const MOST_UNDER_WAY: usize = 64;
 /// So often in a row parts of one batch are refused before all of it counts as refused: more often than it takes to find the
-/// one lock of [`BATCH`] that is to blame. To ask for each would only hammer the server.
+/// one lock of [`LOCKS_AT_ONCE`] that is to blame. To ask for each would only hammer the server.
 const MOST_REFUSALS: u32 = 12;
 
 /// What is to be renewed, by script, the most urgent last.
@@ -53,7 +52,7 @@ impl Pending {
     fn next(&mut self) -> Option<(&'static Script, Vec<Renewal>)> {
         let urgent = |(_, renewals): &&mut (&'static Script, Vec<Renewal>)| renewals.last().map(|last| last.deadline);
         let (script, renewals) = self.0.values_mut().filter(|of| !of.1.is_empty()).min_by_key(urgent)?;
-        let rest = renewals.len().saturating_sub(BATCH);
+        let rest = renewals.len().saturating_sub(LOCKS_AT_ONCE);
         Some((*script, renewals.split_off(rest)))
     }
 }

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use super::reentrant::Reentrant;
 use crate::{
-    engine::{Kind, Request, Wake},
+    engine::{About, Kind, Terms, Verbs, Wake},
     keys::LockName,
     options::millis,
     owner::OwnerId,
@@ -46,28 +46,26 @@ impl Fair {
 }
 
 impl Kind for Fair {
-    fn name(&self) -> &Arc<str> {
-        self.record.name()
+    fn about(&self) -> About {
+        About { queues: true, own_channel: true, ..About::plain("fair") }
     }
 
-    fn family(&self) -> &'static str {
-        "fair"
+    fn verbs(&self) -> &dyn Verbs {
+        self
+    }
+}
+
+impl Verbs for Fair {
+    fn name(&self) -> &Arc<str> {
+        self.record.name()
     }
 
     fn wake(&self, owner: &OwnerId) -> Wake {
         Wake::Channel(format!("{}:{owner}", self.channel).into())
     }
 
-    fn queues(&self) -> bool {
-        true
-    }
-
-    fn has_own_channel(&self) -> bool {
-        true
-    }
-
-    fn acquire(&self, request: Request<'_>) -> Call {
-        let Request { owner, lease_ms, holds, waits } = request;
+    fn acquire(&self, terms: Terms<'_>) -> Call {
+        let Terms { owner, lease_ms, holds, waits } = terms;
         let (patience, waits) = (millis(self.patience), u32::from(waits));
         let args =
             vec![owner.into(), lease_ms.into(), holds.into(), patience.into(), waits.into(), (&self.channel).into()];

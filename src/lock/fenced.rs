@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::reentrant::Reentrant;
 use crate::{
-    engine::{Kind, Request, Wake},
+    engine::{About, Kind, Terms, Verbs, Wake},
     keys::{FENCE, LockName},
     owner::OwnerId,
     store::{Arg, Call, Script, script},
@@ -28,25 +28,27 @@ impl Fenced {
 }
 
 impl Kind for Fenced {
+    fn about(&self) -> About {
+        About { token: true, ..self.record.about() }
+    }
+
+    fn verbs(&self) -> &dyn Verbs {
+        self
+    }
+}
+
+impl Verbs for Fenced {
     fn name(&self) -> &Arc<str> {
         self.record.name()
-    }
-
-    fn family(&self) -> &'static str {
-        self.record.family()
-    }
-
-    fn has_token(&self) -> bool {
-        true
     }
 
     fn wake(&self, owner: &OwnerId) -> Wake {
         self.record.wake(owner)
     }
 
-    fn acquire(&self, request: Request<'_>) -> Call {
+    fn acquire(&self, terms: Terms<'_>) -> Call {
         let keys = vec![Arc::clone(self.name()), Arc::clone(&self.token)];
-        Call::new(&ACQUIRE, keys, vec![request.owner.into(), request.lease_ms.into(), request.holds.into()])
+        Call::new(&ACQUIRE, keys, vec![terms.owner.into(), terms.lease_ms.into(), terms.holds.into()])
     }
 
     fn release(&self, owner: &OwnerId, holds: u32) -> Call {

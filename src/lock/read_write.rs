@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use super::Lock;
 use crate::{
-    engine::{Kind, Request, Sibling, Wake},
+    engine::{About, Kind, Sibling, Terms, Verbs, Wake},
     error::Result,
     guard::LockGuard,
     keys::LockName,
@@ -178,34 +178,29 @@ impl Read {
 }
 
 impl Kind for Read {
+    fn about(&self) -> About {
+        let sibling = Some(Sibling { family: "write", excludes: false });
+        // each hold has a key, and scripts look at all of them
+        About { shared: true, max_holds: 99_999, sibling, ..About::plain("read") }
+    }
+
+    fn verbs(&self) -> &dyn Verbs {
+        self
+    }
+}
+
+impl Verbs for Read {
     fn name(&self) -> &Arc<str> {
         &self.0.name
-    }
-
-    fn family(&self) -> &'static str {
-        "read"
-    }
-
-    fn sibling(&self) -> Option<Sibling> {
-        Some(Sibling { family: "write", excludes: false })
-    }
-
-    fn shares(&self) -> bool {
-        true
-    }
-
-    /// Each hold has a key, and scripts look at all of them.
-    fn max_holds(&self) -> u32 {
-        99_999
     }
 
     fn wake(&self, _: &OwnerId) -> Wake {
         Wake::Channel(Arc::clone(&self.0.channel))
     }
 
-    fn acquire(&self, request: Request<'_>) -> Call {
-        let hold: Arc<str> = format!("{}{}:rwlock_timeout:", self.0.holds, request.owner).into();
-        let args = vec![request.owner.into(), request.lease_ms.into(), request.holds.into(), (&hold).into()];
+    fn acquire(&self, terms: Terms<'_>) -> Call {
+        let hold: Arc<str> = format!("{}{}:rwlock_timeout:", self.0.holds, terms.owner).into();
+        let args = vec![terms.owner.into(), terms.lease_ms.into(), terms.holds.into(), (&hold).into()];
         Call::new(&READ_ACQUIRE, self.0.key_and_intent(), args)
     }
 
@@ -237,30 +232,29 @@ impl Write {
 }
 
 impl Kind for Write {
+    fn about(&self) -> About {
+        let sibling = Some(Sibling { family: "read", excludes: true });
+        // a writer that waits leaves an intent
+        About { queues: true, sibling, ..About::plain("write") }
+    }
+
+    fn verbs(&self) -> &dyn Verbs {
+        self
+    }
+}
+
+impl Verbs for Write {
     fn name(&self) -> &Arc<str> {
         &self.0.name
-    }
-
-    fn family(&self) -> &'static str {
-        "write"
-    }
-
-    fn sibling(&self) -> Option<Sibling> {
-        Some(Sibling { family: "read", excludes: true })
-    }
-
-    /// A writer that waits leaves an intent.
-    fn queues(&self) -> bool {
-        true
     }
 
     fn wake(&self, _: &OwnerId) -> Wake {
         Wake::Channel(Arc::clone(&self.0.channel))
     }
 
-    fn acquire(&self, request: Request<'_>) -> Call {
-        let intent = if request.waits { INTENT_MS } else { 0 };
-        let args = vec![request.owner.into(), request.lease_ms.into(), request.holds.into(), intent.into()];
+    fn acquire(&self, terms: Terms<'_>) -> Call {
+        let intent = if terms.waits { INTENT_MS } else { 0 };
+        let args = vec![terms.owner.into(), terms.lease_ms.into(), terms.holds.into(), intent.into()];
         Call::new(&WRITE_ACQUIRE, self.0.key_and_intent(), args)
     }
 

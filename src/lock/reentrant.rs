@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::{
-    engine::{Kind, Request, Together, Wake},
+    engine::{About, Kind, Terms, Together, Verbs, Wake},
     keys::LockName,
     owner::OwnerId,
     store::{Arg, Call, Script, script},
@@ -45,20 +45,26 @@ impl Reentrant {
 }
 
 impl Kind for Reentrant {
-    fn name(&self) -> &Arc<str> {
-        self.name.as_arc()
+    fn about(&self) -> About {
+        About::plain("reentrant")
     }
 
-    fn family(&self) -> &'static str {
-        "reentrant"
+    fn verbs(&self) -> &dyn Verbs {
+        self
+    }
+}
+
+impl Verbs for Reentrant {
+    fn name(&self) -> &Arc<str> {
+        self.name.as_arc()
     }
 
     fn wake(&self, _: &OwnerId) -> Wake {
         Wake::Channel(self.name.channel())
     }
 
-    fn acquire(&self, request: Request<'_>) -> Call {
-        Call::new(&ACQUIRE, self.key(), vec![request.owner.into(), request.lease_ms.into(), request.holds.into()])
+    fn acquire(&self, terms: Terms<'_>) -> Call {
+        Call::new(&ACQUIRE, self.key(), vec![terms.owner.into(), terms.lease_ms.into(), terms.holds.into()])
     }
 
     fn release(&self, owner: &OwnerId, holds: u32) -> Call {
@@ -91,8 +97,8 @@ mod tests {
     fn a_kind_is_a_description() {
         let lock = Reentrant::new(&LockName::new("", "orders:7", 1024).unwrap());
         let owner = OwnerId::named(&ClientId::random(), "me").unwrap();
-        let request = Request { owner: &owner, lease_ms: 30_000, holds: 1, waits: false };
-        for call in [lock.acquire(request), lock.release(&owner, 0), lock.force_release(), lock.inspect()] {
+        let terms = Terms { owner: &owner, lease_ms: 30_000, holds: 1, waits: false };
+        for call in [lock.acquire(terms), lock.release(&owner, 0), lock.force_release(), lock.inspect()] {
             assert_eq!(call.keys.len(), 1, "{}", call.script.name);
             assert_eq!(&*call.keys[0], "orders:7");
         }

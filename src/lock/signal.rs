@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use crate::{
-    engine::{Kind, Request, Wake},
+    engine::{About, Kind, Terms, Verbs, Wake},
     keys::{LockName, SIGNAL_LIST, SIGNAL_RECORD},
     options::{SignalOptions, millis},
     owner::OwnerId,
@@ -69,28 +69,22 @@ impl Signal {
 }
 
 impl Kind for Signal {
+    fn about(&self) -> About {
+        About { reentrant: false, values: true, endless: !self.options.expires, ..About::plain("signal") }
+    }
+
+    fn verbs(&self) -> &dyn Verbs {
+        self
+    }
+}
+
+impl Verbs for Signal {
     fn name(&self) -> &Arc<str> {
         &self.name
     }
 
     fn record(&self) -> &Arc<str> {
         &self.record
-    }
-
-    fn family(&self) -> &'static str {
-        "signal"
-    }
-
-    fn is_reentrant(&self) -> bool {
-        false
-    }
-
-    fn takes_values(&self) -> bool {
-        true
-    }
-
-    fn is_endless(&self) -> bool {
-        !self.options.expires
     }
 
     fn wake(&self, _: &OwnerId) -> Wake {
@@ -101,12 +95,17 @@ impl Kind for Signal {
         Some(Call::new(&SIGNAL, self.keys(), vec![self.life().into()]))
     }
 
-    fn acquire(&self, request: Request<'_>) -> Call {
-        Call::new(&ACQUIRE, vec![Arc::clone(&self.record)], vec![request.owner.into(), request.lease_ms.into()])
+    fn acquire(&self, terms: Terms<'_>) -> Call {
+        Call::new(&ACQUIRE, vec![Arc::clone(&self.record)], vec![terms.owner.into(), terms.lease_ms.into()])
     }
 
     fn release(&self, owner: &OwnerId, holds: u32) -> Call {
         Call::new(&RELEASE, self.keys(), vec![owner.into(), holds.into(), self.life().into()])
+    }
+
+    /// There is no count to compare.
+    fn release_if(&self, owner: &OwnerId, holds: u32, _: u32) -> Call {
+        self.release(owner, holds)
     }
 
     fn renew(&self) -> &'static Script {

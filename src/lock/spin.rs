@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::reentrant::Reentrant;
 use crate::{
-    engine::{Kind, Request, Together, Wake},
+    engine::{About, Kind, Terms, Together, Verbs, Wake},
     keys::LockName,
     options::Backoff,
     owner::OwnerId,
@@ -25,20 +25,26 @@ impl Spin {
 }
 
 impl Kind for Spin {
-    fn name(&self) -> &Arc<str> {
-        self.record.name()
+    fn about(&self) -> About {
+        self.record.about()
     }
 
-    fn family(&self) -> &'static str {
-        self.record.family()
+    fn verbs(&self) -> &dyn Verbs {
+        self
+    }
+}
+
+impl Verbs for Spin {
+    fn name(&self) -> &Arc<str> {
+        self.record.name()
     }
 
     fn wake(&self, _: &OwnerId) -> Wake {
         Wake::Poll(self.backoff.into())
     }
 
-    fn acquire(&self, request: Request<'_>) -> Call {
-        self.record.acquire(request)
+    fn acquire(&self, terms: Terms<'_>) -> Call {
+        self.record.acquire(terms)
     }
 
     fn release(&self, owner: &OwnerId, holds: u32) -> Call {

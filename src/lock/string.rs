@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use crate::{
-    engine::{Kind, Request, Wake},
+    engine::{About, Kind, Terms, Verbs, Wake},
     keys::{FENCE, LockName},
     options::Backoff,
     owner::OwnerId,
@@ -37,32 +37,35 @@ impl StringRecord {
 }
 
 impl Kind for StringRecord {
-    fn name(&self) -> &Arc<str> {
-        &self.name
+    fn about(&self) -> About {
+        About { reentrant: false, values: true, ..About::plain("string") }
     }
 
-    fn family(&self) -> &'static str {
-        "string"
+    fn verbs(&self) -> &dyn Verbs {
+        self
+    }
+}
+
+impl Verbs for StringRecord {
+    fn name(&self) -> &Arc<str> {
+        &self.name
     }
 
     fn wake(&self, _: &OwnerId) -> Wake {
         Wake::Poll(self.backoff.into())
     }
 
-    fn is_reentrant(&self) -> bool {
-        false
-    }
-
-    fn takes_values(&self) -> bool {
-        true
-    }
-
-    fn acquire(&self, request: Request<'_>) -> Call {
-        Call::new(&ACQUIRE, self.key(), vec![request.owner.into(), request.lease_ms.into()])
+    fn acquire(&self, terms: Terms<'_>) -> Call {
+        Call::new(&ACQUIRE, self.key(), vec![terms.owner.into(), terms.lease_ms.into()])
     }
 
     fn release(&self, owner: &OwnerId, _: u32) -> Call {
         Call::new(&RELEASE, self.key(), vec![owner.into()])
+    }
+
+    /// There is no count to compare.
+    fn release_if(&self, owner: &OwnerId, holds: u32, _: u32) -> Call {
+        self.release(owner, holds)
     }
 
     fn renew(&self) -> &'static Script {

@@ -8,11 +8,12 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 use tokio::{sync::mpsc, time::sleep};
 
 use super::{
-    Core, Kind,
-    hub::{GRACE, Gate, RETRY, Request, remove_left},
+    gate::Gate,
+    hub::{Event, LINGER, LISTEN_AGAIN, remove_left},
 };
 use crate::{
     clock::Instant,
+    engine::{core::Core, kind::Kind},
     error::{StoreError, StoreErrorKind},
     log,
 };
@@ -30,10 +31,10 @@ const LOOKS: (Duration, Duration, Duration) =
     (Duration::from_micros(25), Duration::from_millis(50), Duration::from_millis(250));
 
 /// Pops for all who wait, until the client ends.
-pub(crate) async fn read(core: Arc<Core>, requests: mpsc::UnboundedReceiver<Request>) {
+pub(crate) async fn read(core: Arc<Core>, events: mpsc::UnboundedReceiver<Event>) {
     let mut reader = Reader {
         core,
-        requests,
+        events,
         wanted: HashMap::new(),
         left: Vec::new(),
         bell: None,
@@ -55,7 +56,7 @@ pub(crate) async fn read(core: Arc<Core>, requests: mpsc::UnboundedReceiver<Requ
 
 struct Reader {
     core: Arc<Core>,
-    requests: mpsc::UnboundedReceiver<Request>,
+    events: mpsc::UnboundedReceiver<Event>,
     /// Whose lists to pop from.
     wanted: HashMap<Arc<str>, Arc<Gate>>,
     left: Vec<(Instant, Arc<Gate>)>,
@@ -80,8 +81,8 @@ impl Reader {
     /// Sleeps while nobody waits; `false`: the client has ended.
     async fn wait_until_wanted(&mut self) -> bool {
         loop {
-            while let Ok(request) = self.requests.try_recv() {
-                self.take_in(request);
+            while let Ok(event) = self.events.try_recv() {
+                self.take_in(event);
             }
             self.forget_left();
             self.wanted.retain(|_, gate| !gate.stop_unless_more_than(0));
@@ -92,8 +93,8 @@ impl Reader {
                 return true;
             }
             tokio::select! {
-                request = self.requests.recv() => match request {
-                    Some(request) => _ = self.take_in(request),
+                event = self.events.recv() => match event {
+                    Some(event) => _ = self.take_in(event),
                     None => return false,
                 },
                 () = grace(&self.left), if !self.left.is_empty() => {}
@@ -134,8 +135,8 @@ impl Reader {
                     }
                     return Ok(popped?.and_then(|list| asked.get(&list).cloned()));
                 }
-                request = self.requests.recv() => match request {
-                    Some(request) => self.take_in(request),
+                event = self.events.recv() => match event {
+                    Some(event) => self.take_in(event),
                     None => return Ok(None),
                 },
                 () = grace(&self.left), if !self.left.is_empty() => self.forget_left(),
@@ -173,13 +174,13 @@ impl Reader {
     }
 
     /// Whether other lists are wanted now.
-    fn take_in(&mut self, request: Request) -> bool {
-        match request {
-            Request::Subscribe(gate) => {
+    fn take_in(&mut self, event: Event) -> bool {
+        match event {
+            Event::Subscribe(gate) => {
                 self.busy.insert(Arc::clone(&gate.channel), Instant::now());
                 self.wanted.insert(Arc::clone(&gate.channel), gate).is_none()
             }
-            Request::Left(gate) => {
+            Event::Left(gate) => {
                 if gate.take_unheard() {
                     self.hand_back(&gate.kind);
                 }
@@ -252,14 +253,14 @@ impl Reader {
             return;
         }
         log::later!(DEBUG, error = error; "cannot wait for lists; trying again");
-        let Ok(link) = self.core.store.lists().await else { return sleep(RETRY).await };
+        let Ok(link) = self.core.store.lists().await else { return sleep(LISTEN_AGAIN).await };
         if error.kind() == StoreErrorKind::Timeout {
             link.reset().await;
         }
         if self.epoch != Some(link.epoch()) {
             return;
         }
-        sleep(RETRY).await;
+        sleep(LISTEN_AGAIN).await;
         // it may have popped an element all the same
         if error.may_have_executed() {
             self.core.signals.wake_all();
@@ -268,5 +269,5 @@ impl Reader {
 }
 
 fn grace(left: &[(Instant, Arc<Gate>)]) -> tokio::time::Sleep {
-    sleep(left.first().map_or(GRACE, |(since, _)| (*since + GRACE).saturating_duration_since(Instant::now())))
+    sleep(left.first().map_or(LINGER, |(since, _)| (*since + LINGER).saturating_duration_since(Instant::now())))
 }

@@ -1,0 +1,191 @@
+//! What a client's handles, guards and its own thread share.
+
+use std::{
+    fmt,
+    ops::Deref,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+        mpsc,
+    },
+    time::Duration,
+};
+
+use tokio::{
+    runtime::Handle,
+    sync::{MutexGuard, oneshot},
+    time::Sleep,
+};
+
+use super::{hold::Hold, holds::Holds, jobs::Janitor, kind::Kind, wait::hub::Hub};
+use crate::{
+    clock::Instant,
+    error::{Error, Result, StoreError, StoreErrorKind},
+    options::{AcquireOptions, Config},
+    owner::{ClientId, OwnerId},
+    store::Store,
+};
+
+/// Locks in one script call: the server is blocked for a millisecond or so.
+pub(super) const LOCKS_AT_ONCE: usize = 500;
+/// How long the drop of a client's last handle waits for releases that are under way: a process that ends next would take
+/// them along.
+const CLOSING: Duration = Duration::from_millis(500);
+
+/// Everything that one client shares between its handles, its guards and its own thread.
+pub(crate) struct Core {
+    pub(crate) client: ClientId,
+    pub(crate) config: Config,
+    pub(crate) store: Store,
+    pub(crate) holds: Holds,
+    /// Channels, and who waits for their messages.
+    pub(super) hub: Hub,
+    /// The same for lists and their elements.
+    pub(super) signals: Hub,
+    pub(crate) janitor: Janitor,
+    pub(crate) round_trip: RoundTrip,
+    /// The server refused the last renewals as a whole.
+    pub(super) renewals_are_refused: AtomicBool,
+    pub(super) runtime: Handle,
+    /// Whether a runtime of the user's drives the connection.
+    pub(super) is_driven: bool,
+    pub(super) closed: AtomicBool,
+}
+
+impl fmt::Debug for Core {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Core")
+            .field("client", &self.client.as_str())
+            .field("store", &self.store)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Keeps the client's thread alive: held by clients, locks and guards. The last one ends it.
+#[derive(Debug)]
+pub(crate) struct Anchor {
+    pub(super) core: Arc<Core>,
+    pub(super) end: Option<oneshot::Sender<()>>,
+}
+
+impl Deref for Anchor {
+    type Target = Core;
+
+    fn deref(&self) -> &Core {
+        &self.core
+    }
+}
+
+impl Drop for Anchor {
+    /// The client's thread goes on until what was dropped is released. If anything is under way, this waits for it, for
+    /// [`CLOSING`] at most: perhaps the process is about to end.
+    fn drop(&mut self) {
+        let (core, end) = (Arc::clone(&self.core), self.end.take());
+        let under_way = self.core.janitor.pending() > 0;
+        let (settled, told) = mpsc::sync_channel(1);
+        self.core.runtime.spawn(async move {
+            let _ = tokio::time::timeout(core.settling_time(), core.janitor.idle()).await;
+            let _ = settled.try_send(());
+            core.closed.store(true, Ordering::Release);
+            core.store.close().await;
+            drop(end);
+        });
+        // the thread that drives the connection cannot wait for an answer
+        let drives = self.core.is_driven || Handle::try_current().is_ok_and(|here| here.id() == self.core.runtime.id());
+        if under_way && !drives {
+            let _ = told.recv_timeout(CLOSING);
+        }
+    }
+}
+
+/// How long a request takes: at least as long as the last one, and not much less than those before.
+#[derive(Debug)]
+pub(crate) struct RoundTrip(AtomicU64);
+
+impl RoundTrip {
+    pub(super) fn new(first: Duration) -> Self {
+        Self(AtomicU64::new(u64::try_from(first.as_micros()).unwrap_or(u64::MAX)))
+    }
+
+    /// A future that is polled late takes its answer late: one sample counts for twice of what is known at most.
+    pub(crate) fn take(&self, sample: Duration) {
+        const NEW: u64 = 40_000;
+        let known = self.0.load(Ordering::Relaxed);
+        let sample = u64::try_from(sample.as_micros()).unwrap_or(u64::MAX).min(known.saturating_mul(2) + NEW);
+        self.0.store(if sample >= known { sample } else { known - (known - sample) / 8 }, Ordering::Relaxed);
+    }
+
+    /// With a quarter more: they vary.
+    pub(crate) fn get(&self) -> Duration {
+        let micros = self.0.load(Ordering::Relaxed);
+        Duration::from_micros(micros.saturating_add(micros / 4))
+    }
+}
+
+impl Core {
+    pub(super) fn check_open(&self) -> Result<()> {
+        if self.closed.load(Ordering::Acquire) { Err(Error::Closed) } else { Ok(()) }
+    }
+
+    /// From here on nothing begins, and nobody waits.
+    pub(super) fn close(&self) {
+        self.closed.store(true, Ordering::Release);
+        self.hub.close();
+        self.signals.close();
+    }
+
+    /// A timer of the client's own runtime: the caller's may have none, or a paused clock.
+    pub(crate) fn sleep_until(&self, at: Instant) -> Sleep {
+        let _context = self.runtime.enter();
+        tokio::time::sleep(at.saturating_duration_since(Instant::now()))
+    }
+
+    /// Who acquires: the one door at which identity is resolved.
+    pub(super) fn resolve(&self, kind: &Arc<dyn Kind>, options: &AcquireOptions) -> Result<OwnerId> {
+        if let Some(value) = &options.rare().value {
+            let refuse = |reason| Err(Error::InvalidOwner { owner: value.clone(), reason });
+            if !kind.about().values {
+                return refuse("this kind of lock records tasks; acquire as an owner, or use a string lock");
+            }
+            return match OwnerId::from_value(value)? {
+                owner if owner.is_value() => Ok(owner),
+                _ => refuse("it reads as a client's task; use another text"),
+            };
+        }
+        match &options.rare().owner {
+            None => Ok(OwnerId::current(&self.client)),
+            Some(owner) if owner.is_of(&self.client) => Ok(owner.clone()),
+            Some(owner) => Err(Error::InvalidOwner {
+                owner: owner.to_string(),
+                reason: "it belongs to another client, which alone knows its hold count; \
+                         here it can be released or extended, not acquired as",
+            }),
+        }
+    }
+
+    /// When a hold is over that was acquired a moment ago without a lease, if nobody renews it.
+    pub(super) fn default_end(&self, kind: &Arc<dyn Kind>) -> Instant {
+        if kind.about().endless { Instant::NEVER } else { Instant::now() + self.config.watchdog_timeout }
+    }
+
+    /// How long a settlement may take while the server answers.
+    pub(super) fn settling_time(&self) -> Duration {
+        2 * self.config.command_timeout() + Duration::from_millis(100)
+    }
+
+    /// The turn of a hold; no timer where it is free. Whoever has it may be a future that nobody polls any more.
+    pub(super) async fn turn<'h>(&self, hold: &'h Hold, limit: Instant) -> Result<MutexGuard<'h, ()>, StoreError> {
+        if let Ok(turn) = hold.turn.try_lock() {
+            return Ok(turn);
+        }
+        tokio::select! {
+            biased;
+            turn = hold.turn.lock() => Ok(turn),
+            () = self.sleep_until(limit) => Err(StoreError::new(
+                StoreErrorKind::Overloaded,
+                false,
+                "another call of this owner is under way; is its future polled?",
+            )),
+        }
+    }
+}

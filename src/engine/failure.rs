@@ -1,0 +1,17 @@
+//! Failures of the store, as a lock tells them.
+
+use crate::error::{Error, StoreError, StoreErrorKind};
+
+/// A failure of the store, told as one of this lock.
+pub(super) fn store_error(lock: &str, source: StoreError) -> Error {
+    let lock = lock.to_owned();
+    match source.kind() {
+        StoreErrorKind::WrongType => Error::WrongType { lock },
+        _ if source.may_have_executed() => Error::Unconfirmed { lock, source },
+        _ => Error::Store { lock, source },
+    }
+}
+
+pub(super) fn silent(what: &'static str) -> StoreError {
+    StoreError::new(StoreErrorKind::Timeout, true, what)
+}

@@ -1,0 +1,104 @@
+//! The janitor's list: what is to be settled though nobody awaits it.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering},
+};
+
+use tokio::sync::{Notify, Semaphore, mpsc, oneshot};
+
+use super::{hold::Hold, kind::Kind};
+use crate::{error::Result, log, owner::OwnerId};
+
+/// How many requests of settlements are under way at once; the rest waits its turn.
+const CONCURRENCY: usize = 512;
+/// The janitor's list. Posting never blocks and needs no runtime.
+#[derive(Debug)]
+pub(crate) struct Janitor {
+    jobs: mpsc::UnboundedSender<Job>,
+    pending: AtomicUsize,
+    idle: Notify,
+    slots: Semaphore,
+}
+
+#[derive(Debug)]
+pub(crate) enum Job {
+    Settle(Arc<Hold>),
+    Bust(Ghost),
+    /// Take one hold off what the server records; tell what came of the first try.
+    TakeOff {
+        kind: Arc<dyn Kind>,
+        owner: OwnerId,
+        /// The guard of a lock that was handed over in part was given up: this goes on until it counts.
+        hold: Option<Arc<Hold>>,
+        tell: Option<oneshot::Sender<Result<()>>>,
+    },
+    /// Make the server record so many holds of a lock that was handed over.
+    Lower {
+        hold: Arc<Hold>,
+        holds: u32,
+    },
+}
+
+impl Janitor {
+    pub(crate) fn new() -> (Self, mpsc::UnboundedReceiver<Job>) {
+        let (jobs, list) = mpsc::unbounded_channel();
+        let slots = Semaphore::new(CONCURRENCY);
+        (Self { jobs, pending: AtomicUsize::new(0), idle: Notify::new(), slots }, list)
+    }
+
+    /// Makes the server agree with a hold, sometime soon.
+    pub(crate) fn settle(&self, hold: &Arc<Hold>) {
+        if hold.list() {
+            self.post(Job::Settle(Arc::clone(hold)));
+        }
+    }
+
+    /// Removes what a late execution may leave behind under an abandoned name.
+    pub(crate) fn lay(&self, ghost: Ghost) {
+        self.post(Job::Bust(ghost));
+    }
+
+    pub(crate) fn post(&self, job: Job) {
+        self.pending.fetch_add(1, Ordering::AcqRel);
+        if let Err(refused) = self.jobs.send(job) {
+            self.done(1);
+            log::later!(WARN, job = format!("{:?}", refused.0); "the lock client has ended; the lease will free the lock");
+        }
+    }
+
+    pub(super) fn done(&self, jobs: usize) {
+        if self.pending.fetch_sub(jobs, Ordering::AcqRel) == jobs {
+            self.idle.notify_waiters();
+        }
+    }
+
+    /// Whoever makes a request of a settlement has one of these, and holds it no longer than that.
+    pub(super) fn slots(&self) -> &Semaphore {
+        &self.slots
+    }
+
+    /// How many jobs are not done.
+    pub(crate) fn pending(&self) -> usize {
+        self.pending.load(Ordering::Acquire)
+    }
+
+    /// Waits until the list is empty.
+    pub(crate) async fn idle(&self) {
+        loop {
+            let idle = self.idle.notified();
+            if self.pending() == 0 {
+                return;
+            }
+            idle.await;
+        }
+    }
+}
+
+/// A hold under a name that is not used any more, which a late execution may still create.
+#[derive(Debug, Clone)]
+pub(crate) struct Ghost {
+    pub(crate) kind: Arc<dyn Kind>,
+    pub(crate) owner: OwnerId,
+    pub(crate) epoch: u64,
+}

@@ -1,0 +1,103 @@
+//! Starts a client: its thread, its connections, and the tasks that run there.
+
+use std::{
+    future::Future,
+    sync::{Arc, atomic::AtomicBool},
+    thread,
+    time::Duration,
+};
+
+use tokio::{
+    runtime::{Builder, Handle},
+    sync::oneshot,
+};
+
+use super::{
+    core::{Anchor, Core, RoundTrip},
+    holds::Holds,
+    janitor,
+    jobs::Janitor,
+    wait::{hub::Hub, lists, messages},
+    watchdog,
+};
+use crate::{
+    clock::Instant,
+    error::{Error, Result},
+    log,
+    options::Config,
+    owner::ClientId,
+    store::{Endpoint, Store},
+};
+
+/// Starts the client's thread and connects.
+pub(crate) async fn connect(endpoint: Endpoint, config: Config, driver: Option<Handle>) -> Result<Arc<Anchor>> {
+    let config = config.validate()?;
+    let no_thread = |error: std::io::Error| Error::InvalidConfig { reason: format!("cannot start a thread: {error}") };
+    let runtime = Builder::new_current_thread().enable_all().build().map_err(no_thread)?;
+    let handle = runtime.handle().clone();
+    let (end, ended) = oneshot::channel::<()>();
+    thread::Builder::new()
+        .name("nestlock".into())
+        .spawn(move || {
+            let _ = runtime.block_on(ended);
+            runtime.shutdown_background();
+        })
+        .map_err(no_thread)?;
+    let started = handle.spawn(start(endpoint, config, handle.clone(), driver));
+    let core = started.await.unwrap_or(Err(Error::Closed))?;
+    Ok(Arc::new(Anchor { core, end: Some(end) }))
+}
+
+async fn start(endpoint: Endpoint, config: Config, runtime: Handle, driver: Option<Handle>) -> Result<Arc<Core>> {
+    let is_driven = driver.is_some();
+    let driver = driver.unwrap_or_else(|| runtime.clone());
+    let store = Store::connect(&endpoint, &config, &runtime, driver).await?;
+    let asked = Instant::now();
+    let answered = store.link("").barrier().await.is_ok();
+    let round_trip = RoundTrip::new(if answered { asked.elapsed() } else { Duration::ZERO });
+    let (hub, subscriptions) = Hub::new();
+    let (signals, lists) = Hub::new();
+    let (janitor, list) = Janitor::new();
+    let core = Arc::new(Core {
+        client: ClientId::random(),
+        holds: Holds::new(config.command_timeout()),
+        config,
+        store,
+        hub,
+        signals,
+        janitor,
+        round_trip,
+        renewals_are_refused: AtomicBool::new(false),
+        runtime: runtime.clone(),
+        is_driven,
+        closed: AtomicBool::new(false),
+    });
+    tokio::spawn(janitor::run(Arc::clone(&core), list));
+    keep_running("watchdog", &core, watchdog::run);
+    keep_running("message reader", &core, |core| async move {
+        messages::read(&core.hub, core.store.subscriptions()).await;
+    });
+    let subscriber = Arc::clone(&core);
+    tokio::spawn(
+        async move { messages::subscribe(&subscriber.hub, subscriber.store.subscriptions(), subscriptions).await },
+    );
+    tokio::spawn(lists::read(Arc::clone(&core), lists));
+    Ok(core)
+}
+
+/// Starts a task again should it ever panic: one bad hold must not cost the others their renewal.
+fn keep_running<F>(name: &'static str, core: &Arc<Core>, task: fn(Arc<Core>) -> F)
+where
+    F: Future<Output = ()> + Send + 'static,
+{
+    let core = Arc::clone(core);
+    tokio::spawn(async move {
+        while let Err(error) = tokio::spawn(task(Arc::clone(&core))).await {
+            if error.is_cancelled() {
+                return;
+            }
+            log::later!(ERROR, name = name, error = error; "a task of the lock client panicked; starting it again");
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    });
+}

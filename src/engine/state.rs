@@ -1,0 +1,414 @@
+//! What one owner has of one lock, as a value: what we want the server to record, what it is known to record, and the
+//! transitions between.
+//!
+//! No I/O and no clock: instants and epochs are passed in, and what is to be done besides is told by [`Effects`].
+
+use std::{
+    sync::{Arc, MutexGuard},
+    time::Duration,
+};
+
+use super::{
+    generation::{Books, End, Generation},
+    kind::About,
+    lease::Millis,
+};
+use crate::{clock::Instant, error::LossReason, owner::OwnerId};
+
+/// The state of a hold.
+#[derive(Debug)]
+pub(super) struct State {
+    pub(super) standing: Standing,
+    /// The owner as the server knows it.
+    pub(super) owner: OwnerId,
+    /// The suffix that the name was made with.
+    pub(super) suffix: Option<u64>,
+    /// Acquires of this owner that wait in the lock's queue.
+    pub(super) waiters: u32,
+    /// The name under which the sibling is held may be used by somebody else: a late execution about this one, or whoever
+    /// it was handed over to.
+    pub(super) sibling_in_doubt: bool,
+    pub(super) server: ServerSide,
+    /// An acquire under this name was answered over a newer connection than that of an earlier one, of this epoch, which
+    /// may still be executed.
+    pub(super) late: Option<u64>,
+    /// When the last request was sent.
+    asked: Instant,
+    /// The generation that is held; that was given up, until the server agrees; or that was lost, while a guard of it
+    /// lives.
+    pub(super) current: Option<Arc<Generation>>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Standing {
+    /// It is this client's business.
+    Ours,
+    /// Somebody else may release it, or was asked to: the server's count is not ours alone any more.
+    HandedOver,
+    /// A request about it is in the hands of a future that nobody polls: what it may do is undone under the old name, and
+    /// the owner goes on with a new hold.
+    Orphaned,
+}
+
+/// What the server records for this owner, as far as we know.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum ServerSide {
+    Holds(u32),
+    /// It is in the lock's queue, and holds nothing.
+    Waits,
+    /// A request is under way or its answer was lost; the first such went out in this epoch of the link.
+    InDoubt {
+        epoch: u64,
+        /// Whether a release is among them.
+        release: bool,
+    },
+}
+
+/// A request about this hold: planned, then sent, and then answered, or known not to be executed, or in doubt.
+#[derive(Debug)]
+pub(crate) struct Request {
+    pub(crate) owner: OwnerId,
+    /// The count that it leads to.
+    pub(crate) count: u32,
+    /// What the server records until then.
+    pub(super) before: ServerSide,
+    pub(super) is_release: bool,
+}
+
+impl Request {
+    /// Whether all that it has to do is to end a hold: nothing is kept, and nothing is in doubt.
+    pub(crate) fn ends_a_hold(&self) -> bool {
+        self.count == 0 && matches!(self.before, ServerSide::Holds(_))
+    }
+}
+
+/// How somebody acquires.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Door {
+    /// The caller's kind, which may be another of the family than the one that the hold was made for.
+    pub(crate) about: About,
+    /// Whoever asks will wait: in the lock's queue, if it has one.
+    pub(crate) waits: bool,
+    /// How often one owner may hold it.
+    pub(crate) max_holds: u32,
+    /// Whoever asks knows of the loss that its guards tell of.
+    pub(crate) after_loss: bool,
+}
+
+/// What a hold must know of others.
+#[derive(Debug)]
+pub(crate) struct Around {
+    /// What the same owner has of the sibling kind.
+    pub(super) sibling: Option<HeldSibling>,
+    /// Earlier suffixes may still be used by late executions.
+    pub(super) suffix: u64,
+    /// The owner is a value that late executions may still use: it has no other name.
+    pub(super) value_in_doubt: bool,
+}
+
+/// The other half of a read-write lock, held by the same owner.
+#[derive(Debug)]
+pub(super) struct HeldSibling {
+    /// Whoever holds it would wait for itself.
+    pub(super) excludes: bool,
+    /// The owner as the server knows it there.
+    pub(super) owner: OwnerId,
+    /// Somebody else may use that name.
+    pub(super) in_doubt: bool,
+}
+
+/// What comes of planning an acquire.
+#[derive(Debug)]
+pub(super) enum Planned {
+    Send(Request),
+    /// The server does not agree with the books: that comes first.
+    Unsettled,
+    /// The hold is not this client's business any more: take another.
+    Gone,
+    Refused(Refusal),
+}
+
+/// Why an acquire is not sent.
+#[derive(Debug)]
+pub(super) enum Refusal {
+    /// A guard of what was lost lives.
+    Lost(OwnerId, LossReason),
+    NotReentrant(OwnerId),
+    NoToken(OwnerId),
+    TooManyHolds(OwnerId, u32),
+    ValueInDoubt,
+    SiblingInDoubt,
+    /// It would wait for its own hold of the sibling.
+    Upgrade(OwnerId),
+}
+
+/// What a transition leaves to do when the state is not locked any more: wakers and subscribers are the user's code.
+#[derive(Debug, Default)]
+pub(super) struct Effects {
+    /// Its guards are to be told.
+    pub(super) ended: Option<Arc<Generation>>,
+    /// It had a guard when it was lost: so many holds.
+    pub(super) lost: Option<(LossReason, u32)>,
+}
+
+/// What a release came to.
+#[derive(Debug)]
+pub(super) struct Answered {
+    /// Whether the server had recorded this owner, or may have.
+    pub(super) held: bool,
+    /// A name that is not used any more.
+    pub(super) abandoned: Option<Abandoned>,
+}
+
+/// A name that late executions may still use; the oldest was sent in this epoch.
+#[derive(Debug)]
+pub(crate) struct Abandoned {
+    pub(crate) owner: OwnerId,
+    pub(crate) epoch: u64,
+}
+
+/// What is to be done for a guard that was given up.
+#[derive(Debug)]
+pub(crate) enum Left {
+    /// The server must agree with our books.
+    Here(Arc<Generation>),
+    /// The lock was handed over meanwhile: one hold is to be taken off what the server records.
+    Elsewhere(OwnerId),
+}
+
+/// What is to be done after a hand-over.
+#[derive(Debug)]
+pub(crate) enum Unsettled {
+    Nothing,
+    /// So many holds were given up before, and the server was not told.
+    Owed(u32),
+    /// A request was under way: the server must record so many. Until it does, nobody knows how many it records, so
+    /// that the lock is not renewed any more.
+    InDoubt(u32),
+}
+
+/// What is left of a hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Leftover {
+    /// The server does not record what we want, or may not.
+    Doubt,
+    /// It is held, and the server knows; or a guard of a lost generation lives.
+    Held,
+    Nothing,
+}
+
+/// What the watchdog finds.
+#[derive(Debug)]
+pub(super) enum Due {
+    Nothing,
+    Renew {
+        generation: Arc<Generation>,
+        keep: Keep,
+        /// What is not answered by then comes too late.
+        deadline: Instant,
+        /// After how long it is due again.
+        period: Duration,
+    },
+    /// The lease is over.
+    Ended,
+    /// A request has been under way for longer than one can be.
+    Stuck,
+}
+
+/// What a renewal asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Keep {
+    /// This TTL.
+    For(Duration),
+    /// What is left of a lease.
+    Until(Instant),
+    /// Nothing: it only asks whether the record is there.
+    AsItIs,
+}
+
+impl Keep {
+    /// The TTL that a renewal sent now asks for, in whole milliseconds.
+    pub(crate) fn ttl(self, now: Instant) -> Duration {
+        let shortest = Duration::from_millis(1);
+        match self {
+            Self::For(ttl) => ttl,
+            Self::Until(end) => {
+                Duration::from_millis(end.saturating_duration_since(now).as_millis() as u64).max(shortest)
+            }
+            Self::AsItIs => shortest,
+        }
+    }
+}
+
+/// A request that is stuck is looked for up to so much later: many go together.
+pub(super) const STUCK_SLACK: Duration = Duration::from_millis(256);
+
+/// What is due within this time goes along now: fewer, fuller batches.
+pub(super) fn slack(books: &Books) -> Duration {
+    let period = books.watch().map(|(_, period)| period).or(books.kept_every.map(Millis::duration));
+    period.map_or(Duration::ZERO, |period| period / 10)
+}
+
+// --- questions ---
+
+impl State {
+    pub(super) fn new(owner: OwnerId, now: Instant) -> Self {
+        Self {
+            standing: Standing::Ours,
+            owner,
+            suffix: None,
+            waiters: 0,
+            sibling_in_doubt: false,
+            server: ServerSide::Holds(0),
+            late: None,
+            asked: now,
+            current: None,
+        }
+    }
+
+    /// The generation that is held.
+    pub(super) fn held(&self) -> Option<(&Arc<Generation>, MutexGuard<'_, Books>)> {
+        let generation = self.current.as_ref()?;
+        let books = generation.books();
+        books.is_held().then_some((generation, books))
+    }
+
+    /// How often we want the server to record this owner.
+    pub(super) fn wanted(&self) -> u32 {
+        self.held().map_or(0, |(_, books)| books.count)
+    }
+
+    /// Whether a guard lives of what a lease has ended.
+    fn is_expired(&self) -> bool {
+        self.current.as_ref().is_some_and(|generation| {
+            let books = generation.books();
+            books.guards > 0 && books.end == Some(End::Lost(LossReason::LeaseExpired))
+        })
+    }
+
+    /// Held, and its lease is not over.
+    pub(super) fn is_valid(&self, now: Instant) -> bool {
+        self.held().is_some_and(|(_, books)| books.deadline > now)
+    }
+
+    pub(super) fn is_current(&self, generation: &Arc<Generation>) -> bool {
+        self.current.as_ref().is_some_and(|current| Arc::ptr_eq(current, generation))
+    }
+
+    fn is_in_doubt(&self) -> bool {
+        matches!(self.server, ServerSide::InDoubt { .. })
+    }
+
+    /// Whether the server records what we want.
+    pub(super) fn agrees(&self) -> bool {
+        match self.server {
+            ServerSide::Holds(known) => known == self.wanted(),
+            ServerSide::Waits => self.wanted() == 0 && self.waiters > 0,
+            ServerSide::InDoubt { .. } => false,
+        }
+    }
+
+    /// The epoch of the oldest request that may still be executed.
+    pub(super) fn oldest_doubt(&self, before: ServerSide) -> Option<u64> {
+        match before {
+            ServerSide::InDoubt { epoch, .. } => Some(self.late.map_or(epoch, |late| late.min(epoch))),
+            _ => self.late,
+        }
+    }
+
+    /// Nothing but an acquire is in doubt: asking for the same again, under the same name, changes nothing.
+    pub(super) fn may_ask_again(&self) -> bool {
+        matches!(self.server, ServerSide::InDoubt { release: false, .. }) && self.current.is_none()
+    }
+
+    /// What a user of this hold leaves behind.
+    pub(super) fn leftover(&self) -> Leftover {
+        match self.standing {
+            // others may release it: what is left is in nobody's books
+            Standing::HandedOver if self.held().is_some() => Leftover::Held,
+            // what a lease has ended is released by whoever gives its guards up, lest the lease be cut short
+            Standing::Ours if self.is_expired() && !self.is_in_doubt() => Leftover::Held,
+            // whoever waits in the queue asks again, under the same name: to settle it would cost the place
+            Standing::Ours if self.waiters > 0 && self.may_ask_again() => Leftover::Held,
+            Standing::Ours if !self.agrees() => Leftover::Doubt,
+            Standing::Ours if self.current.is_some() || self.server == ServerSide::Waits => Leftover::Held,
+            _ => Leftover::Nothing,
+        }
+    }
+
+    /// Until when the record may live, as far as we know.
+    pub(super) fn record_ends(&self) -> Instant {
+        // the deadline is earlier than that by the drift allowance
+        self.current.as_ref().map_or(self.asked, |generation| generation.books().deadline)
+    }
+
+    /// When the watchdog must look at it, and how much earlier it may. `overdue`: how long a request may take.
+    pub(super) fn next_look(&self, overdue: Duration) -> Option<(Instant, Duration)> {
+        if let Some((_, books)) = self.held() {
+            let end = (books.deadline, Duration::ZERO);
+            let renewal = books.renew_at.map(|at| (at, slack(&books)));
+            return Some(renewal.filter(|(at, _)| *at < books.deadline).unwrap_or(end));
+        }
+        let stuck = self.is_in_doubt() && self.standing == Standing::Ours;
+        stuck.then(|| (self.asked + overdue, STUCK_SLACK))
+    }
+}
+
+// --- endings, and what they have in common ---
+
+impl State {
+    /// Forgets a generation of which nobody wants to know any more. Part of every change.
+    pub(super) fn forget_ended(&mut self) {
+        let over = self.current.as_ref().is_some_and(|generation| {
+            let books = generation.books();
+            match books.end {
+                None => false,
+                Some(End::Released | End::Refused(_)) => self.server == ServerSide::Holds(0),
+                Some(End::Lost(_)) => books.guards == 0,
+            }
+        });
+        if over {
+            self.current = None;
+        }
+    }
+
+    pub(super) fn doubt(&mut self, epoch: u64, release: bool, now: Instant) {
+        let (epoch, before) = match self.server {
+            ServerSide::InDoubt { epoch, release } => (epoch, release),
+            _ => (epoch, false),
+        };
+        self.server = ServerSide::InDoubt { epoch, release: release || before };
+        self.asked = now;
+    }
+
+    pub(super) fn abandon(&mut self, epoch: u64) -> Abandoned {
+        self.server = ServerSide::Holds(0);
+        self.late = None;
+        Abandoned { owner: self.owner.clone(), epoch }
+    }
+
+    /// Ends the generation that is held, if one is.
+    pub(super) fn lose(&mut self, reason: LossReason, effects: &mut Effects) {
+        let Some((generation, mut books)) = self.held() else { return };
+        let generation = Arc::clone(generation);
+        books.end = Some(End::Lost(reason));
+        // what was handed over is for somebody else to miss
+        effects.lost = (books.guards > 0).then_some((reason, books.count));
+        drop(books);
+        let record_is_gone = matches!(reason, LossReason::RecordMissing | LossReason::TakenOver);
+        if record_is_gone && matches!(self.server, ServerSide::Holds(_)) {
+            self.server = ServerSide::Holds(0);
+        }
+        self.sibling_in_doubt = false;
+        effects.ended = Some(generation);
+    }
+
+    /// Ends the generation whose lease is over. Whether it was.
+    pub(super) fn lose_if_over(&mut self, now: Instant, effects: &mut Effects) -> bool {
+        let over = self.held().is_some_and(|(_, books)| books.deadline <= now);
+        if over {
+            self.lose(LossReason::LeaseExpired, effects);
+        }
+        over
+    }
+}

@@ -1,0 +1,438 @@
+//! How the state of a hold changes: pure, like [`State`] itself.
+
+use std::sync::{Arc, MutexGuard};
+
+use super::{
+    generation::{Books, End, Generation, Grant, Ticket},
+    state::{
+        Abandoned, Answered, Around, Door, Due, Effects, HeldSibling, Keep, Left, Planned, Refusal, Request,
+        STUCK_SLACK, ServerSide, Standing, State, Unsettled, slack,
+    },
+};
+use crate::{
+    clock::Instant,
+    error::{LossReason, StoreErrorKind},
+    options::validity,
+    store::{Released, Renewed},
+};
+
+// --- requests ---
+
+impl State {
+    /// What the next acquire should send.
+    pub(super) fn plan(&mut self, door: Door, around: Around, now: Instant, effects: &mut Effects) -> Planned {
+        let refuse = Planned::Refused;
+        if self.standing != Standing::Ours {
+            return Planned::Gone;
+        }
+        self.lose_if_over(now, effects);
+        self.forget_ended();
+        // while a guard of a lost generation lives, its owner is inside what it lost
+        if let Some(generation) = self.current.clone()
+            && let Some(End::Lost(reason)) = generation.books().end
+        {
+            if !door.after_loss {
+                return refuse(Refusal::Lost(generation.owner.clone(), reason));
+            }
+            self.current = None;
+        }
+        let again = door.waits && door.about.queues && self.may_ask_again();
+        if !self.agrees() && !again {
+            return Planned::Unsettled;
+        }
+        let count = self.wanted();
+        if let Some((generation, _)) = self.held() {
+            let owner = || generation.owner.clone();
+            if !door.about.reentrant {
+                return refuse(Refusal::NotReentrant(owner()));
+            }
+            if door.about.token && generation.token.is_none() {
+                return refuse(Refusal::NoToken(owner()));
+            }
+            if count >= door.max_holds {
+                return refuse(Refusal::TooManyHolds(owner(), count));
+            }
+        }
+        if around.value_in_doubt {
+            return refuse(Refusal::ValueInDoubt);
+        }
+        match around.sibling {
+            _ if count > 0 => {}
+            Some(HeldSibling { excludes: true, owner, .. }) => return refuse(Refusal::Upgrade(owner)),
+            Some(HeldSibling { in_doubt: true, .. }) => return refuse(Refusal::SiblingInDoubt),
+            // the server tells by the name that both are one owner's
+            Some(HeldSibling { owner, .. }) => (self.owner, self.suffix) = (owner, None),
+            // a place in the queue is kept under its name
+            None if self.server == ServerSide::Waits || again || self.suffix == Some(around.suffix) => {}
+            None => (self.owner, self.suffix) = (self.owner.with_suffix(around.suffix), Some(around.suffix)),
+        }
+        Planned::Send(Request { owner: self.owner.clone(), count: count + 1, before: self.server, is_release: false })
+    }
+
+    /// The release that makes the server agree. `None`: it agrees already, or it is not ours to tell.
+    pub(super) fn plan_release(&self) -> Option<Request> {
+        (self.standing == Standing::Ours && !self.agrees()).then(|| Request {
+            owner: self.owner.clone(),
+            count: self.wanted(),
+            before: self.server,
+            is_release: true,
+        })
+    }
+
+    /// From here on the request is under way: if nobody hears its answer, the server's side is unknown.
+    pub(super) fn send(&mut self, request: &Request, epoch: u64, now: Instant) {
+        self.doubt(epoch, request.is_release, now);
+    }
+
+    /// The server did not execute the request: nothing new is in doubt.
+    pub(super) fn not_executed(&mut self, request: &Request) {
+        if self.standing == Standing::Ours {
+            self.server = request.before;
+        }
+    }
+
+    /// The answer to an acquire came while the link was in `epoch`: over the connection of an earlier one, it proves that
+    /// this is over, too.
+    fn acquire_answered(&mut self, request: &Request, epoch: u64) {
+        self.late = self.oldest_doubt(request.before).filter(|doubt| *doubt != epoch);
+    }
+
+    /// The acquire was confirmed while the link was in `epoch`. `Ok(None)`: so late that the lease is over already, or
+    /// that nobody counts on it any more. `Err`: the hold that it was to be nested in was lost meanwhile.
+    pub(super) fn granted(
+        &mut self,
+        request: &Request,
+        grant: &Grant,
+        epoch: u64,
+        now: Instant,
+        effects: &mut Effects,
+    ) -> Result<Option<Ticket>, (Arc<Generation>, End)> {
+        if self.standing != Standing::Ours {
+            return Ok(None);
+        }
+        self.lose_if_over(now, effects);
+        self.acquire_answered(request, epoch);
+        self.server = ServerSide::Holds(request.count);
+        self.forget_ended();
+        if let Some(generation) = &self.current
+            && let Some(end @ End::Lost(_)) = generation.books().end
+        {
+            return Err((Arc::clone(generation), end));
+        }
+        let nested = self.held().map(|(generation, _)| Arc::clone(generation));
+        if nested.is_none() && grant.lease.valid_until(grant.sent) <= now {
+            return Ok(None);
+        }
+        let generation = nested.unwrap_or_else(|| Generation::new(request.owner.clone(), grant));
+        let ticket = generation.add(grant);
+        self.current = Some(generation);
+        Ok(Some(ticket))
+    }
+
+    /// The server said that somebody else holds the lock. `queued`: this request has a place in its queue.
+    pub(super) fn busy(&mut self, request: &Request, queued: bool, epoch: u64) {
+        if self.standing != Standing::Ours {
+            return;
+        }
+        self.acquire_answered(request, epoch);
+        let queued = queued || request.before == ServerSide::Waits;
+        self.server = if queued { ServerSide::Waits } else { ServerSide::Holds(0) };
+    }
+
+    /// The server said that the record is of another kind. A place in the queue is as it was.
+    pub(super) fn refused_as_another_kind(&mut self, request: &Request, effects: &mut Effects) {
+        if self.standing != Standing::Ours {
+            return;
+        }
+        self.server = match request.before {
+            ServerSide::Holds(_) => ServerSide::Holds(0),
+            before => before,
+        };
+        self.lose(LossReason::TakenOver, effects);
+    }
+
+    /// The server said that this owner does not hold what it re-entered.
+    pub(super) fn refused_as_lost(&mut self, effects: &mut Effects) {
+        if self.standing == Standing::Ours {
+            self.server = ServerSide::Holds(0);
+            self.lose(LossReason::RecordMissing, effects);
+        }
+    }
+
+    /// The server answered the release while the link was in `epoch`.
+    pub(super) fn released(
+        &mut self,
+        request: &Request,
+        released: Released,
+        epoch: u64,
+        effects: &mut Effects,
+    ) -> Answered {
+        let Request { count, before, .. } = *request;
+        let was_in_doubt = matches!(before, ServerSide::InDoubt { .. });
+        let held = released != Released::NotHeld || count == 0 && was_in_doubt;
+        if self.standing != Standing::Ours {
+            return Answered { held, abandoned: None };
+        }
+        let mut abandoned = None;
+        match self.oldest_doubt(before) {
+            // an answer over another connection does not prove that earlier requests are over
+            Some(doubt) if count == 0 && doubt != epoch => abandoned = Some(self.abandon(doubt)),
+            _ if released == Released::NotHeld => {
+                self.server = ServerSide::Holds(0);
+                if !was_in_doubt && let Some(generation) = &self.current {
+                    let mut books = generation.books();
+                    // it was lost before it was given up
+                    if books.end == Some(End::Released) {
+                        books.end = Some(End::Lost(LossReason::RecordMissing));
+                    }
+                }
+            }
+            _ => self.server = ServerSide::Holds(count),
+        }
+        if count == 0 {
+            self.late = None;
+        }
+        if count > 0 && released == Released::NotHeld {
+            self.lose(LossReason::RecordMissing, effects);
+        }
+        Answered { held, abandoned }
+    }
+}
+
+// --- waiting in the lock's queue ---
+
+impl State {
+    pub(super) fn enter_queue(&mut self) {
+        self.waiters += 1;
+    }
+
+    /// One waiter less; with the last one the place in the queue is given up, by the next who makes the server agree.
+    pub(super) fn leave_queue_once(&mut self, epoch: u64, now: Instant) {
+        self.waiters = self.waiters.saturating_sub(1);
+        if self.waiters == 0 {
+            self.leave_queue(epoch, now);
+        }
+    }
+
+    /// All waiters leave the queue.
+    pub(super) fn leave_queue(&mut self, epoch: u64, now: Instant) {
+        self.waiters = 0;
+        if self.server == ServerSide::Waits {
+            self.doubt(epoch, false, now);
+        }
+    }
+}
+
+// --- holding ---
+
+impl State {
+    /// What is due.
+    pub(super) fn look(&mut self, now: Instant, overdue: std::time::Duration, effects: &mut Effects) -> Due {
+        if self.lose_if_over(now, effects) {
+            return Due::Ended;
+        }
+        if let Some((generation, mut books)) = self.held() {
+            let early = slack(&books);
+            if books.renew_at.is_none_or(|at| at > now + early) {
+                return Due::Nothing;
+            }
+            let checked = std::mem::take(&mut books.to_be_checked);
+            let (keep, period) = match (books.watch(), books.kept_every) {
+                (Some((ttl, period)), _) => (Keep::For(ttl), Some(period)),
+                // what its guards rely on: a little less than the lease, so that what nobody cut is left as it is
+                (None, Some(period)) => (Keep::Until(books.deadline), Some(period.duration())),
+                (None, None) if checked => (Keep::AsItIs, None),
+                (None, None) => {
+                    books.renew_at = None;
+                    return Due::Nothing;
+                }
+            };
+            // until the answer is here
+            books.renew_at = period.map(|period| now + period);
+            return Due::Renew {
+                generation: Arc::clone(generation),
+                keep,
+                deadline: books.deadline,
+                period: period.unwrap_or(books.deadline.saturating_duration_since(now)),
+            };
+        }
+        match self.next_look(overdue) {
+            Some((at, _)) if at <= now + STUCK_SLACK => Due::Stuck,
+            _ => Due::Nothing,
+        }
+    }
+
+    /// The record is to be asked for at once, and renewed if it is to be renewed.
+    pub(super) fn check_soon(&mut self, now: Instant) {
+        if let Some((_, mut books)) = self.held() {
+            books.to_be_checked = true;
+            books.renew_by(now);
+        }
+    }
+
+    /// A renewal sent at `sent` was answered; an end of the generation wins. So does a lease that ended before the answer
+    /// came: whoever looked has been told that the lock is lost. `next`: when it is due again, `None`: that stays as it is.
+    pub(super) fn renewed(
+        &mut self,
+        generation: &Arc<Generation>,
+        answer: Renewed,
+        (sent, lease): (Instant, std::time::Duration),
+        next: Option<Instant>,
+        now: Instant,
+        effects: &mut Effects,
+    ) {
+        if !self.is_current(generation) || self.lose_if_over(now, effects) {
+            return;
+        }
+        let Some((_, mut books)) = self.held() else { return };
+        let by_watchdog = next.is_some();
+        match answer {
+            Renewed::Yes | Renewed::Endless => {
+                books.deadline = books.deadline.max(sent + validity(lease));
+                if by_watchdog {
+                    books.count_renewal();
+                }
+            }
+            Renewed::Unknown => {}
+            Renewed::Gone | Renewed::Taken => {
+                drop(books);
+                let gone = answer == Renewed::Gone;
+                return self.lose(if gone { LossReason::RecordMissing } else { LossReason::TakenOver }, effects);
+            }
+        }
+        if let Some(next) = next {
+            let goes_on = books.watch().is_some() || books.kept_every.is_some();
+            books.renew_at = goes_on.then_some(next);
+        }
+    }
+
+    /// The renewal was not confirmed; it is due again at `next`.
+    pub(super) fn not_renewed(
+        &mut self,
+        generation: &Arc<Generation>,
+        next: Instant,
+        now: Instant,
+        effects: &mut Effects,
+    ) {
+        if !self.is_current(generation) || self.lose_if_over(now, effects) {
+            return;
+        }
+        if let Some((_, mut books)) = self.held() {
+            books.renew_at = Some(next);
+        }
+    }
+}
+
+// --- ending ---
+
+impl State {
+    /// Gives the hold of a guard back. `Err`: how its generation has ended before.
+    pub(super) fn leave(&mut self, ticket: &Ticket, now: Instant, effects: &mut Effects) -> Result<Left, End> {
+        let generation = &ticket.generation;
+        // a lease that one guard found over is over for all: whoever gives up a guard must not meet its hold again
+        if self.is_current(generation) {
+            self.lose_if_over(now, effects);
+        }
+        let mut books = generation.books();
+        books.guards -= u32::from(ticket.leave());
+        match books.end {
+            Some(end) => Err(end),
+            None => Ok(self.leave_books(generation, books, Some(ticket), effects)),
+        }
+    }
+
+    /// Gives one hold of the generation back that is held, whichever guard it has. `Err(None)`: nothing is held.
+    pub(super) fn leave_without_guard(&mut self, now: Instant, effects: &mut Effects) -> Result<Left, Option<End>> {
+        if self.lose_if_over(now, effects) {
+            return Err(Some(End::Lost(LossReason::LeaseExpired)));
+        }
+        let Some(generation) = self.held().map(|(generation, _)| Arc::clone(generation)) else { return Err(None) };
+        let books = generation.books();
+        Ok(self.leave_books(&generation, books, None, effects))
+    }
+
+    fn leave_books(
+        &mut self,
+        generation: &Arc<Generation>,
+        mut books: MutexGuard<'_, Books>,
+        ticket: Option<&Ticket>,
+        effects: &mut Effects,
+    ) -> Left {
+        if self.standing == Standing::HandedOver {
+            // whoever it was handed over to still has a hold
+            books.leave_watch(ticket);
+            return Left::Elsewhere(generation.owner.clone());
+        }
+        books.leave(ticket);
+        if !books.is_held() {
+            self.sibling_in_doubt = false;
+            effects.ended = Some(Arc::clone(generation));
+        }
+        Left::Here(Arc::clone(generation))
+    }
+
+    /// A guard is let go of without a release: from here on the hold is somebody else's to release. `None`: there is
+    /// nothing to hand over, the lock was lost.
+    pub(super) fn hand_over(&mut self, ticket: &Ticket, now: Instant, effects: &mut Effects) -> Option<Unsettled> {
+        let generation = &ticket.generation;
+        let current = self.is_current(generation) && !self.lose_if_over(now, effects);
+        let mut books = generation.books();
+        books.guards -= u32::from(ticket.leave());
+        if !current || !books.is_held() {
+            return None;
+        }
+        if self.standing == Standing::HandedOver {
+            return Some(Unsettled::Nothing);
+        }
+        self.standing = Standing::HandedOver;
+        Some(match self.server {
+            ServerSide::Holds(known) if known == books.count => Unsettled::Nothing,
+            ServerSide::Holds(known) if known > books.count => Unsettled::Owed(known - books.count),
+            _ => {
+                books.stop_watching();
+                Unsettled::InDoubt(books.count)
+            }
+        })
+    }
+
+    /// Nobody knows any more how many holds the server records.
+    pub(super) fn stop_watching(&mut self) {
+        if let Some((_, mut books)) = self.held() {
+            books.stop_watching();
+        }
+    }
+
+    /// Gives up on a request that is never answered to anybody. `None`: it was answered meanwhile.
+    pub(super) fn orphan(&mut self) -> Option<Abandoned> {
+        let ServerSide::InDoubt { .. } = self.server else { return None };
+        if self.held().is_some() || self.standing != Standing::Ours {
+            return None;
+        }
+        self.standing = Standing::Orphaned;
+        let epoch = self.oldest_doubt(self.server)?;
+        Some(self.abandon(epoch))
+    }
+
+    /// Leaves the owner's name to late executions of what is in doubt. `None`: nothing is, or the lock is held: late copies
+    /// of nested requests change nothing.
+    pub(super) fn abandon_name_in_doubt(&mut self) -> Option<Abandoned> {
+        let ServerSide::InDoubt { .. } = self.server else { return None };
+        if self.wanted() > 0 || self.standing != Standing::Ours {
+            return None;
+        }
+        let epoch = self.oldest_doubt(self.server)?;
+        Some(self.abandon(epoch))
+    }
+
+    /// Leaves the record to its lease.
+    pub(super) fn write_off(&mut self, refusal: StoreErrorKind) {
+        self.server = ServerSide::Holds(self.wanted());
+        self.late = None;
+        if let Some(generation) = &self.current {
+            let mut books = generation.books();
+            if books.end == Some(End::Released) {
+                books.end = Some(End::Refused(refusal));
+            }
+        }
+    }
+}

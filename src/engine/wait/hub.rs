@@ -1,0 +1,135 @@
+//! The gates of one client, and the line to the task that listens for them.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use dashmap::{DashMap, Entry};
+use tokio::sync::mpsc;
+
+use super::gate::Gate;
+use crate::{clock::Instant, engine::kind::Kind};
+
+/// How long a channel stays subscribed after its last waiter left, so that a hot lock does not flap.
+pub(super) const LINGER: Duration = Duration::from_millis(100);
+/// The pause before a failed SUBSCRIBE is repeated.
+pub(super) const LISTEN_AGAIN: Duration = Duration::from_millis(200);
+
+/// The gates, and the line to the task that subscribes.
+#[derive(Debug)]
+pub(crate) struct Hub {
+    gates: DashMap<Arc<str>, Arc<Gate>>,
+    events: mpsc::UnboundedSender<Event>,
+    closed: AtomicBool,
+}
+
+#[derive(Debug)]
+pub(crate) enum Event {
+    Subscribe(Arc<Gate>),
+    /// The last waiter left.
+    Left(Arc<Gate>),
+}
+
+impl Hub {
+    pub(crate) fn new() -> (Self, mpsc::UnboundedReceiver<Event>) {
+        let (events, queue) = mpsc::unbounded_channel();
+        (Self { gates: DashMap::new(), events, closed: AtomicBool::new(false) }, queue)
+    }
+
+    /// Counts one waiter more at a channel; the first one subscribes. A permit that nobody was there to take stays: who
+    /// comes now may have tried before the message came.
+    pub(super) fn join(&self, kind: &Arc<dyn Kind>, channel: &Arc<str>, quiet: bool) -> Arc<Gate> {
+        let shares = kind.about().shared;
+        // counted while the entry is locked: nobody removes the gate meanwhile
+        let count = |gate: &Arc<Gate>| {
+            gate.side(shares).add_waiter();
+            Arc::clone(gate)
+        };
+        let gate = match self.gates.entry(Arc::clone(channel)) {
+            Entry::Occupied(gate) => count(gate.get()),
+            Entry::Vacant(place) => {
+                let gate = count(&place.insert(Arc::new(Gate::new(kind, channel, quiet))));
+                self.tell(Event::Subscribe(Arc::clone(&gate)));
+                gate
+            }
+        };
+        if self.closed.load(Ordering::Acquire) {
+            gate.close();
+        }
+        gate
+    }
+
+    /// One waiter less.
+    pub(super) fn leave(&self, gate: &Arc<Gate>, shares: bool) {
+        gate.side(shares).remove_waiter();
+        // two that leave both sides at once may both see that they were the last: that is said twice, and harms nobody
+        if gate.waiters() == 0 {
+            if self.closed.load(Ordering::Acquire) {
+                // nobody unsubscribes any more
+                self.gates.remove_if(&gate.channel, |_, kept| Arc::ptr_eq(kept, gate));
+            }
+            self.tell(Event::Left(Arc::clone(gate)));
+        }
+    }
+
+    /// Tells the task that listens, if it still runs.
+    pub(super) fn tell(&self, event: Event) {
+        let _ = self.events.send(event);
+    }
+
+    /// Whether somebody waits at this channel.
+    pub(super) fn has(&self, channel: &str) -> bool {
+        self.gates.contains_key(channel)
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.gates.is_empty()
+    }
+
+    pub(super) fn get(&self, channel: &str) -> Option<Arc<Gate>> {
+        self.gates.get(channel).map(|gate| Arc::clone(&gate))
+    }
+
+    pub(super) fn all(&self) -> Vec<Arc<Gate>> {
+        self.gates.iter().map(|gate| Arc::clone(&gate)).collect()
+    }
+
+    /// Messages may have been missed: everybody looks.
+    pub(super) fn wake_all(&self) {
+        for gate in self.all() {
+            gate.wake_both_sides();
+        }
+    }
+
+    /// How many channels are subscribed to, or about to be.
+    pub(crate) fn channels(&self) -> usize {
+        self.gates.len()
+    }
+
+    /// Turns all waiters away, now and later.
+    pub(crate) fn close(&self) {
+        self.closed.store(true, Ordering::Release);
+        for gate in self.all() {
+            gate.close();
+        }
+        self.gates.clear();
+    }
+}
+
+/// Removes the gates that nobody came back to; returns their channels. A connection that is down needs no
+/// UNSUBSCRIBE: the next one starts without.
+pub(super) fn remove_left(hub: &Hub, left: &mut Vec<(Instant, Arc<Gate>)>) -> Vec<String> {
+    let over = left.iter().take_while(|(since, _)| since.elapsed() >= LINGER).count();
+    let mut channels = Vec::new();
+    for (_, gate) in left.drain(..over) {
+        let unused = |_: &Arc<str>, kept: &mut Arc<Gate>| Arc::ptr_eq(kept, &gate) && kept.waiters() == 0;
+        if hub.gates.remove_if_mut(&gate.channel, unused).is_some() {
+            channels.push(gate.channel.to_string());
+        }
+    }
+    channels
+}

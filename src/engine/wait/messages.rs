@@ -1,0 +1,131 @@
+//! Waking waiters by messages: one subscriber connection, one gate for each channel that somebody waits on.
+//!
+//! A message is a hint: who is woken tries again. So a lost message costs time, never correctness, and a gate's
+//! waiters poll together once in a while: one of them, not all.
+
+use std::sync::{Arc, atomic::Ordering};
+
+use tokio::{
+    sync::{broadcast, mpsc},
+    time::sleep,
+};
+
+use super::{
+    gate::Gate,
+    hub::{Event, Hub, LINGER, LISTEN_AGAIN, remove_left},
+};
+use crate::{
+    clock::Instant,
+    error::StoreErrorKind,
+    log,
+    store::{ChannelMessage, Link},
+};
+
+/// Channels in one SUBSCRIBE.
+const CHANNELS_AT_ONCE: usize = 500;
+
+/// Hands messages to their gates. Does nothing else, so that it never lags.
+pub(crate) async fn read(hub: &Hub, link: &Link) {
+    use broadcast::error::RecvError;
+    let mut messages = link.messages();
+    loop {
+        match messages.recv().await {
+            Ok(message) => deliver(hub, &message),
+            Err(RecvError::Lagged(missed)) => {
+                log::later!(WARN, missed = missed; "pub/sub messages were missed; waking all waiters");
+                hub.wake_all();
+            }
+            Err(RecvError::Closed) => return,
+        }
+    }
+}
+
+fn deliver(hub: &Hub, message: &ChannelMessage) {
+    let Some(gate) = hub.get(&message.channel) else { return };
+    match message.value.as_bytes() {
+        Some(b"0") => gate.wake_one(),
+        Some(b"1") => gate.wake_all(),
+        _ => log::later!(DEBUG, channel = message.channel; "ignoring a message that is neither 0 nor 1"),
+    }
+}
+
+/// Subscribes for new gates, unsubscribes for those that were left, and again for all after a reconnect.
+pub(crate) async fn subscribe(hub: &Hub, link: &Link, mut queue: mpsc::UnboundedReceiver<Event>) {
+    let mut connections = link.connections();
+    let mut wanted: Vec<Arc<Gate>> = Vec::new();
+    let mut left: Vec<(Instant, Arc<Gate>)> = Vec::new();
+    loop {
+        let (retry, mut connected) = (!wanted.is_empty(), false);
+        let grace = left.first().map(|(since, _)| *since + LINGER);
+        tokio::select! {
+            event = queue.recv() => match event {
+                Some(event) => sort_in(event, &mut wanted, &mut left),
+                None => return,
+            },
+            _ = connections.changed() => {
+                (wanted, connected) = (hub.all(), true);
+                // a denial costs a connection: without end, if the new one began with the same
+                wanted.retain(|gate| !gate.denied.load(Ordering::Acquire));
+            }
+            () = sleep(LISTEN_AGAIN), if retry => {}
+            () = sleep(grace.map_or(LINGER, |grace| grace.saturating_duration_since(Instant::now()))), if grace.is_some() => {}
+        }
+        while let Ok(event) = queue.try_recv() {
+            sort_in(event, &mut wanted, &mut left);
+        }
+        connected |= link.is_up();
+        let unused = remove_left(hub, &mut left);
+        // a repetition must not subscribe for a gate that is gone: nobody would unsubscribe
+        wanted.retain(|gate| hub.get(&gate.channel).is_some_and(|kept| Arc::ptr_eq(&kept, gate)));
+        if connected {
+            for batch in std::mem::take(&mut wanted).chunks(CHANNELS_AT_ONCE) {
+                wanted.extend(subscribe_batch(link, batch).await);
+            }
+            for batch in unused.chunks(CHANNELS_AT_ONCE) {
+                if let Err(error) = link.unsubscribe(batch.to_vec()).await {
+                    log::later!(DEBUG, error = error; "cannot unsubscribe");
+                }
+            }
+        }
+    }
+}
+
+fn sort_in(event: Event, wanted: &mut Vec<Arc<Gate>>, left: &mut Vec<(Instant, Arc<Gate>)>) {
+    match event {
+        Event::Subscribe(gate) => wanted.push(gate),
+        Event::Left(gate) => left.push((Instant::now(), gate)),
+    }
+}
+
+/// Subscribes, and wakes waiters, since messages may have been missed before. Returns what must be repeated.
+async fn subscribe_batch(link: &Link, batch: &[Arc<Gate>]) -> Vec<Arc<Gate>> {
+    let channels = batch.iter().map(|gate| gate.channel.to_string()).collect();
+    let outcome = match link.subscribe(channels).await {
+        // SUBSCRIBE is answered before it is sent; the barrier proves that it arrived
+        Ok(()) => link.barrier().await,
+        Err(error) => Err(error),
+    };
+    let Err(error) = outcome else {
+        for gate in batch {
+            gate.live();
+        }
+        return Vec::new();
+    };
+    if !link.is_up() {
+        return batch.to_vec();
+    }
+    // the refusal answered something else, and later answers may be shifted too: start over with a new connection
+    link.reset().await;
+    if error.kind() != StoreErrorKind::NoPermission {
+        return batch.to_vec();
+    }
+    if let [gate] = batch {
+        gate.denied.store(true, Ordering::Release);
+        log::later!(WARN, channel = gate.channel, error = error; "may not subscribe; waiters poll instead");
+        return Vec::new();
+    }
+    let (first, second) = batch.split_at(batch.len() / 2);
+    let mut again = Box::pin(subscribe_batch(link, first)).await;
+    again.extend(Box::pin(subscribe_batch(link, second)).await);
+    again
+}

@@ -1,0 +1,26 @@
+//! A place in a lock's queue on the server.
+
+use std::sync::Arc;
+
+use crate::engine::{core::Core, hold::Hold};
+
+/// A place in the lock's queue, kept for one waiter. Given up when dropped: with the last one, the server is told.
+#[derive(Debug)]
+pub(crate) struct Place<'a> {
+    core: &'a Core,
+    hold: Arc<Hold>,
+}
+
+impl<'a> Place<'a> {
+    pub(crate) fn new(core: &'a Core, hold: &Arc<Hold>) -> Self {
+        hold.enter_queue();
+        Self { core, hold: Arc::clone(hold) }
+    }
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        self.hold.leave_queue_once(self.core.epoch(&self.hold));
+        self.core.tidy(&self.hold);
+    }
+}

@@ -1,0 +1,170 @@
+//! One waiter: how it sleeps, and what wakes it.
+
+use std::{
+    future::Future,
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
+
+use tokio::{sync::OwnedSemaphorePermit, time::Sleep};
+
+use super::{
+    gate::{Gate, Side},
+    hub::{Event, Hub},
+    place::Place,
+};
+use crate::{
+    clock::Instant,
+    engine::{
+        core::Core,
+        kind::{Kind, Wake},
+    },
+    owner::OwnerId,
+};
+
+/// One waiter at a gate; leaves it when dropped.
+#[derive(Debug)]
+pub(crate) struct Waiter<'a> {
+    core: &'a Core,
+    hub: &'a Hub,
+    gate: Arc<Gate>,
+    /// Whether it may hold the lock together with others.
+    shares: bool,
+    /// Where the lock has a queue: the place in it.
+    place: Option<Box<Place<'a>>>,
+}
+
+impl Drop for Waiter<'_> {
+    fn drop(&mut self) {
+        self.hub.leave(&self.gate, self.shares);
+    }
+}
+
+/// Why a waiter tries again.
+#[derive(Debug)]
+pub(crate) enum Woken {
+    /// A message came. The permit goes to the next waiter unless the try is made.
+    Told(OwnedSemaphorePermit),
+    /// It is this waiter's turn to look.
+    Poll,
+    /// The time is over.
+    TimedOut,
+    /// The client was shut down.
+    Closed,
+}
+
+impl Core {
+    fn join_at<'a>(&'a self, hub: &'a Hub, kind: &Arc<dyn Kind>, channel: &Arc<str>, quiet: bool) -> Waiter<'a> {
+        Waiter { core: self, hub, gate: hub.join(kind, channel, quiet), shares: kind.about().shared, place: None }
+    }
+
+    /// Waits at a channel from now on. `quiet`: no message can have been sent there yet.
+    pub(crate) fn join(&self, kind: &Arc<dyn Kind>, channel: &Arc<str>, quiet: bool) -> Waiter<'_> {
+        self.join_at(&self.hub, kind, channel, quiet)
+    }
+
+    /// Waits for an element of a list from now on.
+    pub(crate) fn join_list(&self, kind: &Arc<dyn Kind>, list: &Arc<str>) -> Waiter<'_> {
+        self.join_at(&self.signals, kind, list, true)
+    }
+
+    /// As [`Core::join`], if somebody waits there already. Whoever listens before trying needs to try but once.
+    pub(crate) fn join_existing(&self, kind: &Arc<dyn Kind>, owner: &OwnerId) -> Option<Waiter<'_>> {
+        if self.hub.is_empty() {
+            return None;
+        }
+        let Wake::Channel(channel) = kind.wake(owner) else { return None };
+        self.hub.has(&channel).then(|| self.join(kind, &channel, false))
+    }
+}
+
+impl<'a> Waiter<'a> {
+    /// Keeps a place in the queue for as long as it waits.
+    pub(crate) fn keep(&mut self, place: Option<Place<'a>>) {
+        // one is enough; a waiter that listened before its first try had none
+        self.place = self.place.take().or(place.map(Box::new));
+    }
+
+    /// It has the lock: where the channel is its owner's alone, the owner's next waiter can re-enter.
+    pub(crate) fn tell_next(&self) {
+        if self.side().waiters() > 1 {
+            self.side().wake_one();
+        }
+    }
+
+    /// It got a lock that others may hold as well: whoever was not told tries, too.
+    pub(crate) fn pass_on(&self) {
+        if self.side().told_one.load(Ordering::Acquire) {
+            self.side().wake_all();
+        }
+    }
+
+    fn side(&self) -> &Side {
+        self.gate.side(self.shares)
+    }
+
+    /// Whether it listens to this channel.
+    pub(crate) fn listens_to(&self, channel: &str) -> bool {
+        *self.gate.channel == *channel
+    }
+
+    /// The lock is busy, for `ttl` at most: somebody must look by then, or when the poll cap is over.
+    pub(crate) fn look_after(&self, ttl: Option<Duration>) {
+        let (now, cap) = (Instant::now(), self.core.config.poll_cap);
+        // one millisecond more: the server rounds the TTL down
+        let poll = now + ttl.map_or(cap, |ttl| cap.min(ttl + Duration::from_millis(1)));
+        let mut next = self.side().next_poll();
+        *next = if *next <= now { poll } else { poll.min(*next) };
+    }
+
+    /// Whether everybody was told since this waiter `tried`: it need not sleep.
+    pub(crate) fn was_told_since(&self, tried: Instant) -> bool {
+        self.side().told_all().is_some_and(|told| told > tried)
+    }
+
+    /// The permit of somebody who was told before he slept: left behind, it would make another one try in vain.
+    pub(crate) fn take_permit(&self) -> Option<OwnedSemaphorePermit> {
+        Arc::clone(&self.side().permits).try_acquire_owned().ok()
+    }
+
+    /// Sleeps until told, until it is this waiter's turn to look, or until `limit`.
+    pub(crate) fn wait(&self, limit: Option<Instant>) -> impl Future<Output = Woken> + Send + '_ {
+        if self.gate.must_be_listened_to() {
+            self.hub.tell(Event::Subscribe(Arc::clone(&self.gate)));
+        }
+        // a block, since an `async fn` keeps its arguments twice
+        async move {
+            let told = Arc::clone(&self.side().permits).acquire_owned();
+            tokio::pin!(told);
+            loop {
+                tokio::select! {
+                    biased;
+                    permit = &mut told => return permit.map_or(Woken::Closed, Woken::Told),
+                    () = self.alarm(limit) => {}
+                }
+                if limit.is_some_and(|limit| limit <= Instant::now()) {
+                    return Woken::TimedOut;
+                }
+                if self.is_my_turn_to_look() {
+                    return Woken::Poll;
+                }
+            }
+        }
+    }
+
+    fn alarm(&self, limit: Option<Instant>) -> Sleep {
+        let next = *self.side().next_poll();
+        self.core.sleep_until(limit.map_or(next, |limit| limit.min(next)))
+    }
+
+    fn is_my_turn_to_look(&self) -> bool {
+        let now = Instant::now();
+        let mut next = self.side().next_poll();
+        let due = *next <= now;
+        if due {
+            *next = now + self.core.config.poll_cap;
+            self.side().told_one.store(true, Ordering::Release);
+        }
+        due
+    }
+}
