@@ -1,6 +1,6 @@
 //! Any kind, but its owner may not take it again. Redisson's `NonReentrantLock` and `NonReentrantFairLock`.
 //!
-//! An owner is never in two clients, so the client's own books know whether he holds the lock: nothing is sent.
+//! An owner is never in two clients, so the client's own books know whether it holds the lock: nothing is sent.
 
 use std::sync::Arc;
 

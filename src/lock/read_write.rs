@@ -1,6 +1,6 @@
 //! The read-write lock: many readers or one writer. Redisson's `RReadWriteLock`.
 //!
-//! Two kinds at one record. A writer that waits for readers leaves an intent, which holds new readers back: so he waits
+//! Two kinds at one record. A writer that waits for readers leaves an intent, which holds new readers back: so it waits
 //! for those only that read already. While somebody writes, or nobody holds the lock, no intent is left: readers and
 //! writers then have equal chances, and neither starves.
 

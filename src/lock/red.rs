@@ -68,7 +68,7 @@ impl Default for RedLockOptions {
 }
 
 impl fmt::Debug for RedLockOptions {
-    /// Without the value: who knows it can release the lock.
+    /// Without the value: whoever knows it can release the lock.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RedLockOptions")
             .field("expiry", &self.expiry)

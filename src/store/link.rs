@@ -256,7 +256,7 @@ impl Link {
     /// Lets the answers come that are under way.
     async fn drain(&self) {
         let answers = async {
-            // who has just seen the link up may send his request after the first
+            // a caller that has just seen the link up may send its request after the first
             self.echo().await?;
             self.echo().await
         };
