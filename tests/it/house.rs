@@ -580,12 +580,16 @@ fn members_of_types() -> BTreeSet<String> {
         let end = text.find(|letter: char| !letter.is_alphanumeric() && letter != '_').unwrap_or(text.len());
         &text[..end]
     }
+    fn without_visibility(item: &str) -> &str {
+        let Some(rest) = item.strip_prefix("pub") else { return item };
+        rest.strip_prefix('(').and_then(|rest| rest.split_once(") ")).map_or(rest, |(_, item)| item).trim_start()
+    }
     let mut members = BTreeSet::new();
     for file in sources("src", "rs") {
         let lines = file.code();
         for (at, line) in lines.iter().enumerate() {
             let Some((item, _)) = line.split_once('{') else { continue };
-            let item = item.strip_prefix("pub(crate) ").or_else(|| item.strip_prefix("pub ")).unwrap_or(item);
+            let item = without_visibility(item);
             let name = if let Some(about) = item.strip_prefix("impl") {
                 // `impl<T> Trait for Type<T>`
                 let about =
@@ -597,9 +601,9 @@ fn members_of_types() -> BTreeSet<String> {
                 continue;
             };
             for inside in block(&lines, at).iter().skip(1).filter_map(|line| line.strip_prefix("    ")) {
-                let inside = ["pub(crate) ", "pub ", "async ", "const ", "fn "]
+                let inside = ["async ", "const ", "fn "]
                     .iter()
-                    .fold(inside, |inside, word| inside.strip_prefix(word).unwrap_or(inside));
+                    .fold(without_visibility(inside), |inside, word| inside.strip_prefix(word).unwrap_or(inside));
                 if !word(inside).is_empty() {
                     members.insert(format!("{name}::{}", word(inside)));
                 }
