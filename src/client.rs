@@ -55,8 +55,8 @@ impl LockClient {
 
     /// The mutex of this name: each acquire is an owner of its own, as with `tokio::sync::Mutex`. If in doubt, this.
     ///
-    /// Whoever has a guard holds the lock, wherever the guard is moved; everybody else waits, the task that locked
-    /// included. To take the lock again inside of functions that take it themselves, use
+    /// Whoever has a guard holds the lock, wherever the guard is moved; everybody else waits, including the task that
+    /// locked. To take the lock again inside of functions that take it themselves, use
     /// [`reentrant_lock`](Self::reentrant_lock): the record is the same, so that one name excludes both.
     ///
     /// Nothing is sent. Locks of one name are one lock, however often they are made.
@@ -113,7 +113,7 @@ impl LockClient {
     ///
     /// [`LockGuard::fencing_token`](crate::LockGuard::fencing_token) is higher than that of every earlier holder, and the
     /// same for all holds of one owner. Hand it to the guarded resource, and let that refuse whatever is lower than what
-    /// it has seen: then a paused holder can do no harm, however late it wakes. For values in Redis,
+    /// it has seen. Then a paused holder can do no harm, however late it wakes. For values in Redis,
     /// [`LockClient::fenced_get`] and [`LockClient::fenced_set`] do that; in SQL it is one more condition,
     /// `... AND fence <= ?`.
     ///
@@ -141,10 +141,10 @@ impl LockClient {
     /// The fair lock of this name: Redisson's `RFairLock`. First come, first served, in the order in which the server saw
     /// the requests of all processes.
     ///
-    /// A waiter that is not heard of for the client's [`fair_patience`](LockClientBuilder::fair_patience) loses its place;
-    /// one whose future is polled looks often enough to keep it. A future that is not polled is not heard of: wait in a task
+    /// A waiter that is not heard of for the client's [`fair_patience`](LockClientBuilder::fair_patience) loses its place.
+    /// One whose future is polled looks often enough to keep it; one that is not polled is not heard of. So wait in a task
     /// of its own where the code around may be busy. A try without a wait takes no place, and gets the lock only if nobody
-    /// waits. Not to be mixed with other kinds at one name: a reentrant lock would not see the queue.
+    /// waits. Do not mix it with other kinds at one name: a reentrant lock would not see the queue.
     ///
     /// # Errors
     ///
@@ -168,7 +168,7 @@ impl LockClient {
 
     /// The read-write lock of this name: Redisson's `RReadWriteLock`. Many may read, or one may write.
     ///
-    /// A writer that waits holds new readers back, so that it waits only for those who read already; readers of other
+    /// A writer that waits holds new readers back, so that it waits only for those that read already. Readers of other
     /// clients of the format (Redisson) do not know of that.
     ///
     /// # Errors
@@ -184,7 +184,7 @@ impl LockClient {
     /// The spin lock of this name, with the default [`Backoff`]: Redisson's `RSpinLock`.
     ///
     /// For many locks that are held for moments: nobody subscribes, and a release tells nobody. Waiters try again after
-    /// pauses, so that it is not fair, and a wait costs requests. The record is the reentrant lock's: one name excludes
+    /// pauses, so it is not fair, and a wait costs requests. The record is the reentrant lock's: one name excludes
     /// both; a reentrant lock's waiter then learns of a release by looking, within the poll cap.
     ///
     /// # Errors
@@ -613,7 +613,8 @@ impl LockClientBuilder {
 
     /// Lets the script connection be driven by this runtime instead of the client's own thread. Default: own thread.
     ///
-    /// Saves the hop between threads, two wake-ups of a core per request at most (`BENCHMARKS.md`). In return renewals
+    /// Saves the hop between threads, two wake-ups of a core per request at most
+    /// ([performance](crate::guide::performance)). In return renewals
     /// wait when that runtime's workers are blocked, and the connection is made anew, on the client's own thread, when
     /// that runtime ends. Everything else stays on the client's own thread.
     pub fn drive_connection_on(mut self, runtime: Handle) -> Self {

@@ -200,9 +200,10 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether the lock is held in a way that waiting does not change, by the caller itself: [`NotReentrant`](Self::NotReentrant),
-    /// [`UpgradeRefused`](Self::UpgradeRefused), [`TooManyHolds`](Self::TooManyHolds), [`NoToken`](Self::NoToken). A lock that
-    /// somebody else holds is no error. HTTP: 409, as for `Ok(None)`.
+    /// Whether the lock is held in a way that waiting does not change, by the caller itself:
+    /// [`NotReentrant`](Self::NotReentrant), [`UpgradeRefused`](Self::UpgradeRefused),
+    /// [`TooManyHolds`](Self::TooManyHolds), [`NoToken`](Self::NoToken). A lock that somebody else holds is no error.
+    /// HTTP: 409, as for `Ok(None)`.
     #[must_use]
     pub fn is_busy(&self) -> bool {
         matches!(

@@ -77,7 +77,7 @@ impl ClientId {
     }
 }
 
-/// Who holds a lock, as it stands in the lock record: `<client uuid>:<task>`.
+/// Who holds a lock, as it is in the lock record: `<client uuid>:<task>`.
 ///
 /// The owner is the caller: the [scope](Self::scope), else the tokio task, else the thread, which is right in
 /// the body of `#[tokio::main]` and `block_on`.
@@ -194,7 +194,7 @@ impl OwnerId {
         self.text.strip_prefix(client.as_str()).is_some_and(|rest| rest.starts_with(':'))
     }
 
-    /// The owner as it stands in the lock record.
+    /// The owner as it is in the lock record.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.text
