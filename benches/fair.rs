@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use nestlock::{Lock, LockClient};
 use support::{median, quantile, report, server};
 
-/// So long that nobody looks for himself: only messages wake.
+/// So long that nobody looks by itself: only messages wake.
 const NEVER: Duration = Duration::from_secs(3600);
 
 async fn client(url: &str) -> LockClient {

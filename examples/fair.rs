@@ -1,6 +1,6 @@
 //! First come, first order: workers of two clients queue for one lock, and get it in the order in which they asked.
 //!
-//! Run: `cargo run --example fair`  (uses `NESTLOCK_URL`, else a private redis-server from PATH)
+//! Run: `cargo run --example fair`  (uses `NESTLOCK_URL`, else an embedded server)
 #![allow(clippy::print_stdout)]
 
 mod support;

@@ -1,6 +1,6 @@
 //! A holder is paused past its lease, wakes up and writes: the lock alone does not stop it, the fencing token does.
 //!
-//! Run: `cargo run --example fencing`  (uses `NESTLOCK_URL`, else a private redis-server from PATH)
+//! Run: `cargo run --example fencing`  (uses `NESTLOCK_URL`, else an embedded server)
 #![allow(clippy::print_stdout)]
 
 mod support;

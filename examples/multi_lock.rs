@@ -1,5 +1,5 @@
 //! How do I lock several things at once, without a deadlock? Two tellers move money between the same two accounts, each
-//! in his own direction: both locks or none.
+//! in their own direction: both locks or none.
 //!
 //! Run: `cargo run --example multi_lock`  (uses `NESTLOCK_URL`, else an embedded server)
 #![allow(clippy::print_stdout)]
@@ -22,7 +22,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     let mut tellers = Vec::new();
     for (from, to) in [(0, 1), (1, 0)] {
-        // a client of his own each, as on two machines
+        // a client for each, as on two machines
         let (client, accounts) = (LockClient::connect(server.url()).await?, Arc::clone(&accounts));
         tellers.push(tokio::spawn(async move {
             for _ in 0..100 {

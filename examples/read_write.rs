@@ -1,6 +1,6 @@
 //! Many read an account while it is booked: does anybody see a booking that is half done?
 //!
-//! Run: `cargo run --example read_write`  (uses `NESTLOCK_URL`, else a private redis-server from PATH)
+//! Run: `cargo run --example read_write`  (uses `NESTLOCK_URL`, else an embedded server)
 #![allow(clippy::print_stdout)]
 
 mod support;

@@ -1,6 +1,6 @@
 //! Locks that Python's `python-redis-lock` takes too, and what frees one without expiry whose holder has died.
 //!
-//! Run: `cargo run --example signal_lock`  (uses `NESTLOCK_URL`, else a private redis-server from PATH)
+//! Run: `cargo run --example signal_lock`  (uses `NESTLOCK_URL`, else an embedded server)
 #![allow(clippy::print_stdout)]
 
 mod support;

@@ -55,8 +55,8 @@ impl LockClient {
 
     /// The mutex of this name: each acquire is an owner of its own, as with `tokio::sync::Mutex`. If in doubt, this.
     ///
-    /// Whoever has a guard holds the lock, wherever the guard is moved; everybody else waits, the task that locked
-    /// included. To take the lock again inside of functions that take it themselves, use
+    /// Whoever has a guard holds the lock, wherever the guard is moved; everybody else waits, including the task that
+    /// locked. To take the lock again inside of functions that take it themselves, use
     /// [`reentrant_lock`](Self::reentrant_lock): the record is the same, so that one name excludes both.
     ///
     /// Nothing is sent. Locks of one name are one lock, however often they are made.
@@ -113,7 +113,7 @@ impl LockClient {
     ///
     /// [`LockGuard::fencing_token`](crate::LockGuard::fencing_token) is higher than that of every earlier holder, and the
     /// same for all holds of one owner. Hand it to the guarded resource, and let that refuse whatever is lower than what
-    /// it has seen: then a paused holder can do no harm, however late it wakes. For values in Redis,
+    /// it has seen. Then a paused holder can do no harm, however late it wakes. For values in Redis,
     /// [`LockClient::fenced_get`] and [`LockClient::fenced_set`] do that; in SQL it is one more condition,
     /// `... AND fence <= ?`.
     ///
@@ -141,10 +141,10 @@ impl LockClient {
     /// The fair lock of this name: Redisson's `RFairLock`. First come, first served, in the order in which the server saw
     /// the requests of all processes.
     ///
-    /// A waiter that is not heard of for the client's [`fair_patience`](LockClientBuilder::fair_patience) loses its place;
-    /// one whose future is polled looks often enough to keep it. A future that is not polled is not heard of: wait in a task
+    /// A waiter that is not heard of for the client's [`fair_patience`](LockClientBuilder::fair_patience) loses its place.
+    /// One whose future is polled looks often enough to keep it; one that is not polled is not heard of. So wait in a task
     /// of its own where the code around may be busy. A try without a wait takes no place, and gets the lock only if nobody
-    /// waits. Not to be mixed with other kinds at one name: a reentrant lock would not see the queue.
+    /// waits. Do not mix it with other kinds at one name: a reentrant lock would not see the queue.
     ///
     /// # Errors
     ///
@@ -153,7 +153,7 @@ impl LockClient {
         Ok(Lock::new(&self.anchor, self.fair(name.as_ref())?))
     }
 
-    /// The fair lock of this name that its owner can not take again: Redisson's `NonReentrantFairLock`.
+    /// The fair lock of this name that its owner cannot take again: Redisson's `NonReentrantFairLock`.
     ///
     /// # Errors
     ///
@@ -168,7 +168,7 @@ impl LockClient {
 
     /// The read-write lock of this name: Redisson's `RReadWriteLock`. Many may read, or one may write.
     ///
-    /// A writer that waits holds new readers back, so that it waits only for those who read already; readers of other
+    /// A writer that waits holds new readers back, so that it waits only for those that read already. Readers of other
     /// clients of the format (Redisson) do not know of that.
     ///
     /// # Errors
@@ -184,7 +184,7 @@ impl LockClient {
     /// The spin lock of this name, with the default [`Backoff`]: Redisson's `RSpinLock`.
     ///
     /// For many locks that are held for moments: nobody subscribes, and a release tells nobody. Waiters try again after
-    /// pauses, so that it is not fair, and a wait costs requests. The record is the reentrant lock's: one name excludes
+    /// pauses, so it is not fair, and a wait costs requests. The record is the reentrant lock's: one name excludes
     /// both; a reentrant lock's waiter then learns of a release by looking, within the poll cap.
     ///
     /// # Errors
@@ -228,7 +228,7 @@ impl LockClient {
         Ok(Lock::new(&self.anchor, StringRecord::new(&self.name(name.as_ref())?, backoff)))
     }
 
-    /// The lock of this name that its owner can not take again: Redisson's `NonReentrantLock`.
+    /// The lock of this name that its owner cannot take again: Redisson's `NonReentrantLock`.
     ///
     /// [`Error::NotReentrant`] at once and without a request, where waiting would never end; also where the owner holds
     /// it as a reentrant lock. Record and messages are the reentrant lock's: one name excludes both.
@@ -244,7 +244,7 @@ impl LockClient {
     /// exclude and wake each other.
     ///
     /// The record is the string `lock:{name}`, whose value is the owner; each release wakes one waiter, of whatever
-    /// process, through the list `lock-signal:{name}`. It can not be taken again by its owner ([`Error::NotReentrant`]).
+    /// process, through the list `lock-signal:{name}`. Its owner cannot take it again ([`Error::NotReentrant`]).
     /// Leases are whole seconds on the server: a part of a second counts as one there, never here. To release or extend
     /// what a Python process holds, take its owner from [`Lock::holder`].
     ///
@@ -269,9 +269,9 @@ impl LockClient {
 
     /// Several locks as one, all or nothing: Redisson's `RedissonMultiLock`. They may be of any kind and of any client.
     ///
-    /// Nobody waits for one member while he holds another, so that processes which name the same locks in different
+    /// Nobody waits for one member while holding another, so that processes which name the same locks in different
     /// orders do not block each other. Each member is acquired with the lease that was asked for. Members that several
-    /// independent servers hold are no quorum: one that can not be reached fails the whole.
+    /// independent servers hold are no quorum: one that cannot be reached fails the whole.
     ///
     /// ```no_run
     /// # async fn example(client: nestlock::LockClient) -> nestlock::Result<()> {
@@ -299,7 +299,7 @@ impl LockClient {
     ///
     /// It is no stronger than its clocks: a server whose clock jumps, or that forgets a record (restarted without
     /// persistence, sooner than the TTL), can let a second holder in. Let such a server stay down for a TTL. Against a
-    /// paused holder nothing here helps; only a fencing token does, which independent servers cannot count.
+    /// paused holder nothing here helps. Only a fencing token does, and independent servers cannot count one.
     ///
     /// ```no_run
     /// # async fn example(a: nestlock::LockClient, b: nestlock::LockClient, c: nestlock::LockClient) -> nestlock::Result<()> {
@@ -331,8 +331,8 @@ impl LockClient {
         Ok(Lock::of_most(RedLock::new(anchor, name, (locks, labels), options, true)?))
     }
 
-    /// A RedLock over any locks: reentrant or fair ones of independent servers, say. All are acquired as the same task;
-    /// an owner that an acquire names belongs to one client, and is refused by the others.
+    /// A RedLock over any locks: reentrant or fair ones of independent servers, say. All are acquired as the same task. An
+    /// owner that an acquire names belongs to one client, and the others refuse it.
     ///
     /// This client lends its clock.
     ///
@@ -359,7 +359,7 @@ impl LockClient {
     /// higher token has used [`LockClient::fenced_get`] or this, the lower one changes nothing any more. It does not
     /// need the lock to be held still.
     ///
-    /// - Until then the lower one may write: who computes the new value from the old one reads it with
+    /// - Until then the lower one may write. If you compute the new value from the old one, read it with
     ///   [`LockClient::fenced_get`], which shuts the door before it reads.
     /// - Every writer must come this way. A plain `SET` is not stopped.
     /// - It is a matter of one key. Where the key `nestlock_fence:{key}` is lost (`FLUSHALL`, an eviction, a failover
@@ -371,8 +371,9 @@ impl LockClient {
     /// # Errors
     ///
     /// [`Error::StaleToken`]: another owner has held the lock since; nothing was changed. [`Error::InvalidName`] as for a
-    /// lock's name, and for `lock:...` and `{...}`; [`Error::WrongType`] if the key is no string. [`Error::Store`]: surely not written. [`Error::Unconfirmed`]: perhaps written, perhaps later; try
-    /// the same value with the same token again, or give the lock up. Nothing is repeated by itself.
+    /// lock's name, and for `lock:...` and `{...}`; [`Error::WrongType`] if the key is not a string. [`Error::Store`]: surely
+    /// not written. [`Error::Unconfirmed`]: perhaps written, perhaps later; try the same value with the same token again, or
+    /// give the lock up. Nothing is repeated by itself.
     ///
     /// # Cancel safety
     ///
@@ -447,8 +448,8 @@ impl LockClient {
 
     /// Waits until everything that nobody awaits is settled: dropped guards, cancelled calls, lost replies.
     ///
-    /// What the server refuses (no replicas, no permission) is tried again until the record has ended: that long this
-    /// waits, and for ever where a lock has no expiry.
+    /// What the server refuses (no replicas, no permission) is tried again until the record has ended. This waits that long,
+    /// and for ever where a lock has no expiry.
     ///
     /// # Cancel safety
     ///
@@ -497,8 +498,8 @@ impl Maintenance<'_> {
     /// Frees every signal lock whose name begins with this client's prefix, whoever holds it, and wakes a waiter of each;
     /// returns how many were held. python-redis-lock's `reset_all`, by `SCAN` instead of `KEYS`.
     ///
-    /// For the start of a service that knows that nobody works: locks that are taken meanwhile may or may not be freed.
-    /// Every string at a key `lock:...` counts as a signal lock; names that are no UTF-8 are left alone.
+    /// For the start of a service that knows that nobody is at work: locks that are taken meanwhile may or may not be freed.
+    /// Every string at a key `lock:...` counts as a signal lock; names that are not UTF-8 are left alone.
     ///
     /// # Errors
     ///
@@ -585,7 +586,7 @@ impl LockClientBuilder {
 
     /// After how long a silent waiter of this client at a fair lock loses its place. Default 15 s; 200 ms to 10 years. A
     /// waiter looks every second, or every third of this: it is silent when it is dead, not polled, or cut off for so long.
-    /// For the same time the free lock is kept for a waiter of Redisson's whose turn it is and who does not come.
+    /// For the same time the free lock is kept for a waiter of Redisson's whose turn it is and which does not come.
     pub fn fair_patience(mut self, patience: Duration) -> Self {
         self.config.fair_patience = patience;
         self
@@ -612,7 +613,8 @@ impl LockClientBuilder {
 
     /// Lets the script connection be driven by this runtime instead of the client's own thread. Default: own thread.
     ///
-    /// Saves the hop between threads, two wake-ups of a core per request at most (`BENCHMARKS.md`). In return renewals
+    /// Saves the hop between threads, two wake-ups of a core per request at most
+    /// ([performance](crate::guide::performance)). In return renewals
     /// wait when that runtime's workers are blocked, and the connection is made anew, on the client's own thread, when
     /// that runtime ends. Everything else stays on the client's own thread.
     pub fn drive_connection_on(mut self, runtime: Handle) -> Self {

@@ -11,7 +11,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The name of a lock, or of a guarded key, can not be used. Nothing was sent.
+    /// The name of a lock, or of a guarded key, cannot be used. Nothing was sent.
     #[error("invalid name {name:?}: {reason}")]
     #[non_exhaustive]
     InvalidName {
@@ -20,7 +20,7 @@ pub enum Error {
         /// What is wrong with it, and what to do.
         reason: String,
     },
-    /// The owner can not be used for this call. Nothing was sent.
+    /// The owner cannot be used for this call. Nothing was sent.
     #[error("invalid owner {owner:?}: {reason}")]
     #[non_exhaustive]
     InvalidOwner {
@@ -138,7 +138,7 @@ pub enum Error {
         /// Who holds it.
         owner: OwnerId,
     },
-    /// The owner holds the read lock and asked for the write lock. Nothing was sent; he would wait for himself.
+    /// The owner holds the read lock and asked for the write lock. Nothing was sent; it would wait for itself.
     #[error("lock {lock:?} is read-locked by {owner}, who would wait for himself; release the read lock first")]
     #[non_exhaustive]
     UpgradeRefused {
@@ -200,9 +200,10 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether the lock is held in a way that waiting does not change, by the caller itself: [`NotReentrant`](Self::NotReentrant),
-    /// [`UpgradeRefused`](Self::UpgradeRefused), [`TooManyHolds`](Self::TooManyHolds), [`NoToken`](Self::NoToken). A lock that
-    /// somebody else holds is no error. HTTP: 409, as for `Ok(None)`.
+    /// Whether the lock is held in a way that waiting does not change, by the caller itself:
+    /// [`NotReentrant`](Self::NotReentrant), [`UpgradeRefused`](Self::UpgradeRefused),
+    /// [`TooManyHolds`](Self::TooManyHolds), [`NoToken`](Self::NoToken). A lock that somebody else holds is no error.
+    /// HTTP: 409, as for `Ok(None)`.
     #[must_use]
     pub fn is_busy(&self) -> bool {
         matches!(
@@ -211,8 +212,8 @@ impl Error {
         )
     }
 
-    /// Whether the same call may succeed a little later: the server said "not now", was not reached, or did not answer. Of
-    /// [`Unconfirmed`](Self::Unconfirmed) calls the client settles what they left behind. HTTP: 503.
+    /// Whether the same call may succeed a little later: the server said "not now", was not reached, or did not answer. What
+    /// [`Unconfirmed`](Self::Unconfirmed) calls left behind is settled by the client. HTTP: 503.
     #[must_use]
     pub fn is_transient(&self) -> bool {
         match self {
@@ -375,7 +376,7 @@ impl StoreError {
         self.kind
     }
 
-    /// Whether the server may have executed the request all the same.
+    /// Whether the server may have executed the request nevertheless.
     #[must_use]
     pub fn may_have_executed(&self) -> bool {
         self.may_have_executed
@@ -423,7 +424,7 @@ impl error::Error for StoreError {
 /// The kinds of [`StoreError`].
 ///
 /// Most may pass, and are repeated within the wait of an acquire, or for as long as a release may take
-/// ([`StoreError::is_transient`]). Those are final that stay until somebody changes the configuration, the users or the
+/// ([`StoreError::is_transient`]). Final are those that stay until somebody changes the configuration, the users or the
 /// data: [`Auth`](Self::Auth), [`NoPermission`](Self::NoPermission), [`Moved`](Self::Moved),
 /// [`CrossSlot`](Self::CrossSlot), [`WrongType`](Self::WrongType), [`NoScript`](Self::NoScript). So are
 /// [`Protocol`](Self::Protocol) and [`Other`](Self::Other), unless the request may have been executed.
@@ -460,7 +461,7 @@ pub enum StoreErrorKind {
     CrossSlot,
     /// The server is out of memory. Locks that are held are renewed and released all the same.
     OutOfMemory,
-    /// The server can not persist and refuses writes.
+    /// The server cannot persist and refuses writes.
     Misconfigured,
     /// Too few replicas are connected.
     NoReplicas,

@@ -220,15 +220,15 @@ impl LockGuard {
 
     /// Gives the hold away: the lock stays held, and is renewed if it has no lease of its own.
     ///
-    /// Release it with [`Lock::release`](crate::Lock::release) and the owner returned, here or in another process; a hold
-    /// that is nested counts as one release, the other guards' as one each. This client only renews it, as long as it has
-    /// a lock, a guard or itself alive: it does not re-enter what it gave away (its next acquire waits for it like anybody's,
-    /// under another name), nor release it at its [`shutdown`](crate::LockClient::shutdown). That it was released elsewhere
-    /// is noticed with the next renewal.
+    /// Release it with [`Lock::release`](crate::Lock::release) and the owner returned, here or in another process. A
+    /// nested hold counts as one release, those of the other guards as one each. This client only renews it, as long as it
+    /// has a lock, a guard or itself alive: it does not re-enter what it gave away (its next acquire waits for it like
+    /// anybody's, under another name), and does not release it at its [`shutdown`](crate::LockClient::shutdown). That it
+    /// was released elsewhere is noticed with the next renewal.
     ///
     /// If a request about this lock is under way (a nested acquire or release that was dropped a moment ago), nobody knows
-    /// how many holds the server records: then it is not renewed, and ends with its TTL at the latest. Await
-    /// [`idle`](crate::LockClient::idle) before, if that can be. Of a lock that was lost, nothing is given away.
+    /// how many holds the server records: then it is not renewed, and ends with its TTL at the latest. If that
+    /// can happen, await [`idle`](crate::LockClient::idle) before. Of a lock that was lost, nothing is given away.
     ///
     /// A multi-lock lets go of all members; the owner returned is the first member's, and the others' only where all are
     /// of one client.
@@ -237,7 +237,7 @@ impl LockGuard {
         self.let_go(Forget::GoOn)
     }
 
-    /// Leaves the lock held until its lease ends, without a renewal: so a job runs once in an interval, over all processes.
+    /// Leaves the lock held until its lease ends, without a renewal, so that a job runs once per interval, over all processes.
     ///
     /// A lock without a lease lasts for what its last renewal gave it, the client's
     /// [`watchdog_timeout`](crate::LockClientBuilder::watchdog_timeout) at most; give it a

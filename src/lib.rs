@@ -1,3 +1,4 @@
+#![doc = include_str!("guide/links.md")] // before README's own, which lead to files of the repository: the first counts
 #![doc = include_str!("../README.md")]
 
 mod client;
@@ -5,6 +6,7 @@ mod clock;
 mod engine;
 mod error;
 mod guard;
+pub mod guide;
 mod keys;
 mod lock;
 mod log;

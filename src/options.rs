@@ -12,7 +12,7 @@ use crate::{
 const MIN_LEASE: Duration = Duration::from_millis(10);
 /// The longest lease, ten years: far below what makes the server refuse.
 const MAX_LEASE: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
-/// What stands for "no lease" in our books: longer than any that may be asked for.
+/// What means "no lease" in our books: longer than any that may be asked for.
 pub(crate) const ENDLESS: Duration = Duration::from_secs(MAX_LEASE.as_secs() + 1);
 /// The shortest watchdog timeout: renewal at a third of it must survive a scheduler's hiccup.
 const MIN_WATCHDOG: Duration = Duration::from_millis(200);
@@ -99,23 +99,23 @@ impl AcquireOptions {
     ///
     /// A shorter lease never cuts a longer one that the owner has already.
     ///
-    /// When it is over, the hold is lost, also for its owner. While a guard of it lives, what the owner acquires answers
-    /// [`Error::Lost`]: whoever is still inside must not take what it lost for held. Once they are
-    /// unlocked or dropped, the next acquire is a first hold like anybody's: what is left of the old record is released
-    /// first, somebody else may have the lock by then, and a fenced lock gives a higher token.
+    /// When it is over, the hold is lost, for its owner too. While a guard of it lives, the owner's acquires answer
+    /// [`Error::Lost`]: a task that is still inside must not take what it lost for held. Once its guards are unlocked or
+    /// dropped, the next acquire is a first hold like anybody's: what is left of the old record is released first, somebody
+    /// else may have the lock by then, and a fenced lock gives a higher token.
     pub fn lease(mut self, lease: Duration) -> Self {
         self.lease = Some(lease);
         self
     }
 
     /// Acquires as this owner instead of the calling task; see [`LockClient::owner`](crate::LockClient::owner). An owner
-    /// of another client is refused: it can be released and extended here, not acquired as.
+    /// of another client is refused: its holds can be released and extended here, but nothing can be acquired as it.
     pub fn owner(mut self, owner: OwnerId) -> Self {
         self.rare_mut().owner = Some(owner);
         self
     }
 
-    /// Acquires under this text, which then stands in the record just as it is. For records of other systems only
+    /// Acquires under this text, which is then in the record just as it is. For records of other systems only
     /// (string and signal locks): another process that knows the text can extend and release the lock.
     ///
     /// Use a text once, and let nobody guess it: two processes that acquire with one text **both hold the lock**, since a
@@ -156,7 +156,7 @@ pub struct Backoff {
 impl Backoff {
     /// Pauses that grow from `initial` by `multiplier` up to `max`. Redisson's default is 1 ms, 128 ms and 2.
     ///
-    /// A pause is at least 1 ms, and at most an hour; a multiplier below 1, or that is no number, counts as 1.
+    /// A pause is at least 1 ms, and at most an hour; a multiplier below 1, or one that is not a number, counts as 1.
     #[must_use]
     pub fn exponential(initial: Duration, max: Duration, multiplier: f64) -> Self {
         let initial = initial.clamp(Duration::from_millis(1), Duration::from_secs(3600));

@@ -9,15 +9,15 @@
 //! | inside [`OwnerId::scope`]                         | a fresh number: `s7` |
 //! | [`LockClient::owner`](crate::LockClient::owner)   | your name: `x/job-9` |
 //!
-//! The four can not collide. After a request whose outcome is unknown a suffix is added (`42.1`), so that a late
+//! The four cannot collide. After a request whose outcome is unknown a suffix is added (`42.1`), so that a late
 //! execution of the old request meets a name that nobody uses any more.
 //!
 //! **Branches of one `join!`, `select!` or `FuturesUnordered` are one task**, hence one owner: they re-enter each
 //! other's lock. Use `tokio::spawn` or [`OwnerId::scope`] where branches must exclude each other.
 //!
-//! Outside of a tokio task there is nothing to tell callers apart by but the thread. A `block_on` body has its thread to
-//! itself, a task of another executor has not. It is not refused, since nothing tells it from a `block_on` body: a waker
-//! does not, which branches of one body need not share, and whose address comes back.
+//! Outside of a tokio task there is nothing but the thread to tell callers apart by. A `block_on` body has its thread to
+//! itself; a task of another executor does not. It is not refused, since nothing tells it from a `block_on` body. A waker
+//! does not: the branches of one body need not share theirs, and its address comes back.
 
 use std::{
     cell::Cell,
@@ -48,7 +48,7 @@ fn fresh_number() -> u64 {
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
-/// Owners are kept by each waiter: no byte more than needed.
+/// Each waiter keeps its owner: not a byte more than needed.
 fn length(text: &str) -> u32 {
     u32::try_from(text.len()).unwrap_or(u32::MAX)
 }
@@ -77,9 +77,9 @@ impl ClientId {
     }
 }
 
-/// Who holds a lock, as it stands in the lock record: `<client uuid>:<task>`.
+/// Who holds a lock, as it is in the lock record: `<client uuid>:<task>`.
 ///
-/// The owner is whoever makes the call: the [scope](Self::scope), else the tokio task, else the thread, which is right in
+/// The owner is the caller: the [scope](Self::scope), else the tokio task, else the thread, which is right in
 /// the body of `#[tokio::main]` and `block_on`.
 ///
 /// # On executors other than tokio's
@@ -194,7 +194,7 @@ impl OwnerId {
         self.text.strip_prefix(client.as_str()).is_some_and(|rest| rest.starts_with(':'))
     }
 
-    /// The owner as it stands in the lock record.
+    /// The owner as it is in the lock record.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.text

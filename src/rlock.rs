@@ -14,8 +14,8 @@ use crate::{
 
 /// What a [`Lock`] can do, for code that takes any: `&dyn RLock`, `impl RLock`. After Redisson's `RLock`.
 ///
-/// Each method is the one of the same name at [`Lock`], which needs no import; errors and cancel safety stand there. Nobody
-/// else can implement it, since nobody else can make a guard.
+/// Each method is the one of the same name on [`Lock`], which needs no import; its errors and cancel safety are described
+/// there. Only `Lock` implements this, since nobody else can make a guard.
 ///
 /// ```no_run
 /// use nestlock::{RLock, Result};

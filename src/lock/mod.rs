@@ -90,7 +90,7 @@ struct Single {
 pub struct Inspection {
     /// Each owner, and how often it holds the lock: one, or all readers.
     ///
-    /// A string that another program wrote may be no UTF-8: each byte that cannot be read is U+FFFD, and such an owner
+    /// A string that another program wrote may not be UTF-8: each byte that cannot be read is U+FFFD, and such an owner
     /// cannot be released by its text.
     pub holders: Vec<(OwnerId, u32)>,
     /// How long the record lives unless it is renewed, to the millisecond; `None`: it has no TTL.
@@ -334,8 +334,8 @@ impl Lock {
     ///
     /// # Cancel safety
     ///
-    /// Once polled, the release goes on when the future is dropped. For what was handed over it is not repeated: without an
-    /// answer, the hold may or may not have been given up.
+    /// Once polled, the release goes on when the future is dropped. A hold that was handed over is released by one request
+    /// only: without an answer, it may or may not have been given up.
     pub async fn release(&self, owner: &OwnerId) -> Result<()> {
         match &self.inner {
             Inner::One(single) => single.anchor.release_owner(&single.kind, owner).await,

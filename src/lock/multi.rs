@@ -118,7 +118,7 @@ async fn all<T>(asked: impl Iterator<Item = impl Future<Output = Result<T>>>) ->
 
 enum Round {
     Entered(Vec<LockGuard>),
-    /// The member that was waited for, was busy all the time.
+    /// The member that was waited for was busy all the time.
     Busy,
     /// This one was busy: wait for it next.
     Again(usize),
@@ -155,7 +155,7 @@ impl MultiLock {
                     Err(Error::Unconfirmed { .. }) if was_busy && limit.is_some() => return Ok(None),
                     Err(error) => return Err(error),
                 }
-                // two that take turns in disturbing each other would go on for ever
+                // two that take turns disturbing each other would go on for ever
                 let until = Instant::now() + pause.mul_f64(random_fraction());
                 self.anchor.sleep_until(limit.map_or(until, |limit| until.min(limit))).await;
                 pause = (pause + PAUSE_STEP).min(MAX_PAUSE);

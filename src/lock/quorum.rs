@@ -90,8 +90,8 @@ impl Nodes {
     }
 }
 
-/// Asks many at once; whoever has not answered by `over` is not waited for, and what was asked of it is dropped. `enough`
-/// ends it earlier.
+/// Asks many at once. One that has not answered by `over` is not waited for, and what was asked of it is dropped.
+/// `enough` ends it earlier.
 pub(crate) async fn ask<T>(
     anchor: &Anchor,
     asked: impl Iterator<Item = (usize, impl Future<Output = Result<T>>)>,
@@ -210,7 +210,7 @@ impl Quorum {
         }
     }
 
-    /// Looks at all places, once. Whoever finds too few of them held ends the quorum.
+    /// Looks at all places, once. A look that finds too few of them held ends the quorum.
     fn look(&self, places: &mut Places) -> Result<Live> {
         if let Some(end) = places.end {
             return Err(self.error(end));

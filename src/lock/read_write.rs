@@ -1,7 +1,7 @@
 //! The read-write lock: many readers or one writer. Redisson's `RReadWriteLock`.
 //!
-//! Two kinds at one record. A writer that waits for readers leaves an intent, which holds new readers back: so he waits
-//! for those only that read already. While somebody writes, or nobody holds the lock, no intent is left: readers and
+//! Two kinds at one record. A writer that waits for readers leaves an intent, which holds new readers back: so it waits
+//! only for those that read already. While somebody writes, or nobody holds the lock, no intent is left: readers and
 //! writers then have equal chances, and neither starves.
 
 use std::sync::Arc;
@@ -43,13 +43,12 @@ const INTENT_MS: u64 = 2_000;
 /// # }
 /// ```
 ///
-/// Each side is a [`Lock`], reentrant by itself. Whoever writes may also read, and then give up writing and read on.
-/// Whoever reads cannot write: [`Error::UpgradeRefused`](crate::Error::UpgradeRefused) at once, since it would wait for
-/// itself.
+/// Each side is a [`Lock`], reentrant by itself. A writer may also read, and then give up writing and read on. A reader
+/// cannot write: it gets [`Error::UpgradeRefused`](crate::Error::UpgradeRefused) at once, since it would wait for itself.
 ///
 /// # Deadlocks
 ///
-/// A writer that waits holds new readers back, but for owners that read already. So a task that reads must not wait for
+/// A writer that waits holds new readers back, except for owners that read already. So a task that reads must not wait for
 /// another task, under another owner, that wants to read: if a writer comes between them, the writer waits for the first
 /// task, the first for the second, and the second for the writer. Nobody times out if nobody has a limit. Two tasks of
 /// one request are enough. Read once for each request and pass on what was read; or let its tasks be one owner
@@ -66,13 +65,13 @@ impl ReadWriteLock {
         Self { read, write }
     }
 
-    /// The side for those who look, shared by all of them, as a lock of its own.
+    /// The side for readers, shared by all of them, as a lock of its own.
     #[must_use]
     pub fn read_lock(&self) -> Lock {
         self.read.clone()
     }
 
-    /// The side for those who change, for one at a time while nobody reads, as a lock of its own.
+    /// The side for writers, for one at a time while nobody reads, as a lock of its own.
     #[must_use]
     pub fn write_lock(&self) -> Lock {
         self.write.clone()

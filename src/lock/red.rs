@@ -68,7 +68,7 @@ impl Default for RedLockOptions {
 }
 
 impl fmt::Debug for RedLockOptions {
-    /// Without the value: who knows it can release the lock.
+    /// Without the value: whoever knows it can release the lock.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RedLockOptions")
             .field("expiry", &self.expiry)
@@ -96,7 +96,7 @@ impl RedLockOptions {
         self
     }
 
-    /// How many rounds one acquire makes at most whose wait has a limit; without a limit, how many may fail in a row: a
+    /// How many rounds an acquire makes at most, if its wait has a limit. Without a limit, how many may fail in a row: a
     /// busy lock is then waited for as long as it takes. Without a wait there is one round. Default 32, at least 1.
     /// RedLock-Hyperf: 2; node-redlock: 10 retries, which are 11 rounds.
     pub fn tries(mut self, tries: u32) -> Self {
@@ -145,7 +145,7 @@ impl RedLockOptions {
     }
 
     /// Ends a round as soon as its outcome is certain. Servers that did not answer by then are given up, and are not
-    /// part of the lock: it bears fewer failures. Default off.
+    /// part of the lock, so it survives fewer failures. Default off.
     pub fn fail_fast(mut self, on: bool) -> Self {
         self.fail_fast = on;
         self
@@ -158,8 +158,8 @@ impl RedLockOptions {
     }
 
     /// [`LockGuard::extend`] also takes the lock on servers where it is free: one that was restarted without its data is
-    /// part of it again, after one call. Only while most servers hold the lock: one that was lost is reported as lost, not
-    /// made anew. Default off.
+    /// part of it again, after one call. This is done only while most servers hold the lock: a lost lock is reported as
+    /// lost, not made anew. Default off.
     pub fn recreate_on_extend(mut self, on: bool) -> Self {
         self.recreate_on_extend = on;
         self
@@ -269,7 +269,7 @@ impl RedLock {
         })
     }
 
-    /// The same for each member, as whoever calls now: an extension may be another task's call.
+    /// The same for each member, as the current caller: an extension may be another task's call.
     fn as_now(&self, asked: &AcquireOptions) -> Vec<AcquireOptions> {
         let named = asked.rare().owner.is_some() || asked.rare().value.is_some();
         let of_member = |member: &Lock| match member.single() {

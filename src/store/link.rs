@@ -257,7 +257,7 @@ impl Link {
     /// Lets the answers come that are under way.
     async fn drain(&self) {
         let answers = async {
-            // who has just seen the link up may send his request after the first
+            // a caller that has just seen the link up may send its request after the first
             self.echo().await?;
             self.echo().await
         };
@@ -458,7 +458,7 @@ impl Link {
         pushed.and(bounded).map(drop)
     }
 
-    /// One page of SCAN, strings only: the next cursor, and keys. What is no UTF-8 is left out.
+    /// One page of SCAN, strings only: the next cursor, and keys. What is not UTF-8 is left out.
     pub(crate) async fn scan(&self, cursor: &str, pattern: &str) -> Result<(String, Vec<String>), StoreError> {
         let words = [cursor, "MATCH", pattern, "COUNT", "500", "TYPE", "string"];
         let answer = self.custom("SCAN", words.into_iter(), None).await?;
@@ -479,7 +479,7 @@ impl Link {
         text.lines().find_map(|line| line.strip_prefix("run_id:")).map(|id| id.trim().to_owned())
     }
 
-    /// A command that is no script and needs no repetition.
+    /// A command that is not a script and need not be repeated.
     async fn custom(
         &self,
         name: &'static str,

@@ -1,4 +1,4 @@
-//! Answers of scripts, as values. The codes stand in `lua/README.md`.
+//! Answers of scripts, as values. The codes are in `lua/README.md`.
 
 use std::{num::NonZeroU64, time::Duration};
 
@@ -255,7 +255,7 @@ mod tests {
         assert_eq!(guarded(&value).unwrap(), Guarded::Done(Some(b"v".to_vec())));
     }
 
-    /// Least of all a nil that strayed here is a lock that was acquired, or a value that was written.
+    /// A nil that strayed here is anything but a lock that was acquired, or a value that was written.
     #[test]
     fn what_no_script_answers_is_an_error() {
         let text = Value::from_static_str("OK");

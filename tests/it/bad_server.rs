@@ -400,7 +400,7 @@ async fn f17_p8_r17_force_unlock_by_another_client_wakes_waiters_and_tells_the_h
 
 // --- permissions ---
 
-/// All that the reentrant lock needs: lua/README.md says so to administrators.
+/// All that the reentrant lock needs: lua/README.md and src/guide/permissions.md say so to administrators.
 const COMMANDS: [&str; 16] = [
     "evalsha",
     "eval",
@@ -445,7 +445,7 @@ pub fn denials(server: &Server) -> BTreeSet<String> {
 
 const APP: [&str; 2] = ["~app:*", "&redisson_lock__channel:{app:*"];
 
-/// R112, F28: everything works for a user who may do just what the README lists.
+/// R112, F28: everything works for a user who may do just what the guide lists.
 #[tokio::test]
 async fn r112_f28_everything_works_with_the_minimal_permissions() {
     let server = Server::start_real();

@@ -648,7 +648,7 @@ pub async fn another_client_extends_and_releases_what_was_handed_over(kind: Kind
     assert!(!lb.is_locked().await.unwrap());
     assert!(matches!(lb.release(&owner).await, Err(Error::NotHeld { .. })));
     assert!(matches!(lb.extend(&owner, Duration::from_secs(1)).await, Err(Error::NotHeld { .. })));
-    // watched: the client that handed it over notices, and stops to renew
+    // watched: the client that handed it over notices, and stops renewing
     let other = AcquireOptions::new().owner(a.owner("job-2").unwrap());
     let owner = la.try_lock_with(other).await.unwrap().unwrap().forget();
     lb.release(&owner).await.unwrap();

@@ -509,7 +509,7 @@ async fn a_future_that_nobody_polls_loses_its_place_and_nobody_elses() {
     all_gone(&server, &[&client]).await;
 }
 
-/// R61: the lock is held for many patiences; nobody who lives loses his place.
+/// R61: the lock is held for many patiences; no live waiter loses its place.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn r61_who_waits_longer_than_the_patience_keeps_its_place() {
     let server = Server::start();

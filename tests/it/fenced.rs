@@ -271,7 +271,7 @@ async fn a_guarded_write_without_an_answer_is_unconfirmed_and_can_be_repeated() 
     );
 }
 
-/// What `lua/README.md` and README.md say that an ACL user needs.
+/// What `lua/README.md` and `src/guide/permissions.md` say that an ACL user needs.
 #[tokio::test]
 async fn fenced_locks_and_guarded_keys_need_the_permissions_that_are_written_down_and_no_other() {
     let server = Server::start_real();
@@ -352,7 +352,7 @@ async fn f2_a_paused_holders_late_write_is_refused_where_the_lock_alone_would_no
     }
 }
 
-/// What the fence does not promise: it closes when the next holder first comes to the key, not when he gets the lock.
+/// What the fence does not promise: it closes when the next holder first comes to the key, not when it gets the lock.
 #[tokio::test]
 async fn a_late_write_is_let_in_until_the_next_holder_has_used_the_key() {
     let server = Server::start();

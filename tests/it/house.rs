@@ -62,9 +62,10 @@ impl Source {
 // --- floors ---
 
 /// The floor of a module; the longest name that fits counts.
-const FLOORS: [(&str, u8); 21] = [
+const FLOORS: [(&str, u8); 22] = [
     ("", 5),
     ("client", 5),
+    ("guide", 5),
     ("lock", 4),
     ("rlock", 4),
     ("guard", 3),
@@ -649,6 +650,164 @@ fn every_interop_worker_speaks_the_protocol() {
     assert!(requests >= 7, "the check sees {requests} requests only: it is broken");
 }
 
+// --- documents ---
+
+fn document(path: &str) -> String {
+    fs::read_to_string(root().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
+}
+
+/// What stands in the blocks of a type: its functions, fields and variants, as `Type::name`.
+fn members_of_types() -> BTreeSet<String> {
+    fn word(text: &str) -> &str {
+        let end = text.find(|letter: char| !letter.is_alphanumeric() && letter != '_').unwrap_or(text.len());
+        &text[..end]
+    }
+    fn without_visibility(item: &str) -> &str {
+        let Some(rest) = item.strip_prefix("pub") else { return item };
+        rest.strip_prefix('(').and_then(|rest| rest.split_once(") ")).map_or(rest, |(_, item)| item).trim_start()
+    }
+    let mut members = BTreeSet::new();
+    for file in sources("src", "rs") {
+        let lines = file.code();
+        for (at, line) in lines.iter().enumerate() {
+            let Some((item, _)) = line.split_once('{') else { continue };
+            let item = without_visibility(item);
+            let name = if let Some(about) = item.strip_prefix("impl") {
+                // `impl<T> Trait for Type<T>`
+                let about =
+                    if about.starts_with('<') { about.split_once("> ").map_or(about, |(_, rest)| rest) } else { about };
+                word(about.rsplit(" for ").next().unwrap().trim())
+            } else if let Some(about) = ["struct ", "enum ", "trait "].iter().find_map(|kind| item.strip_prefix(kind)) {
+                word(about)
+            } else {
+                continue;
+            };
+            for inside in block(&lines, at).iter().skip(1).filter_map(|line| line.strip_prefix("    ")) {
+                let inside = ["async ", "const ", "fn "]
+                    .iter()
+                    .fold(without_visibility(inside), |inside, word| inside.strip_prefix(word).unwrap_or(inside));
+                if !word(inside).is_empty() {
+                    members.insert(format!("{name}::{}", word(inside)));
+                }
+            }
+        }
+    }
+    members
+}
+
+/// Diagrams and text name what there is: each `Type::name` of ARCHITECTURE.md is a function, field or variant in `src`.
+#[test]
+fn what_architecture_names_exists() {
+    let (members, text) = (members_of_types(), document("ARCHITECTURE.md"));
+    let seen = members.contains("Lock::acquire") && members.contains("Error::Lost");
+    assert!(seen && !members.contains("Lock::Lost"), "the check sees the wrong members: it is broken");
+    let is_word = |letter: char| letter.is_alphanumeric() || letter == '_' || letter == ':';
+    let (mut diagram, mut in_diagrams, mut named, mut unknown) = (false, 0, 0, Vec::new());
+    for line in text.lines() {
+        if line.starts_with("```") {
+            diagram = !diagram;
+        }
+        for path in line.split(|letter: char| !is_word(letter)).map(|path| path.trim_end_matches(':')) {
+            if path.contains("::") && path.starts_with(char::is_uppercase) {
+                named += 1;
+                in_diagrams += usize::from(diagram);
+                if !members.contains(path) {
+                    unknown.push(path);
+                }
+            }
+        }
+    }
+    assert!(in_diagrams >= 8 && named > 15, "the check sees {named} names, {in_diagrams} of diagrams: it is broken");
+    assert!(unknown.is_empty(), "ARCHITECTURE.md names what is not in src: {unknown:?}");
+}
+
+/// The link definitions of a page: `[label]: where`.
+fn definitions(text: &str) -> BTreeMap<&str, &str> {
+    text.lines().filter_map(|line| line.strip_prefix('[')?.split_once("]: ")).collect()
+}
+
+/// Each page of the guide is a module, and has a name in the README that leads to it, in rustdoc as in the repository.
+#[test]
+fn every_page_of_the_guide_is_found() {
+    let (guide, readme, links) = (document("src/guide/mod.rs"), document("README.md"), document("src/guide/links.md"));
+    let (in_repository, in_rustdoc) = (definitions(&readme), definitions(&links));
+    let pages = sources("src/guide", "md");
+    assert!(pages.len() > 10, "the check sees {} pages only: it is broken", pages.len());
+    for page in pages.iter().filter(|page| !page.path.ends_with("/links.md")) {
+        let name = page.path.trim_start_matches("src/guide/").trim_end_matches(".md");
+        let module = format!("#[doc = include_str!(\"{name}.md\")]\npub mod {name} {{}}");
+        assert_eq!(guide.matches(&module).count(), 1, "{}: is a module once", page.path);
+        assert!(guide.contains(&format!("[`{name}`]")), "{}: not in the guide's table", page.path);
+        let label = in_repository.iter().find(|(_, to)| **to == page.path).map(|(label, _)| *label);
+        let label = label.unwrap_or_else(|| panic!("{}: README has no link to it", page.path));
+        assert!(readme.matches(&format!("[{label}]")).count() > 1, "README does not use [{label}]");
+        assert_eq!(in_rustdoc.get(label).copied(), Some(format!("crate::guide::{name}").as_str()), "[{label}]");
+    }
+    assert_eq!(in_repository.len(), in_rustdoc.len());
+}
+
+/// README stands alone, too: no hidden lines in its code, no link that is dead elsewhere; and it is the short form.
+#[test]
+fn the_readme_is_short_and_reads_well_anywhere() {
+    let readme = document("README.md");
+    let (mut code, mut words) = (false, 0);
+    for line in readme.lines() {
+        if line.starts_with("```") {
+            code = !code;
+        } else if code {
+            assert!(line != "#" && !line.starts_with("# "), "README hides a line: {line}");
+        } else if !line.starts_with('[') {
+            assert!(!line.contains("]("), "README has a link that is not the guide's: {line}");
+            words += line.split_whitespace().count();
+        }
+    }
+    assert!((500..1_000).contains(&words), "README has {words} words beside its code");
+}
+
+/// Every error has a row in the guide, and the row says what the predicates say.
+#[test]
+fn the_guide_has_every_error() {
+    let (source, guide) = (document("src/error.rs"), document("src/guide/errors.md"));
+    let lines: Vec<&str> = source.lines().collect();
+    let start = lines.iter().position(|line| *line == "pub enum Error {").expect("the errors");
+    let variants: BTreeSet<&str> = block(&lines, start)
+        .into_iter()
+        .filter_map(|line| line.strip_prefix("    ").filter(|line| line.starts_with(char::is_uppercase)))
+        .map(|line| line.trim_end_matches([' ', '{', ',']))
+        .collect();
+    assert!(variants.len() > 15, "the check sees {variants:?} only: it is broken");
+    let named_in = |predicate: &str| -> BTreeSet<&str> {
+        let start =
+            lines.iter().position(|line| line.contains(&format!("pub fn {predicate}("))).expect("the predicate");
+        let body = block(&lines, start).join(" ");
+        variants.iter().filter(|variant| body.contains(&format!("Self::{variant} "))).copied().collect()
+    };
+    let mut rows = BTreeMap::new();
+    for row in guide.lines().filter_map(|line| line.strip_prefix("| [`")) {
+        let (name, rest) = row.split_once("`] | ").expect("a row");
+        let cells: Vec<&str> = rest.split('|').map(str::trim).collect();
+        assert!(rows.insert(name, cells[2]).is_none(), "{name} has two rows");
+    }
+    assert_eq!(rows.keys().copied().collect::<BTreeSet<_>>(), variants);
+    for predicate in ["is_busy", "is_transient", "is_lost"] {
+        let said = rows.iter().filter(|(_, cell)| cell.starts_with(&format!("`{predicate}`"))).map(|(name, _)| *name);
+        assert_eq!(said.collect::<BTreeSet<_>>(), named_in(predicate), "{predicate}");
+    }
+}
+
+#[test]
+fn the_guide_has_every_option() {
+    let (source, guide) = (document("src/client.rs"), document("src/guide/configuration.md"));
+    let setters: Vec<&str> = source
+        .lines()
+        .filter_map(|line| line.strip_prefix("    pub fn ")?.split_once("(mut self, ").map(|(name, _)| name))
+        .collect();
+    assert!(setters.len() >= 10, "the check sees {setters:?} only: it is broken");
+    for name in setters {
+        assert!(guide.contains(&format!("| [`{name}`] |")), "src/guide/configuration.md has no row for {name}");
+    }
+}
+
 // --- the catalogue ---
 
 /// Names of all test functions, with their module: `lost_reply::r31_...`.
@@ -696,7 +855,7 @@ fn ids_are_read_off_names() {
     assert_eq!(ids("a::s_3"), [] as [&str; 0]);
 }
 
-/// `tests/catalogue.md` has rows `| R31 | lost_reply::r31_... |` (several tests: separated by commas or blanks).
+/// `tests/catalogue.md` has rows `| R31 | what it is | lost_reply::r31_... |` (several tests: separated by commas or blanks).
 #[test]
 fn the_catalogue_and_the_tests_agree() {
     let catalogue = fs::read_to_string(root().join("tests/catalogue.md")).expect("the table");
@@ -705,10 +864,11 @@ fn the_catalogue_and_the_tests_agree() {
     let (mut seen, mut listed) = (BTreeSet::new(), BTreeSet::new());
     for line in catalogue.lines() {
         let cells: Vec<&str> = line.split('|').map(str::trim).collect();
-        let [_, id, named, ..] = cells[..] else { continue };
+        let [_, id, what, named, ..] = cells[..] else { continue };
         if ids(&format!("{}_", id.to_lowercase())).is_empty() {
             continue; // the table's head, or another table
         }
+        assert!(what.split(' ').count() > 2 && !what.contains("::"), "{id}: say what it is, not {what:?}");
         assert!(seen.insert(id.to_owned()), "{id} stands there twice");
         for test in named.split([',', ' ']).map(|test| test.trim_matches('`')).filter(|test| test.contains("::")) {
             let known = tests.iter().any(|known| known == test || known.ends_with(&format!("::{test}")));

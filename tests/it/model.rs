@@ -80,7 +80,7 @@ struct Holding {
 }
 
 impl Holding {
-    /// How often his client believes that he holds it.
+    /// How often its client believes that it holds it.
     fn believed(&self) -> usize {
         self.guards.iter().filter(|guard| !guard.is_lost()).count()
     }
@@ -90,7 +90,7 @@ impl Holding {
         self.guards.iter().any(LockGuard::is_lost)
     }
 
-    /// The record is gone, and his client does not know.
+    /// The record is gone, and its client does not know.
     fn is_stale(&self) -> bool {
         self.believed() > 0 && self.recorded == 0
     }

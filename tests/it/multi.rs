@@ -31,7 +31,7 @@ contract_suite! {
     one_record = false,
 }
 
-// members that can not be taken by one request
+// members that cannot be taken by one request
 contract_suite! {
     mod contract_of_mixed_members,
     door = |client, name| {
@@ -363,7 +363,7 @@ async fn the_watchdog_renews_every_member() {
 #[tokio::test]
 async fn the_release_of_all_wakes_the_waiters_of_each() {
     let server = Server::start();
-    // nobody looks for himself
+    // nobody looks by itself
     let (a, b) = (server.client().await, server.client_with(|c| c.poll_cap(Duration::from_secs(3600))).await);
     let names = ["l1", "l2", "l3"];
     let all = a.multi_lock(plain(&a, &names)).unwrap();

@@ -228,7 +228,7 @@ async fn a_signal_lock_leaves_a_foreign_key_in_the_place_of_its_signal() {
     assert_eq!(server.dump(), before);
 }
 
-/// D25: an owner that is called like a field of a record that is not its own.
+/// An owner that is called like a field of a record that is not its own.
 #[tokio::test]
 async fn an_owner_called_like_a_field_holds_nothing() {
     let server = Server::start();

@@ -809,7 +809,7 @@ async fn many_waiting_writers_cost_a_few_looks() {
     nothing_is_left(&server, &[&a, &b]).await;
 }
 
-/// However a writer stops to wait, readers that it held back are told at once.
+/// However a writer stops waiting, readers that it held back are told at once.
 #[tokio::test]
 async fn a_writer_that_gives_up_lets_readers_in() {
     let server = Server::start();
@@ -930,7 +930,7 @@ async fn a_message_wakes_all_readers_and_one_writer_of_each_client() {
     eventually("nobody is subscribed", || async { server.channels().is_empty() }).await;
 }
 
-/// R87: whoever is told and does not try passes it on. Nobody looks by himself.
+/// R87: whoever is told and does not try passes it on. Nobody looks by itself.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn r87_writers_and_readers_that_give_up_never_take_a_wake_up_along() {
     let server = Server::start();
@@ -1008,7 +1008,7 @@ async fn neither_readers_nor_writers_starve_where_both_wait() {
     nothing_is_left(&server, &[&client]).await;
 }
 
-/// README's rule for readers inside readers: one owner may always read on, and a limit ends the wait of another.
+/// The guide's rule (`src/guide/choosing.md`) for readers inside readers: one owner may always read on, and a limit ends the wait of another.
 #[tokio::test]
 async fn a_reader_inside_a_reader_gets_in_as_the_same_owner_and_waits_as_another() {
     let server = Server::start();
@@ -1040,7 +1040,7 @@ const PLAIN: [(&str, Door); 5] = [
 ];
 const SIDES: [(&str, Door); 2] = [("read", |client| read(client)), ("write", |client| write(client))];
 
-/// R52: whoever comes with another kind is refused, also the holder himself, and what is held stays as it is.
+/// R52: whoever comes with another kind is refused, also the holder itself, and what is held stays as it is.
 #[tokio::test]
 async fn r52_a_plain_lock_and_a_read_write_lock_of_one_name_are_never_both_held() {
     let server = Server::start();

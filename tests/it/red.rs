@@ -554,7 +554,7 @@ async fn r84_members_of_every_kind() {
     let (first, others) = clients.split_first().unwrap();
     let lock = first.red_lock_over(clients.iter().map(doors[0]), patient()).unwrap();
     let owner = first.owner("job").unwrap();
-    // the other two do not know him
+    // the other two do not know it
     assert!(matches!(lock.try_lock_with(AcquireOptions::new().owner(owner)).await, Err(Error::InvalidOwner { .. })));
     for client in others {
         client.shutdown().await.unwrap();
@@ -562,7 +562,7 @@ async fn r84_members_of_every_kind() {
     assert!(matches!(lock.lock().await, Err(Error::Closed)));
 }
 
-/// The time in which a holder was sure of his lock.
+/// The time in which a holder was sure of its lock.
 type Interval = (Instant, Instant);
 
 /// Servers of a RedLock are killed, stopped and restarted under its holders. They persist each write: nobody overlaps.
@@ -738,7 +738,7 @@ async fn one_extension_takes_every_server_that_has_forgotten() {
         guard.unlock().await.unwrap();
         fleet.is_free().await;
     }
-    // where somebody else has come in, it is left to him
+    // where somebody else has come in, it is left to that one
     let guard = lock.lock().await.unwrap();
     fleet.servers[0].call(&["DEL", "l"]);
     fleet.take(0, "theirs");

@@ -136,7 +136,7 @@ async fn p1_leases_are_whole_seconds_on_the_server_and_never_shorter_than_asked_
     assert!(!server.exists(RECORD));
 }
 
-/// P4, P5, P9: who is in the record is the owner, whatever his name looks like; nobody else can do anything.
+/// P4, P5, P9: whoever is in the record is the owner, whatever its name looks like; nobody else can do anything.
 #[tokio::test]
 async fn p4_p5_p9_whoever_is_in_the_record_can_be_released_and_extended_by_name() {
     let server = Server::start();
@@ -322,7 +322,7 @@ async fn one_release_wakes_exactly_one_waiter_of_three_clients() {
     assert_eq!(server.command_count("get"), 3 + 1 + 3 + 4, "a try or a release looks once");
 }
 
-/// A waiter of this client is told, not two, and the others of his client wait on.
+/// A waiter of this client is told, not two, and the others of its client wait on.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn waiters_of_one_client_share_a_blpop_and_are_woken_one_by_one() {
     let server = Server::start();
@@ -381,7 +381,7 @@ impl Wake for Woken {
     }
 }
 
-/// The waiter has left, his client's BLPOP has not: what it pops is for the next client.
+/// The waiter has left, its client's BLPOP has not: what it pops is for the next client.
 #[tokio::test]
 async fn a_signal_that_nobody_waits_for_any_more_is_handed_on() {
     let server = Server::start();
@@ -484,7 +484,7 @@ async fn p7_a_wait_is_not_over_with_the_lease_that_is_asked_for() {
     drop(guard);
 }
 
-/// P13: however often a waiter is woken, his wait ends when it should.
+/// P13: however often a waiter is woken, its wait ends when it should.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn p13_a_storm_of_signals_does_not_prolong_a_wait() {
     let server = Server::start();
@@ -746,13 +746,13 @@ async fn p14_resetting_all_frees_the_locks_under_the_prefix_and_wakes_waiters() 
 
 // --- permissions ---
 
-/// What README lists for signal locks, beside what each client needs.
+/// What `src/guide/permissions.md` lists for signal locks, beside what each client needs.
 const COMMANDS: [&str; 10] = ["get", "set", "del", "lpush", "ltrim", "pexpire", "expire", "pttl", "blpop", "scan"];
 /// What each client needs, whatever the kind: tested in `bad_server.rs`.
 const SHARED: [&str; 5] = ["evalsha", "eval", "ping", "client|id", "info"];
 const KEYS: [&str; 3] = ["~lock:app:*", "~lock-signal:app:*", "resetchannels"];
 
-/// R112: everything works for a user who may do just what the README lists; and nothing of it is superfluous.
+/// R112: everything works for a user who may do just what the guide lists; and nothing of it is superfluous.
 #[tokio::test]
 async fn r112_signal_locks_work_with_the_permissions_that_are_listed_and_need_each_of_them() {
     let server = Server::start_real();
@@ -806,7 +806,7 @@ async fn r112_signal_locks_work_with_the_permissions_that_are_listed_and_need_ea
     }
 }
 
-/// A user who may not wait for lists polls; one who may not signal can not release.
+/// A user who may not wait for lists polls; one who may not signal cannot release.
 #[tokio::test]
 async fn f28_a_denied_blpop_degrades_to_polling_and_a_denied_signal_is_a_typed_error() {
     let server = Server::start_real();

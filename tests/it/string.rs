@@ -121,7 +121,7 @@ async fn r52_a_hash_at_the_name_is_a_wrong_type_and_the_other_way_round() {
     guard.unlock().await.unwrap();
 }
 
-/// D28: what another program wrote may be any bytes. It is somebody, who cannot be named here: reading fails not, and
+/// What another program wrote may be any bytes. It is somebody, who cannot be named here: reading fails not, and
 /// nothing is released or extended by a text that only looks like it.
 #[tokio::test]
 async fn an_owner_that_is_no_utf8_is_read_and_left_alone() {
@@ -150,7 +150,7 @@ async fn an_owner_that_is_no_utf8_is_read_and_left_alone() {
     }
 }
 
-/// D28: a question that is not answered changes nothing, so that there is no outcome that could be unknown.
+/// A question that is not answered changes nothing, so that there is no outcome that could be unknown.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_question_without_an_answer_is_never_an_unknown_outcome() {
     let server = Server::start();

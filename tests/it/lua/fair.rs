@@ -225,7 +225,7 @@ fn acquire_without_waiting_answers_busy_and_leaves_no_trace() {
     assert_eq!(ahead, 0);
     fair.wait(C);
     let (_, ahead) = busy(&fair.untouched(ACQUIRE, &KEYS, &args));
-    assert_eq!(ahead, 1, "one waits before him");
+    assert_eq!(ahead, 1, "one waits before it");
     // free, but somebody else is next
     fair.release(A, "0");
     fair.set_up(&["ZADD", TIMEOUTS, &(fair.now() + 1000).to_string(), C]);
@@ -647,7 +647,7 @@ fn r57_a_head_without_a_score_gets_one_and_blocks_nobody_for_ever() {
     let (hint, _) = fair.wait(B);
     assert!(hint > 0);
     fair.assert_scored(J1, PATIENCE);
-    // somebody's score without a place: he joins like anybody
+    // somebody's score without a place: it joins like anybody
     fair.set_up(&["ZADD", TIMEOUTS, "1", C]);
     assert_eq!(fair.wait(C).1, 2);
     fair.assert_queue(&[J1, B, C]);

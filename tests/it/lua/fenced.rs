@@ -185,7 +185,7 @@ fn what_a_fenced_acquire_refuses_it_does_not_count() {
         bench.refused(ACQUIRE, &[LOCK, TOKEN], &[A, lease, holds]);
     }
     assert_eq!(bench.try_fenced(A, "2"), Reply::Int(-2), "LOST: nobody holds it");
-    // the server can not add this lease to its clock; or the user may not set a TTL
+    // the server cannot add this lease to its clock; or the user may not set a TTL
     bench.refused(ACQUIRE, &[LOCK, TOKEN], &[A, "9223372036854775807", "1"]);
     let before = bench.snapshot();
     for denied in ["pexpire", "get", "incr"] {

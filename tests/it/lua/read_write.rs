@@ -172,7 +172,7 @@ fn read_acquire_waits_for_a_waiting_writer_unless_it_reads_or_writes_already() {
     let left = busy_ttl(&bench.read_untouched(B, "30000", "1"));
     assert!((1..=2_000).contains(&left), "{left}");
     assert_eq!(bench.read(A, "60000", "2"), ACQUIRED, "reads already");
-    // a record that is over leaves the writer his turn
+    // a record that is over leaves the writer its turn
     bench.set_up(&["DEL", LOCK]);
     assert!(busy_ttl(&bench.read_untouched(B, "30000", "1")) > 0);
     bench.clear();
@@ -518,7 +518,7 @@ fn read_release_of_a_hold_that_ends_now_is_not_refused() {
     }
 }
 
-/// A user who may not publish can not release, and leaves nothing behind that nobody reads.
+/// A user who may not publish cannot release, and leaves nothing behind that nobody reads.
 #[test]
 fn without_publish_a_last_release_is_refused_and_touches_nothing() {
     let bench = Bench::real();
@@ -711,7 +711,7 @@ fn write_release_of_some_holds_answers_0_and_leaves_the_ttl() {
     assert_eq!(ears.heard(&bench), [] as [&str; 0]);
 }
 
-/// R71, R72: whoever wrote and reads on reads for the longest lease of his reads.
+/// R71, R72: a writer that reads on reads for the longest lease of its reads.
 #[test]
 fn r71_r72_write_release_with_reads_inside_is_a_downgrade() {
     let bench = Bench::new();

@@ -207,7 +207,7 @@ fn every_script_has_cases() {
 /// Scripts that fail where a TTL ends.
 const KNOWN_LATE: [&str; 0] = [];
 
-/// D24: nothing fails after the first write: each script, in each state, without each of its commands.
+/// Nothing fails after the first write: each script, in each state, without each of its commands.
 #[test]
 fn a_script_that_is_refused_a_command_has_changed_nothing() {
     let bench = Bench::real();
@@ -288,7 +288,7 @@ enum Left {
     Nothing,
 }
 
-/// D24: whatever has a TTL ends just before a script runs, or just after. A moment is too short to be made, so that the
+/// Whatever has a TTL ends just before a script runs, or just after. A moment is too short to be made, so that the
 /// script is told of it.
 #[test]
 fn a_ttl_that_ends_makes_no_script_fail() {

@@ -1,0 +1,81 @@
+//! The guide: what is promised, and how to use it. Each page once; the README is the short form.
+//!
+//! | page | what it answers |
+//! |---|---|
+//! | [`promises`] | what holds under which faults, and what is not promised |
+//! | [`choosing`] | which lock, what it costs, which ones exclude each other |
+//! | [`owners`] | who holds a lock: tasks, threads, scopes, names |
+//! | [`fencing`] | what stops a holder that was paused past its lease |
+//! | [`cancellation`] | what a dropped future leaves, and how a loss is told |
+//! | [`errors`] | every error: what it means, what to do, which HTTP status |
+//! | [`configuration`] | the options of a client, and how to name a server |
+//! | [`permissions`] | what an ACL user needs |
+//! | [`performance`] | what a lock costs |
+//! | [`from_redisson`], [`from_redlock`], [`from_python_redis_lock`] | what your methods are called here, and what differs |
+//!
+//! # Examples
+//!
+//! The repository's `examples/` answer one question each. They run with nothing installed, on a server in the process;
+//! `NESTLOCK_URL=redis://host:6379` lets them use a server of yours. `make demo` runs them all.
+//!
+//! | `cargo run --example ..` | its question |
+//! |---|---|
+//! | `quickstart` | can a function that holds a lock call one that takes it too? |
+//! | `transfer` | what happens to money without a lock, and with one? Four processes |
+//! | `try_and_timeout` | how do I wait a little, or not at all, or give up? |
+//! | `lost_lease` | how do I learn that the lock is lost, and stop? |
+//! | `fair` | who gets the lock next? |
+//! | `read_write` | how do many look at once, while one changes alone? |
+//! | `multi_lock` | how do I lock several things without a deadlock? |
+//! | `red_lock` | how do I lock over several servers, one of which may fail? |
+//! | `shutdown` | how do I release what is held at SIGTERM or ctrl-c? |
+//! | `worker_pool` | how do many workers share a list of jobs, one worker for each? |
+//! | `job_on_replicas` | how does a job run once in an interval, on whichever replica? |
+//! | `cache_fill` | how is a cache filled once, however many ask? |
+//! | `signal_lock` | how do Python (`python-redis-lock`) and Rust share a lock, and what frees one whose holder died? |
+//! | `explicit_owner` | what if the task is not the owner? Named owners, hand-over, `join!` |
+//! | `fencing` | what stops the late write of a holder that was paused? |
+//! | `cargo run -p nestlock-examples-axum` | what does a handler answer while another request is at it, or the server is away? |
+//! | `cargo run -p nestlock-examples-sql` | the same in SQL: `WHERE fence <= ?` |
+//!
+//! # Testing your own code
+//!
+//! The crate `nestlock-embedded` has a server for tests: in the process, with nothing installed, one for each test. Its
+//! clock can be put forward ("what if I lose the lock?"), and it can be made to hang. Its README is the guide. It is not
+//! for production, and nestlock never starts it by itself.
+
+#[doc = include_str!("promises.md")]
+pub mod promises {}
+
+#[doc = include_str!("choosing.md")]
+pub mod choosing {}
+
+#[doc = include_str!("owners.md")]
+pub mod owners {}
+
+#[doc = include_str!("fencing.md")]
+pub mod fencing {}
+
+#[doc = include_str!("cancellation.md")]
+pub mod cancellation {}
+
+#[doc = include_str!("errors.md")]
+pub mod errors {}
+
+#[doc = include_str!("configuration.md")]
+pub mod configuration {}
+
+#[doc = include_str!("permissions.md")]
+pub mod permissions {}
+
+#[doc = include_str!("performance.md")]
+pub mod performance {}
+
+#[doc = include_str!("from_redisson.md")]
+pub mod from_redisson {}
+
+#[doc = include_str!("from_redlock.md")]
+pub mod from_redlock {}
+
+#[doc = include_str!("from_python_redis_lock.md")]
+pub mod from_python_redis_lock {}
