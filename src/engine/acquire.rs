@@ -17,7 +17,7 @@ use super::{
     hold::{Hold, Next},
     kind::{Kind, Terms, Wake},
     lease::{Lease, Millis},
-    retry::random_fraction,
+    retry::{Retry, jittered},
     settle::{Agreement, UnderWay},
     state::{Door, Request},
     wait::{
@@ -34,12 +34,12 @@ use crate::{
 };
 
 /// How long past the end of the wait, and a round trip, the answer to a request under way is awaited.
-const GRACE: Duration = Duration::from_millis(40);
+const LATE_ANSWER: Duration = Duration::from_millis(40);
 /// So many holds are not handed over while a subscription is under way: a waiter with as many before him has missed no
 /// message, and need not try again when he listens. Should he have, he looks for himself within the poll cap.
 const FAR: u32 = 16;
-/// The pause before a request that the server refused for now is repeated; half of it is random.
-const PAUSE: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(500));
+/// The first and the longest pause before a request that the server refused for now is repeated; half of it is random.
+const REFUSED_FOR_NOW: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(500));
 
 pub(super) const NO_ANSWER: &str = "no answer before the wait was over";
 pub(super) const TOO_LATE: &str = "the answer came when the lease was over already";
@@ -48,7 +48,7 @@ pub(super) const TOO_LATE: &str = "the answer came when the lease was over alrea
 pub(crate) type Entered = (Arc<Hold>, Ticket);
 
 /// How often a pause of a spin lock's waiter looks whether the client was shut down.
-const LOOK: Duration = Duration::from_millis(200);
+const LOOK_FOR_SHUTDOWN: Duration = Duration::from_millis(200);
 
 /// One acquire, with everything resolved.
 pub(crate) struct Acquire<'a> {
@@ -61,7 +61,7 @@ pub(crate) struct Acquire<'a> {
     pub(super) after_loss: bool,
     started: Instant,
     /// When the wait is over; `None`: never.
-    pub(super) limit: Option<Instant>,
+    pub(super) deadline: Option<Instant>,
 }
 
 enum Attempt<'a> {
@@ -102,7 +102,7 @@ impl<'a> Acquire<'a> {
             waits: wait != Wait::No,
             after_loss: options.rare().after_loss,
             started,
-            limit: wait.until(started),
+            deadline: wait.until(started),
             owner: core.resolve(kind, options)?,
         })
     }
@@ -121,10 +121,10 @@ impl<'a> Acquire<'a> {
                 self.core.check_open()?;
                 attempts += 1;
                 let tried = Instant::now();
-                // an outage ends the call within the patience, not an attempt later
-                let patience = failing.as_ref().map(|failing| failing.since + self.core.config.outage_patience);
+                // an outage ends the call when its patience is over, not an attempt later
+                let outage = failing.as_ref().map(|failing| failing.since + self.core.config.outage_patience);
                 // nothing of an attempt lives on while its waiter sleeps. In a box, so that a waiter stays small
-                let failure = match Box::pin(self.attempt(self.give_up(patience))).await? {
+                let failure = match Box::pin(self.attempt(self.attempt_deadline(outage))).await? {
                     Attempt::Entered(entered) => {
                         forget(&mut told);
                         match &waiter {
@@ -141,7 +141,7 @@ impl<'a> Acquire<'a> {
                     Attempt::Busy(busy) => {
                         forget(&mut told);
                         was_busy = true;
-                        if self.limit.is_some_and(|limit| limit <= Instant::now()) {
+                        if self.deadline.is_some_and(|deadline| deadline <= Instant::now()) {
                             return Ok(None);
                         }
                         if let Some(pause) = self.listen(busy, &mut waiter, attempts) {
@@ -151,23 +151,21 @@ impl<'a> Acquire<'a> {
                     }
                     Attempt::Again => continue,
                     // the last that was heard of it
-                    Attempt::GivenUp if was_busy && self.limit.is_some() => return Ok(None),
+                    Attempt::GivenUp if was_busy && self.deadline.is_some() => return Ok(None),
                     Attempt::GivenUp => return Err(store_error(self.kind.name(), silent(NO_ANSWER))),
                     Attempt::Failed(error) => {
                         drop(told.take()); // the next waiter may have better luck
-                        let failing = failing.get_or_insert_with(|| Box::new(Failing { since: tried, pause: PAUSE.0 }));
-                        let patience = self.limit.unwrap_or(failing.since + self.core.config.outage_patience);
-                        if Instant::now() >= patience {
+                        let failing = failing.get_or_insert_with(|| Box::new(Failing::since(tried)));
+                        let deadline = self.deadline.unwrap_or(failing.since + self.core.config.outage_patience);
+                        if Instant::now() >= deadline {
                             return Err(error);
                         }
                         tracing::debug!(lock = %self.kind.name(), %error, "trying again");
-                        Some(patience)
+                        Some(deadline)
                     }
                 };
-                if let (Some(patience), Some(failing)) = (failure, &mut failing) {
-                    let paused = self.pause(failing.pause, patience);
-                    failing.pause = (failing.pause * 2).min(PAUSE.1);
-                    paused.await;
+                if let (Some(deadline), Some(failing)) = (failure, &mut failing) {
+                    self.pause(failing.retry.next(), deadline).await;
                     continue;
                 }
                 failing = None;
@@ -176,7 +174,7 @@ impl<'a> Acquire<'a> {
                     told = waiter.take_permit();
                     continue;
                 }
-                match waiter.wait(self.limit).await {
+                match waiter.wait(self.deadline).await {
                     Woken::Told(permit) => told = Some(permit),
                     Woken::Poll => {}
                     Woken::TimedOut => return Ok(None),
@@ -190,8 +188,13 @@ impl<'a> Acquire<'a> {
 /// Requests that fail, though they may succeed a little later.
 struct Failing {
     since: Instant,
-    /// Before the next one.
-    pause: Duration,
+    retry: Retry,
+}
+
+impl Failing {
+    fn since(since: Instant) -> Self {
+        Self { since, retry: Retry::new(REFUSED_FOR_NOW.0, REFUSED_FOR_NOW.1) }
+    }
 }
 
 impl<'a> Acquire<'a> {
@@ -229,24 +232,24 @@ fn forget(told: &mut Option<OwnedSemaphorePermit>) {
 }
 
 impl<'a> Acquire<'a> {
-    /// When an attempt is given up: a little after the end of the wait, or when `patience` is over. A try has the time
-    /// that one request may take.
-    pub(super) fn give_up(&self, patience: Option<Instant>) -> Option<Instant> {
-        match self.limit {
-            Some(_) if !self.waits => Some(self.started + self.core.config.command_timeout() + GRACE),
-            Some(limit) => Some(limit + GRACE + self.core.round_trip.get()),
-            None => patience,
+    /// When an attempt is given up: a little after the end of the wait, or when an outage has lasted too long. A try has the
+    /// time that one request may take.
+    pub(super) fn attempt_deadline(&self, outage: Option<Instant>) -> Option<Instant> {
+        match self.deadline {
+            Some(_) if !self.waits => Some(self.started + self.core.config.command_timeout() + LATE_ANSWER),
+            Some(deadline) => Some(deadline + LATE_ANSWER + self.core.round_trip.get()),
+            None => outage,
         }
     }
 
     /// `None`: it was given up, and counts as cancelled. Without a timer where the command timeout ends a request earlier.
     /// By reference, since the step would be kept once for each way in here.
-    pub(super) async fn in_time<F: Future>(&self, give_up: Option<Instant>, step: Pin<&mut F>) -> Option<F::Output> {
-        match give_up {
-            Some(give_up) if give_up < Instant::now() + self.core.config.command_timeout() => tokio::select! {
+    pub(super) async fn in_time<F: Future>(&self, deadline: Option<Instant>, step: Pin<&mut F>) -> Option<F::Output> {
+        match deadline {
+            Some(deadline) if deadline < Instant::now() + self.core.config.command_timeout() => tokio::select! {
                 biased;
                 output = step => Some(output),
-                () = self.core.sleep_until(give_up) => None,
+                () = self.core.sleep_until(deadline) => None,
             },
             _ => Some(step.await),
         }
@@ -260,7 +263,7 @@ impl<'a> Acquire<'a> {
     }
 
     /// One attempt, in the owner's turn.
-    async fn attempt(&self, give_up: Option<Instant>) -> Result<Attempt<'a>> {
+    async fn attempt(&self, deadline: Option<Instant>) -> Result<Attempt<'a>> {
         let Self { core, kind, .. } = *self;
         if self.owner.is_value()
             && let Some(attempt) = self.attempt_by_a_value_that_was_handed_over().await
@@ -270,8 +273,8 @@ impl<'a> Acquire<'a> {
         let under_way = UnderWay { core, hold: core.holds.get_or_insert(kind, &self.owner) };
         let hold = &under_way.hold;
         // whoever has the turn sends two requests at most
-        let patience = Instant::now() + 2 * core.config.command_timeout();
-        let _turn = match core.turn(hold, give_up.map_or(patience, |give_up| give_up.min(patience))).await {
+        let longest = Instant::now() + 2 * core.config.command_timeout();
+        let _turn = match core.turn(hold, deadline.map_or(longest, |deadline| deadline.min(longest))).await {
             Ok(turn) => turn,
             Err(error) => return self.failed(error),
         };
@@ -286,7 +289,7 @@ impl<'a> Acquire<'a> {
                 }
                 Next::Agree => {}
             }
-            match self.in_time(give_up, pin!(core.agree(hold))).await {
+            match self.in_time(deadline, pin!(core.agree(hold))).await {
                 Some(Agreement::Reached { .. }) => {}
                 Some(Agreement::Refused(error)) => return self.failed(error),
                 Some(Agreement::Silent(error)) if hold.count() > 0 => return self.failed(error),
@@ -303,7 +306,7 @@ impl<'a> Acquire<'a> {
         let sent = Instant::now();
         let terms =
             Terms { owner: &request.owner, lease_ms: self.lease.millis(), holds: request.count, waits: self.waits };
-        let Some(answer) = self.in_time(give_up, pin!(core.store.acquire(kind.acquire(terms)))).await else {
+        let Some(answer) = self.in_time(deadline, pin!(core.store.acquire(kind.acquire(terms)))).await else {
             return Ok(Attempt::GivenUp);
         };
         if answer.is_ok() {
@@ -389,32 +392,31 @@ impl<'a> Acquire<'a> {
 
     /// Pauses before the next try of a lock that has no channel. In a box, as it is rare.
     fn back_off(&self, pause: Duration, ttl: Option<Duration>) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
-        let pause = pause.mul_f64(1.0 - 0.5 * random_fraction());
+        let pause = jittered(pause);
         let pause = ttl.map_or(pause, |ttl| pause.min(ttl + Duration::from_millis(1)));
-        let until = Instant::now() + pause;
-        let until = self.limit.map_or(until, |limit| limit.min(until));
+        let over = Instant::now() + pause;
+        let over = self.deadline.map_or(over, |deadline| deadline.min(over));
         Box::pin(async move {
             // nothing wakes it for a shutdown
-            while Instant::now() < until && self.core.check_open().is_ok() {
-                self.core.sleep_until(until.min(Instant::now() + LOOK)).await;
+            while Instant::now() < over && self.core.check_open().is_ok() {
+                self.core.sleep_until(over.min(Instant::now() + LOOK_FOR_SHUTDOWN)).await;
             }
         })
     }
 
-    /// Waits until the server can be reached, and a little longer, with jitter; at most until `patience`. In a box, as
+    /// Waits until the server can be reached, and a little longer, with jitter; at most until the deadline. In a box, as
     /// it is rare.
-    fn pause(&self, pause: Duration, patience: Instant) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
+    fn pause(&self, pause: Duration, deadline: Instant) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
         let link = self.core.store.link(self.kind.name());
         Box::pin(async move {
             if !link.is_up() {
                 tokio::select! {
                     () = link.wait_up() => {}
-                    () = self.core.sleep_until(patience) => {}
+                    () = self.core.sleep_until(deadline) => {}
                 }
                 return;
             }
-            let jitter = pause.mul_f64(0.5 + 0.5 * random_fraction());
-            self.core.sleep_until(patience.min(Instant::now() + jitter)).await;
+            self.core.sleep_until(deadline.min(Instant::now() + jittered(pause))).await;
         })
     }
 }

@@ -174,14 +174,14 @@ impl Core {
     }
 
     /// The turn of a hold; no timer where it is free. Whoever has it may be a future that nobody polls any more.
-    pub(super) async fn turn<'h>(&self, hold: &'h Hold, limit: Instant) -> Result<MutexGuard<'h, ()>, StoreError> {
+    pub(super) async fn turn<'h>(&self, hold: &'h Hold, deadline: Instant) -> Result<MutexGuard<'h, ()>, StoreError> {
         if let Ok(turn) = hold.turn.try_lock() {
             return Ok(turn);
         }
         tokio::select! {
             biased;
             turn = hold.turn.lock() => Ok(turn),
-            () = self.sleep_until(limit) => Err(StoreError::new(
+            () = self.sleep_until(deadline) => Err(StoreError::new(
                 StoreErrorKind::Overloaded,
                 false,
                 "another call of this owner is under way; is its future polled?",

@@ -12,6 +12,7 @@ use super::{
     hold::Hold,
     jobs::{Ghost, Janitor, Job},
     kind::Kind,
+    retry::Retry,
     settle::Agreement,
     state::{Leftover, Standing},
 };
@@ -23,8 +24,18 @@ use crate::{
     store::Released,
 };
 
-/// The pause after a settlement failed: from, to.
-const PAUSE: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
+/// The longest pause after a settlement failed.
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+
+fn retry() -> Retry {
+    Retry::new(Duration::from_millis(20), LONGEST_PAUSE)
+}
+
+/// Pauses before a request about this lock is repeated: for as long as the link is down, and a little longer.
+async fn pause(core: &Core, lock: &str, retry: &mut Retry) {
+    core.store.wait_up(lock, LONGEST_PAUSE).await;
+    sleep(retry.next()).await;
+}
 
 /// Works through the list until the client ends.
 pub(crate) async fn run(core: Arc<Core>, mut list: mpsc::UnboundedReceiver<Job>) {
@@ -85,8 +96,8 @@ async fn settle_all(core: Arc<Core>, holds: Vec<Arc<Hold>>) {
 
 async fn settle(core: &Core, hold: Arc<Hold>) {
     let record_ends = hold.record_ends().max(core.default_end(hold.kind()));
-    let give_up = record_ends + core.config.command_timeout();
-    let mut pause = PAUSE.0;
+    let deadline = record_ends + core.config.command_timeout();
+    let mut retry = retry();
     loop {
         // whoever has the turn may be a future that nobody polls any more: then the watchdog makes an orphan of the hold
         let turn = core.turn(&hold, Instant::now() + core.holds.due.overdue()).await;
@@ -100,7 +111,7 @@ async fn settle(core: &Core, hold: Arc<Hold>) {
             Agreement::Reached { .. } => None,
             Agreement::Refused(error) => {
                 // an answer that may change, and a record that may live: the release goes on
-                if Instant::now() > give_up {
+                if Instant::now() > deadline {
                     log::later!(
                         WARN, lock = hold.lock_name(), error = error; "cannot settle; the lease has freed the lock"
                     );
@@ -125,9 +136,7 @@ async fn settle(core: &Core, hold: Arc<Hold>) {
         }
         let Some(error) = refused else { continue };
         log::later!(DEBUG, lock = hold.lock_name(), error = error; "settling again");
-        core.store.wait_up(hold.lock_name(), PAUSE.1).await;
-        sleep(pause).await;
-        pause = (pause * 2).min(PAUSE.1);
+        pause(core, hold.lock_name(), &mut retry).await;
     }
     core.tidy(&hold);
 }
@@ -139,8 +148,8 @@ async fn settle(core: &Core, hold: Arc<Hold>) {
 async fn bust(core: &Core, ghost: &Ghost) {
     let lock = ghost.kind.name();
     let link = core.store.link(lock);
-    let give_up = core.default_end(&ghost.kind) + core.config.watchdog_timeout + core.config.command_timeout();
-    let mut pause = PAUSE.0;
+    let deadline = core.default_end(&ghost.kind) + core.config.watchdog_timeout + core.config.command_timeout();
+    let mut retry = retry();
     let mut once_more = true;
     loop {
         let answer = core.store.release(ghost.kind.release(&ghost.owner, 0)).await;
@@ -156,7 +165,7 @@ async fn bust(core: &Core, ghost: &Ghost) {
                 sleep(core.config.command_timeout()).await;
                 continue;
             }
-            Err(_) if Instant::now() < give_up => {}
+            Err(_) if Instant::now() < deadline => {}
             Err(error) => {
                 log::later!(
                     WARN, lock = lock, owner = ghost.owner, error = error;
@@ -165,9 +174,7 @@ async fn bust(core: &Core, ghost: &Ghost) {
                 return;
             }
         }
-        core.store.wait_up(lock, PAUSE.1).await;
-        sleep(pause).await;
-        pause = (pause * 2).min(PAUSE.1);
+        pause(core, lock, &mut retry).await;
     }
 }
 
@@ -179,8 +186,8 @@ async fn take_off(
     hold: Option<Arc<Hold>>,
     mut tell: Option<oneshot::Sender<Result<()>>>,
 ) {
-    let give_up = core.default_end(kind) + core.config.command_timeout();
-    let mut pause = PAUSE.0;
+    let deadline = core.default_end(kind) + core.config.command_timeout();
+    let mut retry = retry();
     loop {
         let outcome = core.release_elsewhere(kind, owner).await;
         let refused = matches!(outcome, Err(Error::Store { .. }));
@@ -189,29 +196,25 @@ async fn take_off(
             let _ = tell.send(outcome);
         }
         let Some(hold) = &hold else { return };
-        if unknown || Instant::now() > give_up {
+        if unknown || Instant::now() > deadline {
             // nobody knows whether it counted: the lease ends what is left
             return hold.stop_watching();
         }
         if !refused {
             return;
         }
-        core.store.wait_up(kind.name(), PAUSE.1).await;
-        sleep(pause).await;
-        pause = (pause * 2).min(PAUSE.1);
+        pause(core, kind.name(), &mut retry).await;
     }
 }
 
 /// Makes the server record so many holds of a lock that was handed over while a request was under way.
 async fn lower(core: &Core, hold: &Arc<Hold>, holds: u32) {
-    let give_up = core.default_end(hold.kind()) + core.config.command_timeout();
-    let mut pause = PAUSE.0;
-    while Instant::now() < give_up {
+    let deadline = core.default_end(hold.kind()) + core.config.command_timeout();
+    let mut retry = retry();
+    while Instant::now() < deadline {
         if core.store.release(hold.kind().release(&hold.owner(), holds)).await.is_ok() {
             return;
         }
-        core.store.wait_up(hold.lock_name(), PAUSE.1).await;
-        sleep(pause).await;
-        pause = (pause * 2).min(PAUSE.1);
+        pause(core, hold.lock_name(), &mut retry).await;
     }
 }

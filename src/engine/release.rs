@@ -13,6 +13,7 @@ use super::{
     hold::Hold,
     jobs::Job,
     kind::Kind,
+    retry::Retry,
     settle::{Agreement, UnderWay},
     state::{Left, Standing, Unsettled},
     watchdog,
@@ -36,9 +37,9 @@ impl Core {
     }
 
     /// Waits until the server knows what was given up in our books.
-    pub(super) async fn left(&self, hold: &Arc<Hold>, left: Left, budget: Instant) -> Result<()> {
+    pub(super) async fn left(&self, hold: &Arc<Hold>, left: Left, deadline: Instant) -> Result<()> {
         match left {
-            Left::Here(generation) => self.released(hold, &generation, budget).await,
+            Left::Here(generation) => self.released(hold, &generation, deadline).await,
             Left::Elsewhere(owner) => self.take_off(hold.kind(), owner, Some(hold)).await,
         }
     }
@@ -51,10 +52,11 @@ impl Core {
     }
 
     /// Waits until the server knows that a generation of this hold was given up.
-    async fn released(&self, hold: &Arc<Hold>, generation: &Generation, budget: Instant) -> Result<()> {
-        let mut pause = Duration::from_millis(5);
+    async fn released(&self, hold: &Arc<Hold>, generation: &Generation, deadline: Instant) -> Result<()> {
+        // twice as long each time; the deadline is the longest
+        let mut retry = Retry::new(Duration::from_millis(5), Duration::MAX);
         loop {
-            let error = match self.turn(hold, budget).await {
+            let error = match self.turn(hold, deadline).await {
                 Ok(_turn) => match self.agree(hold).await {
                     Agreement::Reached { held: true } => return hold.check_released(generation),
                     Agreement::Reached { held: false } => {
@@ -64,15 +66,14 @@ impl Core {
                 },
                 Err(error) => error,
             };
-            if !error.is_transient() || Instant::now() + pause > budget {
+            if !error.is_transient() || Instant::now() + retry.pause() > deadline {
                 return Err(store_error(hold.lock_name(), error));
             }
-            self.sleep_until(Instant::now() + pause).await;
+            self.sleep_until(Instant::now() + retry.next()).await;
             tokio::select! {
                 () = self.store.link(hold.lock_name()).wait_up() => {}
-                () = self.sleep_until(budget) => {}
+                () = self.sleep_until(deadline) => {}
             }
-            pause *= 2;
         }
     }
 

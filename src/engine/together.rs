@@ -42,7 +42,7 @@ fn scripts<'a>(core: &Core, kinds: impl ExactSizeIterator<Item = &'a Arc<dyn Kin
 impl Acquire<'_> {
     /// Acquires all of these locks, of which this acquire's is the first, if nobody holds any.
     pub(crate) async fn together(&self, kinds: &[Arc<dyn Kind>]) -> Result<Outcome> {
-        match self.in_time(self.give_up(None), pin!(self.attempt_together(kinds))).await {
+        match self.in_time(self.attempt_deadline(None), pin!(self.attempt_together(kinds))).await {
             Some(outcome) => outcome,
             None => self.no_answer(silent(NO_ANSWER)),
         }
@@ -123,8 +123,8 @@ impl Acquire<'_> {
 
     /// Whoever still has time tries again, lock by lock.
     fn no_answer(&self, error: StoreError) -> Result<Outcome> {
-        match self.limit {
-            Some(limit) if limit <= Instant::now() => Err(store_error(self.kind.name(), error)),
+        match self.deadline {
+            Some(deadline) if deadline <= Instant::now() => Err(store_error(self.kind.name(), error)),
             _ => Ok(Outcome::NotThisWay),
         }
     }
@@ -143,17 +143,17 @@ impl Core {
                 Ok((under_way, left))
             })
             .collect();
-        let budget = Instant::now() + self.config.command_timeout();
+        let deadline = Instant::now() + self.config.command_timeout();
         let here = given_up.iter().flatten().filter(|(_, left)| matches!(left, Left::Here(_)));
         let holds: Vec<&Arc<Hold>> = here.map(|(under_way, _)| &under_way.hold).collect();
         if let Err(error) = self.agree_together(&holds).await
-            && Instant::now() >= budget
+            && Instant::now() >= deadline
         {
             return Err(store_error(holds[0].lock_name(), error));
         }
         let released = given_up.into_iter().map(|given_up| async move {
             let (under_way, left) = given_up?;
-            self.left(&under_way.hold, left, budget).await
+            self.left(&under_way.hold, left, deadline).await
         });
         join_all(released).await.into_iter().collect()
     }

@@ -127,8 +127,8 @@ impl<'a> Waiter<'a> {
         Arc::clone(&self.side().permits).try_acquire_owned().ok()
     }
 
-    /// Sleeps until told, until it is this waiter's turn to look, or until `limit`.
-    pub(crate) fn wait(&self, limit: Option<Instant>) -> impl Future<Output = Woken> + Send + '_ {
+    /// Sleeps until told, until it is this waiter's turn to look, or until the deadline.
+    pub(crate) fn wait(&self, deadline: Option<Instant>) -> impl Future<Output = Woken> + Send + '_ {
         if self.gate.must_be_listened_to() {
             self.hub.tell(Event::Subscribe(Arc::clone(&self.gate)));
         }
@@ -140,9 +140,9 @@ impl<'a> Waiter<'a> {
                 tokio::select! {
                     biased;
                     permit = &mut told => return permit.map_or(Woken::Closed, Woken::Told),
-                    () = self.alarm(limit) => {}
+                    () = self.alarm(deadline) => {}
                 }
-                if limit.is_some_and(|limit| limit <= Instant::now()) {
+                if deadline.is_some_and(|deadline| deadline <= Instant::now()) {
                     return Woken::TimedOut;
                 }
                 if self.is_my_turn_to_look() {
@@ -152,9 +152,9 @@ impl<'a> Waiter<'a> {
         }
     }
 
-    fn alarm(&self, limit: Option<Instant>) -> Sleep {
+    fn alarm(&self, deadline: Option<Instant>) -> Sleep {
         let next = *self.side().next_poll();
-        self.core.sleep_until(limit.map_or(next, |limit| limit.min(next)))
+        self.core.sleep_until(deadline.map_or(next, |deadline| deadline.min(next)))
     }
 
     fn is_my_turn_to_look(&self) -> bool {
