@@ -436,3 +436,6 @@ impl State {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

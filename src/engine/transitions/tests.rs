@@ -1,0 +1,447 @@
+//! All transitions of one hold, in any order, beside a server that executes late whatever it likes.
+
+use std::{collections::VecDeque, num::NonZeroU32, time::Duration};
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::{
+    engine::{
+        generation::Ticket,
+        kind::About,
+        lease::{Lease, Millis},
+        state::Leftover,
+    },
+    owner::{ClientId, OwnerId},
+};
+
+const OVERDUE: Duration = Duration::from_secs(4);
+const TTL: u64 = 900;
+
+/// What becomes of a request.
+#[derive(Debug, Clone, Copy)]
+enum Fate {
+    Answered,
+    /// The server refused it for now.
+    NotExecuted,
+    /// Executed, and the answer is lost.
+    Unheard,
+    /// It is on its way still: it may be executed whenever the server likes, or never.
+    Late,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Step {
+    Acquire { fate: Fate, watched: bool, after_loss: bool, waits: bool },
+    LeaveQueue,
+    SomebodyAcquires,
+    Settle(Fate),
+    Leave(usize),
+    LeaveWithoutGuard,
+    HandOver(usize),
+    Orphan,
+    AbandonName,
+    WriteOff,
+    Look { heard: bool },
+    Reconnect,
+    ExecuteLate(usize),
+    NeverExecute(usize),
+    Pass(u64),
+    SomebodyDeletes,
+}
+
+fn fates() -> impl Strategy<Value = Fate> {
+    prop_oneof![4 => Just(Fate::Answered), 1 => Just(Fate::NotExecuted), 1 => Just(Fate::Unheard), 2 => Just(Fate::Late)]
+}
+
+fn steps() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        8 => (fates(), any::<bool>(), any::<bool>(), any::<bool>())
+            .prop_map(|(fate, watched, after_loss, waits)| Step::Acquire { fate, watched, after_loss, waits }),
+        2 => Just(Step::LeaveQueue),
+        1 => Just(Step::SomebodyAcquires),
+        6 => fates().prop_map(Step::Settle),
+        5 => (0..4_usize).prop_map(Step::Leave),
+        1 => Just(Step::LeaveWithoutGuard),
+        1 => (0..4_usize).prop_map(Step::HandOver),
+        1 => Just(Step::Orphan),
+        2 => Just(Step::AbandonName),
+        1 => Just(Step::WriteOff),
+        2 => any::<bool>().prop_map(|heard| Step::Look { heard }),
+        2 => Just(Step::Reconnect),
+        3 => (0..4_usize).prop_map(Step::ExecuteLate),
+        1 => (0..4_usize).prop_map(Step::NeverExecute),
+        3 => (1..600_u64).prop_map(Step::Pass),
+        1 => Just(Step::SomebodyDeletes),
+    ]
+}
+
+/// A request as the server sees it.
+#[derive(Debug, Clone)]
+struct Sent {
+    owner: String,
+    count: u32,
+    is_release: bool,
+    epoch: u64,
+}
+
+impl Sent {
+    /// It takes or frees the lock. Others only move the count, which each later request sets anew.
+    fn decides(&self) -> bool {
+        self.count == u32::from(!self.is_release)
+    }
+}
+
+enum Answer {
+    Held,
+    Busy,
+    Lost,
+    Released(Released),
+}
+
+/// One lock, held by one name at a time.
+#[derive(Debug, Default)]
+struct Server {
+    record: Option<(String, u32)>,
+    ends: u64,
+}
+
+impl Server {
+    fn execute(&mut self, sent: &Sent, now: u64) -> Answer {
+        let held = self.record.as_ref().filter(|(owner, _)| *owner == sent.owner).map(|(_, count)| *count);
+        match (sent.is_release, held) {
+            (true, None) => Answer::Released(Released::NotHeld),
+            (true, Some(_)) if sent.count == 0 => {
+                self.record = None;
+                Answer::Released(Released::Free)
+            }
+            (true, Some(_)) => {
+                self.record = Some((sent.owner.clone(), sent.count));
+                Answer::Released(Released::StillHeld)
+            }
+            (false, None) if self.record.is_some() => Answer::Busy,
+            (false, None) if sent.count > 1 => Answer::Lost,
+            (false, _) => {
+                self.record = Some((sent.owner.clone(), sent.count));
+                self.ends = self.ends.max(now + TTL);
+                Answer::Held
+            }
+        }
+    }
+}
+
+/// A guard, and what is known of the end of its generation.
+struct Guard {
+    ticket: Ticket,
+    end: Option<End>,
+}
+
+struct World {
+    state: State,
+    server: Server,
+    late: VecDeque<Sent>,
+    guards: Vec<Guard>,
+    epoch: u64,
+    suffix: u64,
+    millis: u64,
+    /// Somebody else deleted the record of what is held.
+    tampered: bool,
+    /// So many wait in the lock's queue.
+    waiters: u32,
+    /// A nested request was executed late: the record's count is not the one that was answered last.
+    blurred: bool,
+    /// How often the generation that is held was acquired and not given back.
+    count: u32,
+}
+
+impl World {
+    fn new() -> Self {
+        let owner = OwnerId::named(&ClientId::random(), "me").unwrap();
+        Self {
+            state: State::new(owner, Instant::from_millis(1_000)),
+            server: Server::default(),
+            late: VecDeque::new(),
+            guards: Vec::new(),
+            epoch: 1,
+            suffix: 0,
+            millis: 1_000,
+            tampered: false,
+            waiters: 0,
+            blurred: false,
+            count: 0,
+        }
+    }
+
+    fn now(&self) -> Instant {
+        Instant::from_millis(self.millis)
+    }
+
+    /// Sends a request that was planned, as far as its fate lets it come.
+    fn send(&mut self, request: &Request, fate: Fate) -> Option<Answer> {
+        self.state.send(request, self.epoch, self.now());
+        let sent = Sent {
+            owner: request.owner.to_string(),
+            count: request.count,
+            is_release: request.is_release,
+            epoch: self.epoch,
+        };
+        match fate {
+            Fate::NotExecuted => {
+                self.state.not_executed(request);
+                None
+            }
+            Fate::Late => {
+                self.late.push_back(sent);
+                None
+            }
+            Fate::Answered | Fate::Unheard => {
+                // one connection, one order: what was sent there before is over
+                let (before, others): (VecDeque<_>, _) =
+                    self.late.drain(..).partition(|earlier| earlier.epoch == self.epoch);
+                self.late = others;
+                for earlier in before {
+                    self.server.execute(&earlier, self.millis);
+                }
+                let answer = self.server.execute(&sent, self.millis);
+                matches!(fate, Fate::Answered).then_some(answer)
+            }
+        }
+    }
+
+    fn acquire(&mut self, fate: Fate, door: Door, watched: bool, effects: &mut Effects) {
+        let Door { after_loss, waits, .. } = door;
+        let around = Around { sibling: None, suffix: self.suffix, value_in_doubt: false };
+        let inside_a_loss = self.guards.iter().any(|guard| {
+            self.state.is_current(&guard.ticket.generation)
+                && (matches!(guard.end, Some(End::Lost(_))) || guard.ticket.generation.books().deadline <= self.now())
+        });
+        let settled = !matches!(self.state.server, ServerSide::InDoubt { .. }) && self.state.late.is_none();
+        match self.state.plan(door, around, self.now(), effects) {
+            Planned::Send(request) => {
+                assert!(after_loss || !inside_a_loss, "its owner is inside what it lost");
+                assert_eq!(request.count, self.state.wanted() + 1);
+                if settled && request.count == 1 {
+                    let used = self.late.iter().find(|late| late.owner == request.owner.as_str() && late.decides());
+                    assert!(used.is_none(), "a late request may meet this name: {used:?}");
+                }
+                let sent = self.now();
+                let Some(answer) = self.send(&request, fate) else { return };
+                let ttl = Millis::of(Duration::from_millis(TTL));
+                let lease = if watched { Lease::Watched { ttl, times: NonZeroU32::new(3) } } else { Lease::Fixed(ttl) };
+                match answer {
+                    Answer::Held => {
+                        let grant = Grant { sent, lease, kept_every: None, token: None };
+                        let granted = self.state.granted(&request, &grant, self.epoch, self.now(), effects);
+                        if let Ok(Some(ticket)) = granted {
+                            self.count = if request.count == 1 { 1 } else { self.count + 1 };
+                            self.tampered &= request.count > 1;
+                            self.guards.push(Guard { ticket, end: None });
+                        }
+                    }
+                    Answer::Busy => {
+                        if waits {
+                            self.state.enter_queue();
+                            self.waiters += 1;
+                        }
+                        self.state.busy(&request, waits, self.epoch);
+                    }
+                    Answer::Lost => self.state.refused_as_lost(effects),
+                    Answer::Released(_) => unreachable!("an acquire"),
+                }
+            }
+            Planned::Gone => {
+                assert!(self.state.standing != Standing::Ours);
+                self.take_another();
+            }
+            Planned::Refused(refusal) => {
+                let lost = matches!(refusal, Refusal::Lost(..));
+                assert!(lost && inside_a_loss || matches!(refusal, Refusal::TooManyHolds(..)), "{refusal:?}");
+            }
+            Planned::Unsettled => {}
+        }
+    }
+
+    /// What was handed over, or is nobody's, is not this owner's any more.
+    fn take_another(&mut self) {
+        let fresh = State::new(self.state.owner.with_suffix(0), self.now());
+        self.state = fresh;
+        self.guards.clear();
+        (self.count, self.tampered, self.waiters) = (0, false, 0);
+        // others end it
+        self.server.record = None;
+    }
+
+    fn step(&mut self, step: Step, effects: &mut Effects) {
+        let now = self.now();
+        match step {
+            Step::Acquire { fate, watched, after_loss, waits } => {
+                let about = About { queues: true, ..About::plain("fair") };
+                self.acquire(fate, Door { about, waits, max_holds: 5, after_loss }, watched, effects);
+            }
+            Step::LeaveQueue if self.waiters > 0 => {
+                self.waiters -= 1;
+                self.state.leave_queue_once(self.epoch, now);
+            }
+            Step::SomebodyAcquires if self.server.record.is_none() => {
+                self.server = Server { record: Some(("somebody".into(), 1)), ends: self.millis + TTL };
+            }
+            Step::Settle(fate) => {
+                let Some(request) = self.state.plan_release() else { return };
+                assert!(self.state.standing == Standing::Ours);
+                if let Some(Answer::Released(released)) = self.send(&request, fate) {
+                    let answered = self.state.released(&request, released, self.epoch, effects);
+                    self.suffix += u64::from(answered.abandoned.is_some());
+                }
+            }
+            Step::Leave(at) if at < self.guards.len() => {
+                let guard = self.guards.remove(at);
+                let was_current = self.state.is_current(&guard.ticket.generation);
+                let left = self.state.leave(&guard.ticket, now, effects);
+                assert!(left.is_err() || was_current || self.state.standing != Standing::Ours);
+                if left.is_ok() {
+                    // of what was handed over, nobody here knows the count
+                    self.count = self.count.saturating_sub(1);
+                }
+            }
+            Step::LeaveWithoutGuard => {
+                let left = self.state.leave_without_guard(now, effects);
+                if left.is_ok() {
+                    // of what was handed over, nobody here knows the count
+                    self.count = self.count.saturating_sub(1);
+                }
+            }
+            Step::HandOver(at) if at < self.guards.len() => {
+                let guard = self.guards.remove(at);
+                self.suffix += 1;
+                if self.state.hand_over(&guard.ticket, now, effects).is_some() {
+                    assert!(self.state.plan_release().is_none(), "it is not ours to tell");
+                }
+            }
+            Step::Orphan => {
+                let held = self.state.wanted() > 0;
+                let abandoned = self.state.orphan();
+                assert!(!held || abandoned.is_none(), "guards live");
+                self.suffix += u64::from(abandoned.is_some());
+            }
+            Step::AbandonName => {
+                let held = self.state.wanted() > 0;
+                let abandoned = self.state.abandon_name_in_doubt();
+                assert!(!held || abandoned.is_none(), "its name is in use");
+                self.suffix += u64::from(abandoned.is_some());
+            }
+            // as the janitor does: after the name was left, and when the lease is over
+            Step::WriteOff if self.state.wanted() == 0 && self.state.plan_release().is_some() => {
+                self.suffix += u64::from(self.state.abandon_name_in_doubt().is_some());
+                self.state.write_off(StoreErrorKind::Other);
+                self.server.record = None;
+            }
+            Step::Look { heard } => self.look(heard, effects),
+            Step::Reconnect => self.epoch += 1,
+            Step::ExecuteLate(at) | Step::NeverExecute(at) if at < self.late.len() => {
+                let epoch = self.late[at].epoch;
+                let at = self.late.iter().position(|late| late.epoch == epoch).unwrap();
+                let late = self.late.remove(at).unwrap();
+                if matches!(step, Step::ExecuteLate(_)) {
+                    self.server.execute(&late, self.millis);
+                    self.blurred |= !late.decides();
+                }
+            }
+            Step::Pass(millis) => {
+                self.millis += millis;
+                if self.server.ends <= self.millis {
+                    self.server.record = None;
+                }
+            }
+            Step::SomebodyDeletes => {
+                self.server.record = None;
+                self.tampered = true;
+            }
+            _ => {}
+        }
+    }
+
+    fn look(&mut self, heard: bool, effects: &mut Effects) {
+        let now = self.now();
+        let Due::Renew { generation, keep, period, .. } = self.state.look(now, OVERDUE, effects) else { return };
+        if !heard {
+            return self.state.not_renewed(&generation, now + period / 10, now, effects);
+        }
+        let held = self.server.record.as_ref().is_some_and(|(owner, _)| *owner == generation.owner.as_str());
+        let (ttl, next) = (keep.ttl(now), Some(now + period));
+        let answer = if held { Renewed::Yes } else { Renewed::Gone };
+        if held {
+            self.server.ends = self.server.ends.max(self.millis + ttl.as_millis() as u64);
+        }
+        self.state.renewed(&generation, answer, (now, ttl), next, now, effects);
+    }
+
+    /// "The state of a hold" in ARCHITECTURE.md.
+    fn check(&mut self, effects: &Effects) {
+        let now = self.now();
+        self.state.forget_ended();
+        for guard in &mut self.guards {
+            let end = guard.ticket.generation.books().end;
+            match guard.end {
+                // a loss is final, and so is a release; only how a release went may be found out later
+                Some(known @ End::Lost(_)) => assert_eq!(end, Some(known), "a loss is final"),
+                Some(End::Released | End::Refused(_)) => assert!(end.is_some(), "a release is final"),
+                None => {}
+            }
+            if guard.end.is_none() && end.is_some() {
+                let told = effects.ended.as_ref();
+                let told = told.is_some_and(|told| Arc::ptr_eq(told, &guard.ticket.generation));
+                assert!(told, "its guards are told: {end:?}");
+            }
+            guard.end = end;
+        }
+        if self.state.standing != Standing::Ours {
+            return;
+        }
+        if let Some((generation, books)) = self.state.held() {
+            assert_eq!(books.count, self.count, "as often as it was acquired, less what was given back");
+            assert!(books.count > 0 && effects.ended.as_ref().is_none_or(|ended| !Arc::ptr_eq(ended, generation)));
+            // whoever relies on it, relies on a record
+            let record = self.server.record.as_ref().filter(|(owner, _)| *owner == generation.owner.as_str());
+            assert!(books.deadline <= now || self.tampered || record.is_some(), "held by nobody: {:?}", self.server);
+            assert!(
+                self.tampered || books.deadline <= Instant::from_millis(self.server.ends),
+                "longer than the record"
+            );
+            drop(books);
+            assert!(self.state.next_look(OVERDUE).is_some(), "nobody would notice its end");
+        }
+        if let ServerSide::Holds(known) = self.state.server
+            && known > 0
+            && self.state.late.is_none()
+            && !self.tampered
+            && self.state.is_valid(now)
+            && !self.late.iter().any(|late| late.owner == self.state.owner.as_str())
+        {
+            let record = self.server.record.as_ref().filter(|(owner, _)| *owner == self.state.owner.as_str());
+            let known =
+                if self.blurred { record.map(|(_, count)| *count).filter(|count| *count > 0) } else { Some(known) };
+            assert!(known.is_some() && record.map(|(_, count)| *count) == known, "what the server is known to record");
+        }
+        match self.state.leftover() {
+            Leftover::Nothing => {
+                assert_eq!((self.state.wanted(), self.state.server), (0, ServerSide::Holds(0)), "nothing is left");
+            }
+            Leftover::Doubt => assert!(self.state.plan_release().is_some(), "somebody settles it"),
+            Leftover::Held => {}
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 600, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn whatever_happens_in_whatever_order_the_rules_of_a_hold_stand(steps in prop::collection::vec(steps(), 1..60)) {
+        let mut world = World::new();
+        for step in steps {
+            let mut effects = Effects::default();
+            world.step(step, &mut effects);
+            world.check(&effects);
+        }
+    }
+}
