@@ -124,7 +124,16 @@ impl<'a> Acquire<'a> {
                 // an outage ends the call when its patience is over, not an attempt later
                 let outage = failing.as_ref().map(|failing| failing.since + self.core.config.outage_patience);
                 // nothing of an attempt lives on while its waiter sleeps. In a box, so that a waiter stays small
-                let failure = match Box::pin(self.attempt(self.attempt_deadline(outage))).await? {
+                let attempt = match Box::pin(self.attempt(self.attempt_deadline(outage))).await {
+                    Err(error) => {
+                        return Err(match &mut failing {
+                            Some(failing) => failing.as_a_whole(error),
+                            None => error,
+                        });
+                    }
+                    Ok(attempt) => attempt,
+                };
+                let failure = match attempt {
                     Attempt::Entered(entered) => {
                         forget(&mut told);
                         match &waiter {
@@ -158,9 +167,12 @@ impl<'a> Acquire<'a> {
                         let failing = failing.get_or_insert_with(|| Box::new(Failing::since(tried)));
                         let deadline = self.deadline.unwrap_or(failing.since + self.core.config.outage_patience);
                         if Instant::now() >= deadline {
-                            return Err(error);
+                            return Err(failing.as_a_whole(error));
                         }
                         tracing::debug!(lock = %self.kind.name(), %error, "trying again");
+                        if matches!(error, Error::Unconfirmed { .. }) {
+                            failing.unconfirmed = Some(error);
+                        }
                         Some(deadline)
                     }
                 };
@@ -189,11 +201,21 @@ impl<'a> Acquire<'a> {
 struct Failing {
     since: Instant,
     retry: Retry,
+    /// A try that may have been executed.
+    unconfirmed: Option<Error>,
 }
 
 impl Failing {
     fn since(since: Instant) -> Self {
-        Self { since, retry: Retry::new(REFUSED_FOR_NOW.0, REFUSED_FOR_NOW.1) }
+        Self { since, retry: Retry::new(REFUSED_FOR_NOW.0, REFUSED_FOR_NOW.1), unconfirmed: None }
+    }
+
+    /// What all tries come to, of which this was the last: where one may have been executed, nobody can say that none was.
+    fn as_a_whole(&mut self, last: Error) -> Error {
+        match last {
+            Error::Store { .. } => self.unconfirmed.take().unwrap_or(last),
+            _ => last,
+        }
     }
 }
 
@@ -266,7 +288,7 @@ impl<'a> Acquire<'a> {
     async fn attempt(&self, deadline: Option<Instant>) -> Result<Attempt<'a>> {
         let Self { core, kind, .. } = *self;
         if self.owner.is_value()
-            && let Some(attempt) = self.attempt_by_a_value_that_was_handed_over().await
+            && let Some(attempt) = self.attempt_by_a_value_that_was_handed_over(deadline).await
         {
             return attempt;
         }
@@ -297,7 +319,7 @@ impl<'a> Acquire<'a> {
                 None => return Ok(Attempt::GivenUp),
             }
         };
-        hold.send(&request, core.epoch(hold));
+        hold.send(&request, self.lease, core.epoch(hold));
         // looked at after the hold is in doubt: a shutdown that this look misses will wait for this turn
         if let Err(closed) = core.check_open() {
             hold.not_executed(&request);
@@ -342,20 +364,23 @@ impl<'a> Acquire<'a> {
     /// latter holds nothing may it be asked. In a box, as it is rare.
     fn attempt_by_a_value_that_was_handed_over(
         &self,
+        deadline: Option<Instant>,
     ) -> Pin<Box<dyn Future<Output = Option<Result<Attempt<'a>>>> + Send + '_>> {
         Box::pin(async move {
             let handed_over = self.core.holds.handed_over(self.kind, &self.owner)?;
-            match self.core.inspect(self.kind).await {
-                Ok(Inspected::Held { ttl, holders }) if holders.iter().any(|(holder, _)| *holder == self.owner) => {
-                    Some(Ok(Attempt::Busy(Busy { ttl, wake: self.kind.wake(&self.owner), place: None, far: false })))
+            Some(match self.in_time(deadline, pin!(self.core.store.inspect(self.kind.inspect()))).await {
+                Some(Ok(Inspected::Held { ttl, holders })) if holders.iter().any(|(owner, _)| *owner == self.owner) => {
+                    Ok(Attempt::Busy(Busy { ttl, wake: self.kind.wake(&self.owner), place: None, far: false }))
                 }
-                Ok(_) => {
+                Some(Ok(Inspected::WrongKind)) => Err(Error::WrongLockKind { lock: self.kind.name().to_string() }),
+                Some(Ok(_)) => {
                     handed_over.lose(LossReason::RecordMissing);
                     self.core.tidy(&handed_over);
-                    None
+                    return None;
                 }
-                Err(error) => Some(Err(error)),
-            }
+                Some(Err(error)) => self.failed(error),
+                None => Ok(Attempt::GivenUp),
+            })
         })
     }
 

@@ -69,6 +69,18 @@ struct Watched {
 }
 
 impl Watched {
+    /// With the time from which the next renewal counts, if one was sent now.
+    fn counted(self, sent: Instant) -> (Self, Instant) {
+        // a tenth early is in time: see `slack`
+        let next = sent + self.ttl.duration() / 3 * 9 / 10;
+        (self, next)
+    }
+
+    fn count(&mut self) {
+        let left = |left: NonZeroU32| NonZeroU32::new(left.get() - 1).unwrap_or(left);
+        self.times = self.times.map(left);
+    }
+
     fn goes_on(&self) -> bool {
         self.times != Some(NonZeroU32::MIN)
     }
@@ -80,32 +92,27 @@ impl Watched {
 enum Watches {
     None,
     One(Watched),
-    Many(Vec<Watched>),
+    /// Each with the time from which a renewal counts as its own: another one may need them more often.
+    Many(Vec<(Watched, Instant)>),
 }
 
 impl Watches {
-    fn all(&self) -> &[Watched] {
-        match self {
-            Self::None => &[],
-            Self::One(watched) => slice::from_ref(watched),
-            Self::Many(watched) => watched,
-        }
+    fn iter(&self) -> impl DoubleEndedIterator<Item = &Watched> + ExactSizeIterator {
+        let (one, many) = match self {
+            Self::None => (&[][..], &[][..]),
+            Self::One(watched) => (slice::from_ref(watched), &[][..]),
+            Self::Many(watched) => (&[][..], &watched[..]),
+        };
+        let at = |at: usize| if many.is_empty() { &one[at] } else { &many[at].0 };
+        (0..one.len() + many.len()).map(at)
     }
 
-    fn all_mut(&mut self) -> &mut [Watched] {
-        match self {
-            Self::None => &mut [],
-            Self::One(watched) => slice::from_mut(watched),
-            Self::Many(watched) => watched,
-        }
-    }
-
-    fn push(&mut self, watched: Watched) {
+    fn push(&mut self, watched: Watched, sent: Instant) {
         *self = match std::mem::replace(self, Self::None) {
             Self::None => Self::One(watched),
-            Self::One(first) => Self::Many(vec![first, watched]),
+            Self::One(first) => Self::Many([first, watched].map(|watched| watched.counted(sent)).into()),
             Self::Many(mut many) => {
-                many.push(watched);
+                many.push(watched.counted(sent));
                 Self::Many(many)
             }
         };
@@ -133,7 +140,7 @@ impl Ticket {
     /// Its hold is not renewed any more.
     pub(crate) fn unwatch(&self) {
         let mut books = self.generation.books();
-        let at = books.watches.all().iter().position(|watched| Some(watched.ticket) == self.watch);
+        let at = books.watches.iter().position(|watched| Some(watched.ticket) == self.watch);
         if let Some(at) = at {
             books.watches.remove(at);
         }
@@ -187,12 +194,13 @@ impl Generation {
         books.deadline = books.deadline.max(grant.lease.valid_until(grant.sent));
         let mut watch = None;
         if let Lease::Watched { ttl, times } = grant.lease {
-            let last = books.watches.all().iter().map(|watched| watched.ticket).max();
+            let last = books.watches.iter().map(|watched| watched.ticket).max();
             let ticket = last.and_then(|last| last.checked_add(1)).unwrap_or(NonZeroU32::MIN);
-            books.watches.push(Watched { ticket, ttl, times });
+            books.watches.push(Watched { ticket, ttl, times }, grant.sent);
             books.renew_by(grant.sent + ttl.duration() / 3);
             watch = Some(ticket);
         } else if let Some(period) = grant.kept_every {
+            books.kept_every = Some(period);
             books.renew_by(grant.sent + period.duration());
         }
         Ticket { generation: Arc::clone(self), watch, is_left: AtomicBool::new(false) }
@@ -224,15 +232,21 @@ impl Books {
     /// What a renewal sets the TTL to, and after how long it is due again: the longest and the shortest that a hold
     /// asked for. `None`: no hold is renewed, or not any more.
     pub(crate) fn watch(&self) -> Option<(Duration, Duration)> {
-        let ttls = || self.watches.all().iter().filter(|watched| watched.goes_on()).map(|watched| watched.ttl);
+        let ttls = || self.watches.iter().filter(|watched| watched.goes_on()).map(|watched| watched.ttl);
         Some((ttls().max()?.duration(), ttls().min()?.duration() / 3))
     }
 
-    /// A renewal was confirmed.
-    pub(crate) fn count_renewal(&mut self) {
-        for watched in self.watches.all_mut() {
-            let left = |left: NonZeroU32| NonZeroU32::new(left.get() - 1).unwrap_or(left);
-            watched.times = watched.times.map(left);
+    /// A renewal sent at this instant was confirmed. It counts for those that were due.
+    pub(crate) fn count_renewal(&mut self, sent: Instant) {
+        match &mut self.watches {
+            Watches::None => {}
+            Watches::One(watched) => watched.count(),
+            Watches::Many(many) => {
+                for (watched, due) in many.iter_mut().filter(|(_, due)| *due <= sent) {
+                    watched.count();
+                    *due = sent + watched.ttl.duration() / 3 * 9 / 10;
+                }
+            }
         }
     }
 
@@ -247,12 +261,11 @@ impl Books {
     /// The same, where somebody else still has a hold.
     pub(crate) fn leave_watch(&mut self, ticket: Option<&Ticket>) {
         self.count = self.count.saturating_sub(1);
-        let watched = self.watches.all();
-        let at = if let Some(ticket) = ticket {
-            watched.iter().rposition(|watched| Some(watched.ticket) == ticket.watch)
-        } else {
+        let count = self.watches.iter().len();
+        let at = match ticket {
+            Some(ticket) => self.watches.iter().rposition(|watched| Some(watched.ticket) == ticket.watch),
             // nobody knows which one it was
-            watched.len().checked_sub(1).filter(|_| watched.len() > self.count as usize)
+            None => count.checked_sub(1).filter(|_| count > self.count as usize),
         };
         if let Some(at) = at {
             self.watches.remove(at);
@@ -298,10 +311,10 @@ mod tests {
         let _ticket = generation.add(&grant);
         for renewals_left in [2, 1] {
             assert!(generation.books().watch().is_some(), "{renewals_left} left");
-            generation.books().count_renewal();
+            generation.books().count_renewal(Instant::now());
         }
         assert!(generation.books().watch().is_none());
-        generation.books().count_renewal();
+        generation.books().count_renewal(Instant::now());
         assert!(generation.books().watch().is_none(), "it does not begin anew");
     }
 

@@ -14,12 +14,13 @@ use std::{
 
 use super::{
     due::{DueQueue, Queued, Spot},
-    failure::{silent, store_error},
+    failure::store_error,
     generation::{End, Generation, Grant, Ticket},
     kind::Kind,
+    lease::Lease,
     state::{
-        Abandoned, Answered, Around, Door, Due, Effects, Keep, Left, Leftover, Planned, Refusal, Request, Standing,
-        State, Unsettled,
+        Abandoned, Answered, Around, Door, Due, Effects, Keep, Left, Leftover, Planned, Request, Standing, State,
+        Unsettled,
     },
 };
 use crate::{
@@ -217,28 +218,6 @@ impl Hold {
         }
     }
 
-    fn refusal_error(&self, refusal: Refusal) -> Error {
-        let lock = self.lock_name().to_string();
-        match refusal {
-            Refusal::Lost(owner, reason) => self.lost_error(&owner, reason),
-            Refusal::NotReentrant(owner) => Error::NotReentrant { lock, owner },
-            Refusal::NoToken(owner) => Error::NoToken { lock, owner },
-            Refusal::TooManyHolds(owner, holds) => Error::TooManyHolds { lock, owner, holds },
-            Refusal::Upgrade(owner) => Error::UpgradeRefused { lock, owner },
-            Refusal::ValueInDoubt => Error::Unconfirmed {
-                lock,
-                source: silent("an earlier request with this value was never answered; wait, or use another value"),
-            },
-            Refusal::SiblingInDoubt => Error::Unconfirmed {
-                lock,
-                source: silent(
-                    "a hold inside the other one was handed over, or a request about it was never answered; release the \
-                     other one first",
-                ),
-            },
-        }
-    }
-
     // --- acquiring: in turn ---
 
     /// What the next acquire should do.
@@ -247,13 +226,13 @@ impl Hold {
             Planned::Send(request) => Ok(Next::Send(request)),
             Planned::Unsettled => Ok(Next::Agree),
             Planned::Gone => Ok(Next::Forget),
-            Planned::Refused(refusal) => Err(self.refusal_error(refusal)),
+            Planned::Refused(refusal) => Err(refusal.into_error(self.lock_name())),
         }
     }
 
     /// From here on the request is under way: if nobody hears its answer, the server's side is unknown.
-    pub(crate) fn send(self: &Arc<Self>, request: &Request, epoch: u64) {
-        self.change(|state, now, _| state.send(request, epoch, now));
+    pub(crate) fn send(self: &Arc<Self>, request: &Request, lease: Lease, epoch: u64) {
+        self.change(|state, now, _| state.send(request, Some(lease.record_ends(now)), epoch, now));
     }
 
     /// The server did not execute the request: nothing new is in doubt.
@@ -288,9 +267,16 @@ impl Hold {
         granted.map_err(|(generation, end)| self.end_error(&generation, end))
     }
 
+    /// Whether it waits in the queue and is between two tries: then no request is in the hands of a future that nobody
+    /// polls. The watchdog looks again later.
+    pub(super) fn is_between_tries(self: &Arc<Self>) -> bool {
+        let turn = self.turn.try_lock();
+        turn.is_ok() && self.change(|state, now, _| state.is_alive_in_queue(now))
+    }
+
     /// Counts a waiter in the queue. In nobody's turn; nothing that the watchdog looks at changes.
     pub(crate) fn enter_queue(&self) {
-        self.state().enter_queue();
+        self.state().waiters += 1;
     }
 
     /// One waiter less; with the last one the place in the queue is given up, by the next who makes the server agree.
@@ -396,6 +382,17 @@ impl Hold {
         self.change(|state, _, effects| state.lose(reason, effects));
     }
 
+    /// Guards that are left of a lock that was handed over end; for each, the owner of which a hold is to be taken off.
+    pub(crate) fn lose_guards(self: &Arc<Self>, reason: LossReason) -> Vec<OwnerId> {
+        self.change(|state, _, effects| {
+            let guards = state.held().map_or(0, |(_, books)| books.guards);
+            if guards > 0 {
+                state.lose(reason, effects);
+            }
+            vec![state.owner.clone(); guards as usize]
+        })
+    }
+
     /// The lock is not ours any more, if `generation` still is the current one.
     pub(crate) fn lose_generation(self: &Arc<Self>, generation: &Arc<Generation>, reason: LossReason) {
         self.change(|state, _, effects| {
@@ -417,7 +414,7 @@ impl Hold {
     pub(crate) fn send_release(self: &Arc<Self>, epoch: u64) -> Option<Request> {
         self.change(|state, now, _| {
             let request = state.plan_release()?;
-            state.send(&request, epoch, now);
+            state.send(&request, None, epoch, now);
             Some(request)
         })
     }

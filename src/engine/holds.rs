@@ -34,7 +34,7 @@ pub(crate) struct Holds {
     /// Counts the names that may still be used by a late execution: see [`OwnerId::with_suffix`].
     suffix: AtomicU64,
     /// Locks, and values for which there is no other name, of which the same is true.
-    values_in_doubt: DashSet<(Arc<str>, OwnerId)>,
+    values_in_doubt: DashSet<ExactName>,
 }
 
 /// Which hold.
@@ -274,24 +274,29 @@ impl Holds {
             let state = held.state();
             HeldSibling { excludes: sibling.excludes, owner: state.owner.clone(), in_doubt: state.sibling_in_doubt }
         });
+        let lost_sibling = hold.kind().about().sibling.and_then(|sibling| {
+            let other = self.find(Key { family: sibling.family, ..Key::new(hold.kind(), &hold.caller) })?;
+            other.state().lost_inside(Instant::now())
+        });
         Around {
             sibling,
+            lost_sibling,
             suffix: self.suffix.load(Ordering::Acquire),
-            value_in_doubt: hold.caller.is_value() && self.is_value_in_doubt(hold.lock_name(), &hold.caller),
+            value_in_doubt: hold.caller.is_value() && self.is_value_in_doubt(hold.kind(), &hold.caller),
         }
     }
 
     /// A late execution may still use this value.
-    pub(super) fn doubt_value(&self, lock: &Arc<str>, owner: &OwnerId) {
-        self.values_in_doubt.insert((Arc::clone(lock), owner.clone()));
+    pub(super) fn doubt_value(&self, kind: &Arc<dyn Kind>, owner: &OwnerId) {
+        self.values_in_doubt.insert(exact_name(kind, owner));
     }
 
-    fn is_value_in_doubt(&self, lock: &Arc<str>, owner: &OwnerId) -> bool {
-        self.values_in_doubt.contains(&(Arc::clone(lock), owner.clone()))
+    fn is_value_in_doubt(&self, kind: &Arc<dyn Kind>, owner: &OwnerId) -> bool {
+        self.values_in_doubt.contains(&exact_name(kind, owner))
     }
 
     /// The server has settled what was in doubt.
-    pub(super) fn doubt_is_over(&self, lock: &Arc<str>, owner: &OwnerId) {
-        self.values_in_doubt.remove(&(Arc::clone(lock), owner.clone()));
+    pub(super) fn doubt_is_over(&self, kind: &Arc<dyn Kind>, owner: &OwnerId) {
+        self.values_in_doubt.remove(&exact_name(kind, owner));
     }
 }

@@ -13,6 +13,11 @@ impl Core {
     /// Asks the server who holds a lock.
     pub(crate) async fn inspect(&self, kind: &Arc<dyn Kind>) -> Result<Inspected> {
         self.check_open()?;
+        self.ask(kind).await
+    }
+
+    /// The same for the janitor, which works on after a shutdown has begun.
+    pub(super) async fn ask(&self, kind: &Arc<dyn Kind>) -> Result<Inspected> {
         match self.store.inspect(kind.inspect()).await {
             Ok(Inspected::WrongKind) => Err(Error::WrongLockKind { lock: kind.name().to_string() }),
             Ok(inspected) => Ok(inspected),

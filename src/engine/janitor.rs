@@ -56,7 +56,7 @@ pub(crate) async fn run(core: Arc<Core>, mut list: mpsc::UnboundedReceiver<Job>)
                     Job::Settle(_) => {}
                     Job::Bust(ghost) => {
                         bust(&core, &ghost).await;
-                        core.holds.doubt_is_over(ghost.kind.name(), &ghost.owner);
+                        core.holds.doubt_is_over(&ghost.kind, &ghost.owner);
                     }
                     Job::TakeOff { kind, owner, hold, tell } => take_off(&core, &kind, &owner, hold, tell).await,
                     Job::Lower { hold, holds } => lower(&core, &hold, holds).await,
@@ -148,7 +148,9 @@ async fn settle(core: &Core, hold: Arc<Hold>) {
 async fn bust(core: &Core, ghost: &Ghost) {
     let lock = ghost.kind.name();
     let link = core.store.link(lock);
-    let deadline = core.default_end(&ghost.kind) + core.config.watchdog_timeout + core.config.command_timeout();
+    // what is on its way still may begin a lease when it arrives
+    let deadline = ghost.ends.max(core.default_end(&ghost.kind) + core.config.watchdog_timeout);
+    let deadline = deadline + core.config.command_timeout();
     let mut retry = retry();
     let mut once_more = true;
     loop {
@@ -186,21 +188,21 @@ async fn take_off(
     hold: Option<Arc<Hold>>,
     mut tell: Option<oneshot::Sender<Result<()>>>,
 ) {
-    let deadline = core.default_end(kind) + core.config.command_timeout();
-    let mut retry = retry();
+    let ends = hold.as_ref().map_or(Instant::now(), |hold| hold.record_ends());
+    let deadline = ends.max(core.default_end(kind)) + core.config.command_timeout();
+    let (mut retry, mut in_doubt) = (retry(), None);
     loop {
-        let outcome = core.release_elsewhere(kind, owner).await;
-        let refused = matches!(outcome, Err(Error::Store { .. }));
+        let outcome = core.release_elsewhere(kind, owner, &mut in_doubt).await;
         let unknown = matches!(outcome, Err(Error::Unconfirmed { .. }));
+        let again = unknown || hold.is_some() && matches!(outcome, Err(Error::Store { .. }));
         if let Some(tell) = tell.take() {
             let _ = tell.send(outcome);
         }
-        let Some(hold) = &hold else { return };
-        if unknown || Instant::now() > deadline {
-            // nobody knows whether it counted: the lease ends what is left
-            return hold.stop_watching();
+        // nobody knows how many it records; while it is asked, the lease goes on to its end
+        if let Some(hold) = hold.as_ref().filter(|_| unknown) {
+            hold.stop_watching();
         }
-        if !refused {
+        if !again || Instant::now() > deadline {
             return;
         }
         pause(core, kind.name(), &mut retry).await;
@@ -209,7 +211,7 @@ async fn take_off(
 
 /// Makes the server record so many holds of a lock that was handed over while a request was under way.
 async fn lower(core: &Core, hold: &Arc<Hold>, holds: u32) {
-    let deadline = core.default_end(hold.kind()) + core.config.command_timeout();
+    let deadline = hold.record_ends().max(core.default_end(hold.kind())) + core.config.command_timeout();
     let mut retry = retry();
     while Instant::now() < deadline {
         if core.store.release(hold.kind().release(&hold.owner(), holds)).await.is_ok() {

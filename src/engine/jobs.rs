@@ -8,7 +8,7 @@ use std::sync::{
 use tokio::sync::{Notify, Semaphore, mpsc, oneshot};
 
 use super::{hold::Hold, kind::Kind};
-use crate::{error::Result, log, owner::OwnerId};
+use crate::{clock::Instant, error::Result, log, owner::OwnerId};
 
 /// How many requests of settlements are under way at once; the rest waits its turn.
 const CONCURRENCY: usize = 512;
@@ -101,4 +101,6 @@ pub(crate) struct Ghost {
     pub(crate) kind: Arc<dyn Kind>,
     pub(crate) owner: OwnerId,
     pub(crate) epoch: u64,
+    /// Until when it may live.
+    pub(crate) ends: Instant,
 }

@@ -62,6 +62,14 @@ impl Lease {
         }
     }
 
+    /// Until when a record lives whose request was sent at this instant, if nobody renews it.
+    pub(crate) fn record_ends(self, sent: Instant) -> Instant {
+        match self {
+            Self::Watched { ttl, .. } | Self::Fixed(ttl) => sent + ttl.duration(),
+            Self::Endless => Instant::NEVER,
+        }
+    }
+
     pub(crate) fn is_watched(self) -> bool {
         matches!(self, Self::Watched { .. })
     }

@@ -3,6 +3,7 @@
 //! The parts, from the bottom up: each uses those above it in this list, and none below.
 
 mod failure;
+mod refusal;
 mod retry;
 
 mod kind;

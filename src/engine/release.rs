@@ -55,6 +55,7 @@ impl Core {
     async fn released(&self, hold: &Arc<Hold>, generation: &Generation, deadline: Instant) -> Result<()> {
         // twice as long each time; the deadline is the longest
         let mut retry = Retry::new(Duration::from_millis(5), Duration::MAX);
+        let mut unconfirmed = None;
         loop {
             let error = match self.turn(hold, deadline).await {
                 Ok(_turn) => match self.agree(hold).await {
@@ -66,8 +67,18 @@ impl Core {
                 },
                 Err(error) => error,
             };
-            if !error.is_transient() || Instant::now() + retry.pause() > deadline {
+            let is_last = !error.is_transient() || Instant::now() + retry.pause() > deadline;
+            // where one try may have been executed, nobody can say that none was
+            if error.may_have_executed() {
+                unconfirmed = Some(error);
+            } else if is_last && hold.standing() == Standing::Orphaned {
+                unconfirmed =
+                    Some(silent("another call of this owner is not polled any more; all of it is being undone"));
+            } else if is_last && unconfirmed.is_none() {
                 return Err(store_error(hold.lock_name(), error));
+            }
+            if is_last && let Some(unconfirmed) = unconfirmed {
+                return Err(store_error(hold.lock_name(), unconfirmed));
             }
             self.sleep_until(Instant::now() + retry.next()).await;
             tokio::select! {
@@ -127,9 +138,15 @@ impl Core {
     }
 
     /// Takes one hold off what the server records, whatever others do at the same time. What this client had handed over
-    /// ends with the last one.
-    pub(super) async fn release_elsewhere(&self, kind: &Arc<dyn Kind>, owner: &OwnerId) -> Result<()> {
-        let released = self.take_one_off(kind, owner).await;
+    /// ends with the last one. `in_doubt`: the count of an earlier try that was not answered. While the server records the
+    /// same, that try was not executed, and will not be if this one is; else it was, or another release was.
+    pub(super) async fn release_elsewhere(
+        &self,
+        kind: &Arc<dyn Kind>,
+        owner: &OwnerId,
+        in_doubt: &mut Option<u32>,
+    ) -> Result<()> {
+        let released = self.take_one_off(kind, owner, in_doubt).await;
         if let Ok(Released::Free) | Err(Error::NotHeld { .. }) = released
             && let Some(handed_over) = self.holds.handed_over(kind, owner)
         {
@@ -139,20 +156,33 @@ impl Core {
         released.map(drop)
     }
 
-    async fn take_one_off(&self, kind: &Arc<dyn Kind>, owner: &OwnerId) -> Result<Released> {
-        let mut seen = match self.inspect(kind).await? {
+    async fn take_one_off(
+        &self,
+        kind: &Arc<dyn Kind>,
+        owner: &OwnerId,
+        in_doubt: &mut Option<u32>,
+    ) -> Result<Released> {
+        let mut seen = match self.ask(kind).await? {
             Inspected::Held { holders, .. } => {
                 let holder = holders.into_iter().find(|(holder, _)| holder == owner);
                 holder.map(|(_, holds)| holds).ok_or_else(|| not_held(kind, owner))?
             }
             _ => return Err(not_held(kind, owner)),
         };
+        if in_doubt.is_some_and(|before| before != seen) {
+            return Ok(Released::StillHeld);
+        }
         loop {
+            *in_doubt = Some(seen);
             match self.store.release(kind.release_if(owner, seen.saturating_sub(1), seen)).await {
                 Ok(released @ (Released::Free | Released::StillHeld)) => return Ok(released),
                 Ok(Released::NotHeld) => return Err(not_held(kind, owner)),
                 // somebody else was quicker
                 Ok(Released::Changed { holds }) => seen = holds,
+                Err(error) if !error.may_have_executed() => {
+                    *in_doubt = None;
+                    return Err(store_error(kind.name(), error));
+                }
                 Err(error) => return Err(store_error(kind.name(), error)),
             }
         }
@@ -252,19 +282,35 @@ impl Core {
         let mut held = Vec::new();
         self.holds.for_each(|hold| held.push(Arc::clone(hold)));
         for hold in held {
-            if hold.standing() == Standing::Ours {
-                hold.lose(LossReason::ShutDown);
-                hold.leave_queue(self.epoch(&hold));
-                self.tidy(&hold);
+            match hold.standing() {
+                Standing::Ours => {
+                    hold.lose(LossReason::ShutDown);
+                    hold.leave_queue(self.epoch(&hold));
+                }
+                // what was given away is somebody else's; what a guard still has is given up
+                Standing::HandedOver => {
+                    for owner in hold.lose_guards(LossReason::ShutDown) {
+                        let kind = Arc::clone(hold.kind());
+                        self.janitor.post(Job::TakeOff { kind, owner, hold: Some(Arc::clone(&hold)), tell: None });
+                    }
+                }
+                Standing::Orphaned => {}
             }
+            self.tidy(&hold);
         }
         let settled = tokio::select! {
             () = self.janitor.idle() => true,
             () = self.sleep_until(Instant::now() + self.settling_time()) => false,
         };
         let locks = self.janitor.pending();
-        self.store.close().await;
-        if settled { Ok(()) } else { Err(Error::Unsettled { locks }) }
+        if settled {
+            self.store.close().await;
+            Ok(())
+        } else {
+            // a server that does not answer does not answer to a good-bye either
+            self.store.abandon();
+            Err(Error::Unsettled { locks })
+        }
     }
 }
 

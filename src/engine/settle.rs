@@ -73,16 +73,16 @@ impl Core {
     fn retire_name(&self, hold: &Hold, owner: &OwnerId) {
         self.holds.retire_names();
         if owner.is_value() {
-            self.holds.doubt_value(hold.lock_name(), owner);
+            self.holds.doubt_value(hold.kind(), owner);
         }
     }
 
     /// Leaves what late executions may do under a name to the janitor.
-    fn lay(&self, hold: &Hold, Abandoned { owner, epoch }: Abandoned) {
+    fn lay(&self, hold: &Hold, Abandoned { owner, epoch, ends }: Abandoned) {
         if let Some((_, sibling)) = self.holds.held_sibling(hold.kind(), &hold.caller) {
             sibling.share_its_name(&owner);
         }
-        self.janitor.lay(Ghost { kind: Arc::clone(hold.kind()), owner, epoch });
+        self.janitor.lay(Ghost { kind: Arc::clone(hold.kind()), owner, epoch, ends });
     }
 
     /// Looks after a hold that its user is done with. Call with a handle that is not used again.

@@ -12,6 +12,7 @@ use super::{
     generation::{Books, End, Generation},
     kind::About,
     lease::Millis,
+    refusal::Refusal,
 };
 use crate::{clock::Instant, error::LossReason, owner::OwnerId};
 
@@ -34,6 +35,8 @@ pub(super) struct State {
     pub(super) late: Option<u64>,
     /// When the last request was sent.
     asked: Instant,
+    /// Until when a record may live that an acquire of this owner has asked for.
+    pub(super) ends: Instant,
     /// The generation that is held; that was given up, until the server agrees; or that was lost, while a guard of it
     /// lives.
     pub(super) current: Option<Arc<Generation>>,
@@ -100,6 +103,8 @@ pub(crate) struct Door {
 pub(crate) struct Around {
     /// What the same owner has of the sibling kind.
     pub(super) sibling: Option<HeldSibling>,
+    /// A guard lives of what the same owner has lost of the sibling kind.
+    pub(super) lost_sibling: Option<(OwnerId, LossReason)>,
     /// Earlier suffixes may still be used by late executions.
     pub(super) suffix: u64,
     /// The owner is a value that late executions may still use: it has no other name.
@@ -128,20 +133,6 @@ pub(super) enum Planned {
     Refused(Refusal),
 }
 
-/// Why an acquire is not sent.
-#[derive(Debug)]
-pub(super) enum Refusal {
-    /// A guard of what was lost lives.
-    Lost(OwnerId, LossReason),
-    NotReentrant(OwnerId),
-    NoToken(OwnerId),
-    TooManyHolds(OwnerId, u32),
-    ValueInDoubt,
-    SiblingInDoubt,
-    /// It would wait for its own hold of the sibling.
-    Upgrade(OwnerId),
-}
-
 /// What a transition leaves to do when the state is not locked any more: wakers and subscribers are the user's code.
 #[derive(Debug, Default)]
 pub(super) struct Effects {
@@ -165,6 +156,8 @@ pub(super) struct Answered {
 pub(crate) struct Abandoned {
     pub(crate) owner: OwnerId,
     pub(crate) epoch: u64,
+    /// Until when a record under it may live.
+    pub(crate) ends: Instant,
 }
 
 /// What is to be done for a guard that was given up.
@@ -262,6 +255,7 @@ impl State {
             server: ServerSide::Holds(0),
             late: None,
             asked: now,
+            ends: now,
             current: None,
         }
     }
@@ -284,6 +278,18 @@ impl State {
             let books = generation.books();
             books.guards > 0 && books.end == Some(End::Lost(LossReason::LeaseExpired))
         })
+    }
+
+    /// What was lost, while a guard of it lives.
+    pub(super) fn lost_inside(&self, now: Instant) -> Option<(OwnerId, LossReason)> {
+        let generation = self.current.as_ref()?;
+        let books = generation.books();
+        let reason = match books.end {
+            Some(End::Lost(reason)) => reason,
+            None if books.deadline <= now => LossReason::LeaseExpired,
+            _ => return None,
+        };
+        (books.guards > 0).then(|| (generation.owner.clone(), reason))
     }
 
     /// Held, and its lease is not over.
@@ -338,8 +344,8 @@ impl State {
 
     /// Until when the record may live, as far as we know.
     pub(super) fn record_ends(&self) -> Instant {
-        // the deadline is earlier than that by the drift allowance
-        self.current.as_ref().map_or(self.asked, |generation| generation.books().deadline)
+        // the deadline is earlier than that by the drift allowance; it may have been extended
+        self.current.as_ref().map_or(self.ends, |generation| generation.books().deadline.max(self.ends))
     }
 
     /// When the watchdog must look at it, and how much earlier it may. `overdue`: how long a request may take.
@@ -372,6 +378,13 @@ impl State {
         }
     }
 
+    /// Whether somebody waits in the queue; then the request counts as sent just now.
+    pub(super) fn is_alive_in_queue(&mut self, now: Instant) -> bool {
+        let waits = self.waiters > 0;
+        self.asked = if waits { now } else { self.asked };
+        waits
+    }
+
     pub(super) fn doubt(&mut self, epoch: u64, release: bool, now: Instant) {
         let (epoch, before) = match self.server {
             ServerSide::InDoubt { epoch, release } => (epoch, release),
@@ -384,7 +397,7 @@ impl State {
     pub(super) fn abandon(&mut self, epoch: u64) -> Abandoned {
         self.server = ServerSide::Holds(0);
         self.late = None;
-        Abandoned { owner: self.owner.clone(), epoch }
+        Abandoned { owner: self.owner.clone(), epoch, ends: self.record_ends() }
     }
 
     /// Ends the generation that is held, if one is.

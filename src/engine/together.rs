@@ -73,7 +73,7 @@ impl Acquire<'_> {
             return Ok(Outcome::NotThisWay);
         }
         for (hold, request) in &requests {
-            hold.send(request, core.epoch(hold));
+            hold.send(request, self.lease, core.epoch(hold));
         }
         let not_executed = || {
             for (hold, request) in &requests {

@@ -4,9 +4,10 @@ use std::sync::{Arc, MutexGuard};
 
 use super::{
     generation::{Books, End, Generation, Grant, Ticket},
+    refusal::Refusal,
     state::{
-        Abandoned, Answered, Around, Door, Due, Effects, HeldSibling, Keep, Left, Planned, Refusal, Request,
-        STUCK_SLACK, ServerSide, Standing, State, Unsettled, slack,
+        Abandoned, Answered, Around, Door, Due, Effects, HeldSibling, Keep, Left, Planned, Request, STUCK_SLACK,
+        ServerSide, Standing, State, Unsettled, slack,
     },
 };
 use crate::{
@@ -56,6 +57,10 @@ impl State {
         if around.value_in_doubt {
             return refuse(Refusal::ValueInDoubt);
         }
+        // inside what it lost of the other half, too
+        if let Some((owner, reason)) = around.lost_sibling.filter(|_| count == 0 && !door.after_loss) {
+            return refuse(Refusal::Lost(owner, reason));
+        }
         match around.sibling {
             _ if count > 0 => {}
             Some(HeldSibling { excludes: true, owner, .. }) => return refuse(Refusal::Upgrade(owner)),
@@ -80,7 +85,9 @@ impl State {
     }
 
     /// From here on the request is under way: if nobody hears its answer, the server's side is unknown.
-    pub(super) fn send(&mut self, request: &Request, epoch: u64, now: Instant) {
+    /// `ends`: until when the record may live that an acquire asks for.
+    pub(super) fn send(&mut self, request: &Request, ends: Option<Instant>, epoch: u64, now: Instant) {
+        self.ends = self.ends.max(ends.unwrap_or(self.ends));
         self.doubt(epoch, request.is_release, now);
     }
 
@@ -202,10 +209,6 @@ impl State {
 // --- waiting in the lock's queue ---
 
 impl State {
-    pub(super) fn enter_queue(&mut self) {
-        self.waiters += 1;
-    }
-
     /// One waiter less; with the last one the place in the queue is given up, by the next who makes the server agree.
     pub(super) fn leave_queue_once(&mut self, epoch: u64, now: Instant) {
         self.waiters = self.waiters.saturating_sub(1);
@@ -290,7 +293,7 @@ impl State {
             Renewed::Yes | Renewed::Endless => {
                 books.deadline = books.deadline.max(sent + validity(lease));
                 if by_watchdog {
-                    books.count_renewal();
+                    books.count_renewal(sent);
                 }
             }
             Renewed::Unknown => {}
@@ -319,6 +322,8 @@ impl State {
         }
         if let Some((_, mut books)) = self.held() {
             books.renew_at = Some(next);
+            // nothing else would ask for it again
+            books.to_be_checked |= books.watch().is_none() && books.kept_every.is_none();
         }
     }
 }
@@ -385,6 +390,10 @@ impl State {
             return Some(Unsettled::Nothing);
         }
         self.standing = Standing::HandedOver;
+        // without a TTL it is never asked for again; nor is its name used again, unless it is a value
+        if books.deadline == Instant::NEVER && !generation.owner.is_value() {
+            books.end = Some(End::Released);
+        }
         Some(match self.server {
             ServerSide::Holds(known) if known == books.count => Unsettled::Nothing,
             ServerSide::Holds(known) if known > books.count => Unsettled::Owed(known - books.count),

@@ -15,6 +15,7 @@ use super::{
     due::LOOK,
     hold::{Look, Renewal},
     kind::Kind,
+    state::Keep,
 };
 use crate::{
     clock::Instant,
@@ -32,6 +33,9 @@ const MOST_UNDER_WAY: usize = 64;
 /// So often in a row parts of one batch are refused before all of it counts as refused: more often than it takes to find the
 /// one lock of [`LOCKS_AT_ONCE`] that is to blame. To ask for each would only hammer the server.
 const MOST_REFUSALS: u32 = 12;
+
+/// After how long it is asked again whether a record is there.
+const ASK_AGAIN: Duration = Duration::from_millis(500);
 
 /// What is to be renewed, by script, the most urgent last.
 #[derive(Default)]
@@ -100,6 +104,8 @@ fn look(core: &Arc<Core>) -> Vec<Renewal> {
             Look::Nothing => {}
             Look::Renew(renewal) => renewals.push(renewal),
             Look::Ended => core.tidy(&hold),
+            // it waits in a queue, between two tries: what is not polled loses its place, by the server's clock
+            Look::Stuck if hold.is_between_tries() => {}
             Look::Stuck => {
                 log::later!(
                     WARN, lock = hold.lock_name(), owner = hold.owner();
@@ -131,9 +137,9 @@ async fn renew(core: &Arc<Core>, script: &'static Script, batch: Vec<Renewal>) {
                 core.renewals_are_refused.store(false, Relaxed);
                 refused_in_a_row = 0;
                 for ((renewal, ttl), answer) in part.iter().zip(ttls).zip(answers) {
-                    let Renewal { hold, generation, period, .. } = renewal;
+                    let Renewal { hold, generation, period, keep, .. } = renewal;
                     if answer == Renewed::Unknown {
-                        hold.not_renewed(generation, Instant::now() + *period / 10);
+                        hold.not_renewed(generation, Instant::now() + again(*keep, *period));
                     } else {
                         hold.renewed(generation, answer, now, ttl, Some(now + *period));
                     }
@@ -157,13 +163,19 @@ async fn renew(core: &Arc<Core>, script: &'static Script, batch: Vec<Renewal>) {
                 log::later!(
                     WARN, locks = part.len(), error = error; "renewal failed; trying again until the lease ends"
                 );
-                for Renewal { hold, generation, period, .. } in &part {
-                    hold.not_renewed(generation, Instant::now() + *period / 10);
+                for Renewal { hold, generation, period, keep, .. } in &part {
+                    hold.not_renewed(generation, Instant::now() + again(*keep, *period));
                     core.tidy(hold);
                 }
             }
         }
     }
+}
+
+/// After how long a renewal that was not confirmed is tried again. What only asks whether the record is there waits for no
+/// lease's end.
+fn again(keep: Keep, period: Duration) -> Duration {
+    if keep == Keep::AsItIs { ASK_AGAIN.min(period) } else { period / 10 }
 }
 
 /// Whether the script was refused for what it names, rather than for what it is, or for the server's state.

@@ -253,6 +253,14 @@ impl Store {
     }
 
     /// Ends all connections.
+    /// Ends the connections without a word.
+    pub(crate) fn abandon(&self) {
+        for link in [Some(&self.scripts), Some(&self.subscriptions), self.lists.get()].into_iter().flatten() {
+            link.abandon();
+        }
+    }
+
+    /// Ends the connections.
     pub(crate) async fn close(&self) {
         let lists = async {
             if let Some(link) = self.lists.get() {

@@ -198,8 +198,9 @@ fn a_file_uses_its_own_floor_and_those_below() {
 }
 
 /// The parts of the engine, from the bottom up.
-const ENGINE: [&str; 26] = [
+const ENGINE: [&str; 27] = [
     "failure",
+    "refusal",
     "retry",
     "lease",
     "kind",

@@ -178,7 +178,7 @@ impl World {
 
     /// Sends a request that was planned, as far as its fate lets it come.
     fn send(&mut self, request: &Request, fate: Fate) -> Option<Answer> {
-        self.state.send(request, self.epoch, self.now());
+        self.state.send(request, None, self.epoch, self.now());
         let sent = Sent {
             owner: request.owner.to_string(),
             count: request.count,
@@ -210,7 +210,7 @@ impl World {
 
     fn acquire(&mut self, fate: Fate, door: Door, watched: bool, effects: &mut Effects) {
         let Door { after_loss, waits, .. } = door;
-        let around = Around { sibling: None, suffix: self.suffix, value_in_doubt: false };
+        let around = Around { sibling: None, lost_sibling: None, suffix: self.suffix, value_in_doubt: false };
         let inside_a_loss = self.guards.iter().any(|guard| {
             self.state.is_current(&guard.ticket.generation)
                 && (matches!(guard.end, Some(End::Lost(_))) || guard.ticket.generation.books().deadline <= self.now())
@@ -240,7 +240,7 @@ impl World {
                     }
                     Answer::Busy => {
                         if waits {
-                            self.state.enter_queue();
+                            self.state.waiters += 1;
                             self.waiters += 1;
                         }
                         self.state.busy(&request, waits, self.epoch);

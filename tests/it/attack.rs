@@ -1,0 +1,482 @@
+//! What must hold, and does not: one test for each defect that an attack found.
+
+use std::{
+    future::Future,
+    pin::Pin,
+    task::Poll,
+    time::{Duration, Instant},
+};
+
+use futures::future::poll_fn;
+use nestlock::{AcquireOptions, Error, LockClient};
+
+use crate::support::{
+    Server, eventually,
+    proxy::{Action, Proxy, Verb, Way},
+    within,
+};
+
+fn ms(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+/// Whatever takes half a minute by default takes 0.3 s: a lease of 60 s is one of 100 minutes.
+async fn quick(proxy: &Proxy) -> LockClient {
+    let builder = LockClient::builder().watchdog_timeout(ms(300)).command_timeout(ms(100));
+    builder.connect(proxy.url()).await.unwrap()
+}
+
+fn long() -> AcquireOptions {
+    AcquireOptions::new().lease(Duration::from_secs(60))
+}
+
+async fn poll_once<F: Future + ?Sized>(future: &mut Pin<Box<F>>) {
+    poll_fn(|cx| {
+        let _ = future.as_mut().poll(cx);
+        Poll::Ready(())
+    })
+    .await;
+}
+
+/// README: "What was given up is released as soon as the server takes writes again".
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a01_a_cancelled_acquire_with_a_long_lease_is_undone_after_refusals() {
+    let server = Server::start();
+    let proxy = Proxy::start(&server);
+    let (a, b) = (quick(&proxy).await, server.client().await);
+    let here = a.reentrant_lock("l").unwrap();
+    here.lock().await.unwrap().unlock().await.unwrap();
+    proxy.rule(|request| match request.verb() {
+        Some(Verb::Acquire) => Action::Late(ms(60)),
+        Some(Verb::Release) => Action::Refuse("NOREPLICAS Not enough good replicas to write."),
+        _ => Action::Pass,
+    });
+    assert!(tokio::time::timeout(ms(30), here.lock_with(long())).await.is_err());
+    tokio::time::sleep(ms(2500)).await;
+    proxy.pass();
+    let there = b.reentrant_lock("l").unwrap();
+    let free = there.try_lock_for(Duration::from_secs(5)).await.unwrap();
+    assert!(free.is_some(), "held by nobody for {} ms more", server.pttl("l"));
+}
+
+/// README: "all recovers by itself".
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a02_a_release_that_met_a_silent_link_is_made_good_however_long_the_lease() {
+    let server = Server::start();
+    let proxy = Proxy::start(&server);
+    let (a, b) = (quick(&proxy).await, server.client().await);
+    let guard = a.reentrant_lock("l").unwrap().lock_with(long()).await.unwrap();
+    // requests die on their way: the link is cut before it works again
+    proxy.each(Verb::Release, Action::CutBefore);
+    drop(guard);
+    tokio::time::sleep(ms(2500)).await;
+    proxy.pass();
+    let there = b.reentrant_lock("l").unwrap();
+    let free = there.try_lock_for(Duration::from_secs(5)).await.unwrap();
+    assert!(free.is_some(), "held by nobody for {} ms more", server.pttl("l"));
+}
+
+/// README: "All holds are asked for when the connection is back, and told at once."
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a03_a_leased_hold_is_asked_for_again_where_the_first_question_is_refused() {
+    let server = Server::start();
+    let proxy = Proxy::start(&server);
+    let a = quick(&proxy).await;
+    let guard = a.reentrant_lock("l").unwrap().lock_with(long()).await.unwrap();
+    let mut left = 1;
+    proxy.rule(move |request| {
+        if request.verb() == Some(Verb::Renew) && left > 0 {
+            left -= 1;
+            return Action::Refuse("LOADING Redis is loading the dataset in memory");
+        }
+        Action::Pass
+    });
+    server.call(&["FLUSHALL"]);
+    proxy.cut();
+    within(Duration::from_secs(5), "told of the loss", || async { guard.is_lost() }).await;
+}
+
+/// A bounded wait ends within itself, 40 ms and a round trip, also where a value was handed over.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a04_a_wait_for_a_value_that_was_handed_over_ends_in_time() {
+    let server = Server::start();
+    let proxy = Proxy::start(&server);
+    let a = LockClient::connect(proxy.url()).await.unwrap();
+    let lock = a.string_lock("l").unwrap();
+    let options = || AcquireOptions::new().value("ticket-4711");
+    let _given = lock.try_lock_with(options()).await.unwrap().unwrap().forget();
+    proxy.black_hole(Way::Both);
+    let start = Instant::now();
+    let outcome = lock.try_lock_for_with(ms(100), options()).await;
+    let took = start.elapsed();
+    assert!(took < ms(600), "{took:?}: {outcome:?}");
+}
+
+/// Watch settings belong to each hold.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a05_renewals_for_an_inner_hold_are_not_counted_against_the_outer_one() {
+    let server = Server::start();
+    let a = server.client().await;
+    let lock = a.reentrant_lock("l").unwrap();
+    let outer = AcquireOptions::new().watchdog_timeout(ms(1500)).max_renewals(4);
+    let outer = lock.try_lock_with(outer).await.unwrap().unwrap();
+    let start = Instant::now();
+    // renewed every 50 ms
+    let inner = AcquireOptions::new().watchdog_timeout(ms(150));
+    let inner = lock.try_lock_with(inner).await.unwrap().unwrap();
+    tokio::time::sleep(ms(400)).await;
+    inner.unlock().await.unwrap();
+    // four renewals, one every 500 ms, the last one good for 1.5 s: 3.5 s
+    outer.lost().await;
+    let lived = start.elapsed();
+    assert!(lived > ms(3000), "{lived:?}");
+}
+
+/// One answer that was taken late by its future is no slow link.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a06_a_future_that_was_polled_late_does_not_lengthen_the_waits_of_others() {
+    let server = Server::start();
+    let proxy = Proxy::start(&server);
+    let a = LockClient::connect(proxy.url()).await.unwrap();
+    let (lock, other) = (a.reentrant_lock("l").unwrap(), a.reentrant_lock("other").unwrap());
+    lock.lock().await.unwrap().unlock().await.unwrap();
+    let mut parked = Box::pin(lock.lock());
+    poll_once(&mut parked).await;
+    tokio::time::sleep(ms(2000)).await;
+    let guard = parked.await.unwrap();
+    proxy.black_hole(Way::Both);
+    let start = Instant::now();
+    let outcome = other.try_lock_for(ms(100)).await;
+    let took = start.elapsed();
+    assert!(took < ms(600), "{took:?}: {outcome:?}");
+    drop(guard);
+}
+
+/// README: each waiter keeps its place by looking; one that is silent for `fair_patience` loses it, and only it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a07_an_outage_shorter_than_the_patience_costs_no_place_in_the_queue() {
+    let server = Server::start();
+    let proxy = Proxy::start(&server);
+    let configure = || LockClient::builder().command_timeout(ms(300)).fair_patience(Duration::from_secs(30));
+    let first = configure().connect(proxy.url()).await.unwrap();
+    let (second, holder) = (configure().connect(server.url()).await.unwrap(), server.client().await);
+    let held = holder.fair_lock("l").unwrap().lock().await.unwrap();
+    let (sender, mut order) = tokio::sync::mpsc::unbounded_channel();
+    let mut tasks = Vec::new();
+    for (name, client) in [("first", &first), ("second", &second)] {
+        let (lock, sender) = (client.fair_lock("l").unwrap(), sender.clone());
+        tasks.push(tokio::spawn(async move {
+            let guard = lock.lock().await.unwrap();
+            sender.send(name).unwrap();
+            tokio::time::sleep(ms(50)).await;
+            guard.unlock().await.unwrap();
+        }));
+        let waiting = tasks.len();
+        eventually("in the queue", || async {
+            server.call(&["LLEN", "redisson_lock_queue:{l}"]).int() == i64::try_from(waiting).unwrap()
+        })
+        .await;
+    }
+    tokio::time::sleep(ms(100)).await;
+    // a look is under way when the link breaks
+    proxy.black_hole(Way::ToClient);
+    tokio::time::sleep(ms(1500)).await;
+    proxy.refuse();
+    proxy.cut();
+    tokio::time::sleep(ms(3500)).await;
+    proxy.heal();
+    tokio::time::sleep(ms(3000)).await;
+    held.unlock().await.unwrap();
+    assert_eq!(order.recv().await, Some("first"));
+    for task in tasks {
+        task.await.unwrap();
+    }
+}
+
+/// README: "a guard is dropped .. released"; `shutdown()` says `Ok` where nothing is unsettled.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a08_a_shutdown_waits_for_the_dropped_guard_of_a_lock_that_was_handed_over_in_part() {
+    let server = Server::start();
+    let proxy = Proxy::start(&server);
+    let (a, b) = (LockClient::connect(proxy.url()).await.unwrap(), server.client().await);
+    let lock = a.reentrant_lock("l").unwrap();
+    let (outer, inner) = (lock.lock().await.unwrap(), lock.lock().await.unwrap());
+    let given = outer.forget();
+    // the first try is refused, and the next one comes 20 ms later
+    proxy.once(Verb::Release, Action::Refuse("NOREPLICAS Not enough good replicas to write."));
+    drop(inner);
+    eventually("refused", || async { proxy.count(Verb::Release) > 0 }).await;
+    a.shutdown().await.unwrap();
+    let there = b.reentrant_lock("l").unwrap();
+    there.release(&given).await.unwrap();
+    assert!(!there.is_locked().await.unwrap(), "{:?}", server.record("l"));
+}
+
+/// A lease inside a renewed read hold is kept against Redisson's readers, too, once the outer one is given up.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a09_a_read_lease_is_kept_after_the_renewed_hold_around_it_has_ended() {
+    let server = Server::start();
+    let a = server.client_with(|builder| builder.watchdog_timeout(ms(900))).await;
+    let lock = a.read_write_lock("l").unwrap().read_lock();
+    let outer = lock.lock().await.unwrap();
+    let inner = lock.lock_with(long()).await.unwrap();
+    outer.unlock().await.unwrap();
+    tokio::time::sleep(ms(400)).await;
+    // what Redisson's renewal of another reader does, before that process dies
+    server.call(&["PEXPIRE", "l", "900"]);
+    let start = Instant::now();
+    while start.elapsed() < ms(2500) {
+        assert!(
+            server.exists("l") || inner.is_lost(),
+            "the record ended after {:?}, and the guard says {:?}",
+            start.elapsed(),
+            inner.remaining()
+        );
+        tokio::time::sleep(ms(20)).await;
+    }
+}
+
+/// README: waits end "with 40 ms and a round trip more"; a free lock is acquired.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a10_a_free_multi_lock_is_acquired_however_short_the_wait_at_120_ms() {
+    let server = Server::start();
+    let proxy = Proxy::start(&server);
+    proxy.rule(|_| Action::Late(ms(120)));
+    let a = LockClient::connect(proxy.url()).await.unwrap();
+    let lock = a.multi_lock([a.reentrant_lock("x").unwrap(), a.fair_lock("y").unwrap()]).unwrap();
+    lock.lock().await.unwrap().unlock().await.unwrap(); // the server knows the scripts
+    let mut said = Vec::new();
+    for wait in [5, 20, 50, 100] {
+        match lock.try_lock_for(ms(wait)).await {
+            Ok(Some(guard)) => guard.unlock().await.unwrap(),
+            other => said.push(format!("{wait} ms: {other:?}")),
+        }
+        a.idle().await;
+    }
+    lock.try_lock().await.unwrap().expect("free, and a try has the time").unlock().await.unwrap();
+    assert!(said.is_empty(), "{said:#?}");
+}
+
+/// README: `Store` is "surely not executed".
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a11_an_unlock_beside_a_nested_future_that_nobody_polls_does_not_say_not_executed() {
+    let server = Server::start();
+    let proxy = Proxy::start(&server);
+    let builder = LockClient::builder().command_timeout(ms(400));
+    let a = builder.connect(proxy.url()).await.unwrap();
+    let b = server.client().await;
+    let lock = a.reentrant_lock("l").unwrap();
+    let outer = lock.lock().await.unwrap();
+    proxy.rule(|_| Action::Late(ms(20)));
+    let mut parked = Box::pin(lock.lock());
+    poll_once(&mut parked).await;
+    proxy.pass();
+    tokio::time::sleep(ms(2500)).await;
+    let start = Instant::now();
+    let outcome = outer.unlock().await;
+    let took = start.elapsed();
+    let there = b.reentrant_lock("l").unwrap();
+    let free = there.try_lock().await.unwrap().is_some();
+    assert!(!matches!(outcome, Err(Error::Store { .. })) || !free, "{outcome:?} after {took:?}, and it is free");
+    drop(parked);
+}
+
+/// README, of a future that is not polled any more: "what it had sent is undone .. Polled again, it tries anew".
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a12_a_future_that_is_polled_again_leaves_no_hold_that_nobody_has() {
+    let server = Server::start();
+    let a = server.client_with(|builder| builder.command_timeout(ms(300))).await;
+    let lock = a.reentrant_lock("l").unwrap();
+    // polled once; the server does not know the script, so that a second request is to follow
+    let mut parked = Box::pin(lock.lock());
+    poll_once(&mut parked).await;
+    tokio::time::sleep(ms(2500)).await;
+    a.idle().await;
+    let start = Instant::now();
+    let guard = tokio::time::timeout(Duration::from_secs(5), parked).await;
+    assert!(
+        guard.is_ok(),
+        "waits for itself since {:?}: held as {:?} for {} ms more",
+        start.elapsed(),
+        server.record("l"),
+        server.pttl("l")
+    );
+}
+
+/// README: "Re-entering a lost lock fails with `Lost`, as long as a guard of it lives".
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a13_reading_inside_a_write_lock_that_was_lost_is_lost() {
+    let server = Server::start();
+    let a = server.client_with(|builder| builder.watchdog_timeout(ms(600))).await;
+    let lock = a.read_write_lock("l").unwrap();
+    let writing = lock.write().await.unwrap();
+    server.call(&["FLUSHALL"]);
+    eventually("told", || async { writing.is_lost() }).await;
+    let inside = lock.try_read().await;
+    assert!(matches!(inside, Err(Error::Lost { .. })), "{inside:?}");
+}
+
+/// What was handed over and released elsewhere is forgotten some day.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a14_what_was_handed_over_without_expiry_and_released_is_forgotten() {
+    let server = Server::start();
+    let (a, b) = (server.client_with(|builder| builder.watchdog_timeout(ms(300))).await, server.client().await);
+    let endless = nestlock::SignalOptions::new().without_expiry();
+    for n in 0..100 {
+        let name = format!("l{n}");
+        let given = a.signal_lock_with(&name, endless).unwrap().lock().await.unwrap().forget();
+        b.signal_lock_with(&name, endless).unwrap().release(&given).await.unwrap();
+    }
+    tokio::time::sleep(ms(3000)).await;
+    a.idle().await;
+    assert_eq!(a.stats().holds, 0);
+}
+
+/// README: "A busy lock is not an error".
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a15_a_wait_for_a_busy_multi_lock_ends_with_none_at_120_ms() {
+    let server = Server::start();
+    let proxy = Proxy::start(&server);
+    proxy.rule(|_| Action::Late(ms(120)));
+    let (near, far) = (server.client().await, LockClient::connect(proxy.url()).await.unwrap());
+    let members =
+        |name: &str| [far.reentrant_lock(format!("{name}:x")).unwrap(), far.fair_lock(format!("{name}:y")).unwrap()];
+    far.multi_lock(members("warm")).unwrap().lock().await.unwrap().unlock().await.unwrap();
+    let (mut held, mut calls) = (Vec::new(), Vec::new());
+    for n in 0..40_u64 {
+        let name = format!("m{n}");
+        held.push(near.fair_lock(format!("{name}:y")).unwrap().lock().await.unwrap());
+        let lock = far.multi_lock(members(&name)).unwrap();
+        calls.push(tokio::spawn(async move { lock.try_lock_for(ms(100 + n * 20)).await }));
+    }
+    let outcomes = futures::future::join_all(calls).await;
+    let wrong: Vec<_> =
+        outcomes.into_iter().map(|outcome| outcome.unwrap()).filter(|o| !matches!(o, Ok(None))).collect();
+    assert!(wrong.is_empty(), "{} of 40: {:?}", wrong.len(), wrong[0]);
+}
+
+/// `shutdown()`: "takes two command timeouts at most".
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a16_a_shutdown_on_a_silent_link_takes_two_command_timeouts_at_most() {
+    let server = Server::start();
+    let proxy = Proxy::start(&server);
+    let builder = LockClient::builder().command_timeout(ms(200));
+    let a = builder.connect(proxy.url()).await.unwrap();
+    let guard = a.reentrant_lock("l").unwrap().lock().await.unwrap();
+    proxy.black_hole(Way::Both);
+    let start = Instant::now();
+    let outcome = a.shutdown().await;
+    let took = start.elapsed();
+    assert!(took < ms(600), "{took:?}: {outcome:?}");
+    drop(guard);
+}
+
+/// `shutdown()`: "Guards that are still alive report `LossReason::ShutDown`".
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a17_a_guard_beside_one_that_was_handed_over_is_told_of_a_shutdown() {
+    let server = Server::start();
+    let (a, b) = (server.client().await, server.client().await);
+    let lock = a.reentrant_lock("l").unwrap();
+    let (outer, inner) = (lock.lock().await.unwrap(), lock.lock().await.unwrap());
+    let given = outer.forget();
+    a.shutdown().await.unwrap();
+    assert!(inner.is_lost(), "{inner:?}");
+    let there = b.reentrant_lock("l").unwrap();
+    there.release(&given).await.unwrap();
+    assert!(!there.is_locked().await.unwrap(), "{:?}", server.record("l"));
+}
+
+/// README: `Store` is "refused or unreachable, surely not executed".
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a18_an_acquire_of_which_one_try_was_executed_does_not_say_that_none_was() {
+    let server = Server::start();
+    let proxy = Proxy::start(&server);
+    let a = LockClient::connect(proxy.url()).await.unwrap();
+    let lock = a.reentrant_lock("l").unwrap();
+    lock.lock().await.unwrap().unlock().await.unwrap();
+    proxy.once(Verb::Acquire, Action::Lose);
+    let end = async {
+        eventually("executed", || async { !server.record("l").is_empty() }).await;
+        drop(proxy); // nobody listens any more
+    };
+    let (outcome, ()) = tokio::join!(lock.try_lock_for(ms(1500)), end);
+    let record = server.record("l");
+    assert!(!matches!(outcome, Err(Error::Store { .. })) || record.is_empty(), "{outcome:?}, and {record:?}");
+}
+
+/// The same of a release.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a19_a_release_of_which_one_try_was_executed_does_not_say_that_none_was() {
+    let server = Server::start();
+    let proxy = Proxy::start(&server);
+    let a = LockClient::connect(proxy.url()).await.unwrap();
+    let guard = a.reentrant_lock("l").unwrap().lock().await.unwrap();
+    a.reentrant_lock("m").unwrap().lock().await.unwrap().unlock().await.unwrap();
+    let mut switched = false;
+    proxy.rule(move |request| match request.verb() {
+        Some(Verb::Release) if !std::mem::replace(&mut switched, true) => Action::Lose,
+        _ => Action::CutBefore,
+    });
+    let outcome = guard.unlock().await;
+    let record = server.record("l");
+    assert!(!matches!(outcome, Err(Error::Store { .. })) || !record.is_empty(), "{outcome:?}, and it is free");
+}
+
+/// `Error::Unconfirmed`: "The client is making the server agree in the background".
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a20_an_unconfirmed_release_of_what_was_handed_over_is_settled() {
+    let server = Server::start();
+    let proxy = Proxy::start(&server);
+    let (a, b) = (server.client_with(|builder| builder.watchdog_timeout(ms(900))).await, quick(&proxy).await);
+    let given = a.reentrant_lock("l").unwrap().lock().await.unwrap().forget();
+    let there = b.reentrant_lock("l").unwrap();
+    proxy.once(Verb::Release, Action::CutBefore);
+    let outcome = there.release(&given).await;
+    assert!(matches!(outcome, Err(Error::Unconfirmed { .. })), "{outcome:?}");
+    b.idle().await;
+    // three times the giver's lease
+    tokio::time::sleep(ms(2700)).await;
+    assert!(
+        !there.is_locked().await.unwrap(),
+        "{outcome:?}, and it is held, renewed by the giver: {:?}",
+        server.record("l")
+    );
+}
+
+/// "Acquires go on within their wait": a short outage is not the end of one by a value that was handed over.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a21_a_wait_for_a_value_that_was_handed_over_survives_a_refusal() {
+    let server = Server::start();
+    let proxy = Proxy::start(&server);
+    let (a, b) = (LockClient::connect(proxy.url()).await.unwrap(), server.client().await);
+    let lock = a.string_lock("l").unwrap();
+    let options = || AcquireOptions::new().value("ticket-4711");
+    let given = lock.try_lock_with(options()).await.unwrap().unwrap().forget();
+    b.string_lock("l").unwrap().release(&given).await.unwrap();
+    proxy.once(Verb::Inspect, Action::Refuse("LOADING Redis is loading the dataset in memory"));
+    let outcome = lock.try_lock_for_with(Duration::from_secs(5), options()).await;
+    assert!(matches!(outcome, Ok(Some(_))), "{outcome:?}");
+}
+
+/// README: "no other hold is released". A release of a future that was not polled for long is not sent any more.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a22_a_release_that_is_polled_again_late_does_not_end_a_later_hold_of_the_value() {
+    let server = Server::start();
+    let a = server.client_with(|builder| builder.command_timeout(ms(300))).await;
+    let b = server.client().await;
+    let lock = a.string_lock("l").unwrap();
+    let options = || AcquireOptions::new().value("ticket-4711");
+    let first = lock.try_lock_with(options()).await.unwrap().unwrap();
+    // polled once; the server does not know the script, so that a second request is to follow
+    let mut parked = Box::pin(first.unlock());
+    poll_once(&mut parked).await;
+    tokio::time::sleep(ms(2500)).await;
+    a.idle().await;
+    let second = lock.try_lock_for_with(Duration::from_secs(2), options()).await.unwrap().unwrap();
+    let outcome = parked.await;
+    let other = b.string_lock("l").unwrap().try_lock().await.unwrap();
+    assert!(
+        other.is_none() || second.is_lost(),
+        "two valid guards: {second:?} and {other:?}; the release: {outcome:?}"
+    );
+}
