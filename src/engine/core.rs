@@ -44,11 +44,13 @@ pub(crate) struct Core {
     pub(super) signals: Hub,
     pub(crate) janitor: Janitor,
     pub(crate) round_trip: RoundTrip,
-    /// The server refused the last renewals as a whole.
+    /// The server refused the last renewals as a whole. Relaxed: a batch that reads it late asks a few times more.
     pub(super) renewals_are_refused: AtomicBool,
     pub(super) runtime: Handle,
     /// Whether a runtime of the user's drives the connection.
     pub(super) is_driven: bool,
+    /// Stored, then the holds and gates are looked through; whoever begins something puts it there first, and then loads
+    /// this. The mutexes of those maps and holds order the two: one of both sees the other.
     pub(super) closed: AtomicBool,
 }
 
@@ -98,7 +100,8 @@ impl Drop for Anchor {
     }
 }
 
-/// How long a request takes: at least as long as the last one, and not much less than those before.
+/// How long a request takes: at least as long as the last one, and not much less than those before. Relaxed: nothing else
+/// depends on it, and a sample that gets lost is one of many.
 #[derive(Debug)]
 pub(crate) struct RoundTrip(AtomicU64);
 

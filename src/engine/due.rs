@@ -47,7 +47,9 @@ pub(crate) struct DueQueue<T> {
     /// After how long a request cannot be under way any more, unless its future is not polled.
     overdue: Duration,
     buckets: Mutex<BTreeMap<u64, Vec<Arc<T>>>>,
-    /// Until when the watchdog sleeps, in milliseconds.
+    /// Until when the watchdog sleeps, in milliseconds. Relaxed: it is stored before the buckets are locked and looked at,
+    /// and loaded after something was put there and they were unlocked; so either the watchdog sees what was put, or whoever
+    /// put it sees that it must be woken.
     asleep_until: AtomicU64,
     sooner: Notify,
 }

@@ -16,6 +16,7 @@ const CONCURRENCY: usize = 512;
 #[derive(Debug)]
 pub(crate) struct Janitor {
     jobs: mpsc::UnboundedSender<Job>,
+    /// Counted up before a job is sent, and down when its work is over: whoever reads zero sees what that work has done.
     pending: AtomicUsize,
     idle: Notify,
     slots: Semaphore,

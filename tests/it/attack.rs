@@ -1,4 +1,4 @@
-//! What must hold, and does not: one test for each defect that an attack found.
+//! What an attack on purpose found: one test for each defect, with the sentence of the documents that it broke.
 
 use std::{
     future::Future,

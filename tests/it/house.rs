@@ -262,6 +262,19 @@ fn no_arrow_inside_the_engine_runs_back_up() {
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
+/// The ground plan names the parts of the engine in this order.
+#[test]
+fn the_ground_plan_has_the_engines_parts_in_order() {
+    let text = fs::read_to_string(root().join("ARCHITECTURE.md")).unwrap();
+    let mut lines = text.lines().skip_while(|line| !line.starts_with("  engine/ "));
+    lines.next().expect("the engine's line");
+    let parts: Vec<_> = lines
+        .take_while(|line| line.starts_with("    "))
+        .filter_map(|line| line.split_whitespace().next()?.strip_suffix(".rs"))
+        .collect();
+    assert_eq!(parts, ENGINE);
+}
+
 #[test]
 fn no_file_of_the_engine_is_long() {
     for file in sources("src/engine", "rs") {

@@ -22,9 +22,10 @@ pub(crate) struct Gate {
     alone: Side,
     /// Those who may hold it together, where the lock has two sides.
     together: Option<Box<Side>>,
-    /// Listening was asked for, and nobody has stopped since.
+    /// Listening was asked for, and nobody has stopped since. Sequentially consistent, as the number of waiters: a waiter is
+    /// counted and then looks here, whoever stops says so here and then counts, and one must see the other.
     listened: AtomicBool,
-    /// It was subscribed to once; from then on, a subscription means that messages may have been missed.
+    /// Swapped by the task that subscribes alone. It was subscribed to once; from then on, a subscription means that messages may have been missed.
     was_live: AtomicBool,
     /// What happened before its subscription is nothing to its waiters.
     quiet: bool,
@@ -40,6 +41,8 @@ pub(super) struct Side {
     /// When all were told last: whoever tried before, and comes to wait afterwards, was not.
     told_all: Mutex<Option<Instant>>,
     /// Somebody tries alone. If it gets a lock that others may hold with it, nobody else tells them.
+    ///
+    /// A hint: read wrongly, it costs a try that is made in vain, or one that is made at the next look.
     pub(super) told_one: AtomicBool,
     /// The next time that one waiter tries without having been told to.
     next_poll: Mutex<Instant>,

@@ -24,6 +24,7 @@ pub(super) const LISTEN_AGAIN: Duration = Duration::from_millis(200);
 pub(crate) struct Hub {
     gates: DashMap<Arc<str>, Arc<Gate>>,
     events: mpsc::UnboundedSender<Event>,
+    /// Stored before the gates are looked through, and loaded after one was put there: see `Core::closed`.
     closed: AtomicBool,
 }
 
