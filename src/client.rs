@@ -461,7 +461,7 @@ impl LockClient {
     /// Turns waiters away, releases every lock that this client holds, and closes the connections.
     ///
     /// Guards that are still alive report [`LossReason::ShutDown`](crate::LossReason::ShutDown). Takes two command
-    /// timeouts at most.
+    /// timeouts and a tenth of a second at most.
     ///
     /// # Errors
     ///

@@ -139,7 +139,7 @@ pub enum Error {
         owner: OwnerId,
     },
     /// The owner holds the read lock and asked for the write lock. Nothing was sent; it would wait for itself.
-    #[error("lock {lock:?} is read-locked by {owner}, who would wait for himself; release the read lock first")]
+    #[error("lock {lock:?} is read-locked by {owner}, which would wait for itself; release the read lock first")]
     #[non_exhaustive]
     UpgradeRefused {
         /// The lock's name.

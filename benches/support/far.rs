@@ -13,7 +13,7 @@ use std::{
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
-    runtime::{Builder, Runtime},
+    runtime::Builder,
     sync::mpsc,
     time::{Instant, sleep_until},
 };
@@ -21,27 +21,30 @@ use tokio::{
 pub struct Far {
     addr: SocketAddr,
     half_us: Arc<AtomicU64>,
-    _runtime: Runtime,
 }
 
 impl Far {
-    /// A link to the server at `to`, without a delay so far.
+    /// A link to the server at `to`, without a delay so far. It lasts until the process ends, on a thread of its own.
     pub fn start(to: SocketAddr) -> Self {
-        let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime");
-        let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0")).expect("a port");
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+        listener.set_nonblocking(true).expect("a socket");
         let addr = listener.local_addr().expect("an address");
         let half_us = Arc::new(AtomicU64::new(0));
         let half = Arc::clone(&half_us);
-        runtime.spawn(async move {
-            while let Ok((near, _)) = listener.accept().await {
-                let Ok(far) = TcpStream::connect(to).await else { continue };
-                let _ = (near.set_nodelay(true), far.set_nodelay(true));
-                let ((near_in, near_out), (far_in, far_out)) = (near.into_split(), far.into_split());
-                tokio::spawn(carry(near_in, far_out, Arc::clone(&half)));
-                tokio::spawn(carry(far_in, near_out, Arc::clone(&half)));
-            }
+        std::thread::spawn(move || {
+            let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
+            runtime.block_on(async {
+                let listener = TcpListener::from_std(listener).expect("a socket");
+                while let Ok((near, _)) = listener.accept().await {
+                    let Ok(far) = TcpStream::connect(to).await else { continue };
+                    let _ = (near.set_nodelay(true), far.set_nodelay(true));
+                    let ((near_in, near_out), (far_in, far_out)) = (near.into_split(), far.into_split());
+                    tokio::spawn(carry(near_in, far_out, Arc::clone(&half)));
+                    tokio::spawn(carry(far_in, near_out, Arc::clone(&half)));
+                }
+            });
         });
-        Self { addr, half_us, _runtime: runtime }
+        Self { addr, half_us }
     }
 
     pub fn url(&self) -> String {

@@ -334,8 +334,9 @@ impl Lock {
     ///
     /// # Cancel safety
     ///
-    /// Once polled, the release goes on when the future is dropped. A hold that was handed over is released by one request
-    /// only: without an answer, it may or may not have been given up.
+    /// Once polled, the release goes on when the future is dropped, and where it was not answered. Of what was handed over
+    /// the count is not this client's alone: the release is repeated while the server records the count that it was sent
+    /// for, and counts as done once the server records another.
     pub async fn release(&self, owner: &OwnerId) -> Result<()> {
         match &self.inner {
             Inner::One(single) => single.anchor.release_owner(&single.kind, owner).await,

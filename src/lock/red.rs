@@ -12,7 +12,7 @@ use crate::{
     engine::{Anchor, random_fraction},
     error::{Error, NodeSaid, Result},
     guard::{Held, LockGuard},
-    options::{AcquireOptions, ENDLESS, Wait, checked_lease},
+    options::{AcquireOptions, LONGEST_PAUSE, Wait, checked_lease},
     owner::OwnerId,
 };
 
@@ -195,10 +195,10 @@ impl RedLockOptions {
     fn pause(&self, tries: u32) -> Duration {
         match &self.retry_delay {
             RetryDelay::Uniform(least, most) => {
-                let [least, most] = [least, most].map(|delay| delay.min(&ENDLESS));
+                let [least, most] = [least, most].map(|delay| delay.min(&LONGEST_PAUSE));
                 *least + most.saturating_sub(*least).mul_f64(random_fraction())
             }
-            RetryDelay::OfTry(delay) => delay(tries).min(ENDLESS),
+            RetryDelay::OfTry(delay) => delay(tries).min(LONGEST_PAUSE),
         }
     }
 }
