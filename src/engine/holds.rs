@@ -274,7 +274,8 @@ impl Holds {
             let state = held.state();
             HeldSibling { excludes: sibling.excludes, owner: state.owner.clone(), in_doubt: state.sibling_in_doubt }
         });
-        let lost_sibling = hold.kind().about().sibling.and_then(|sibling| {
+        // whoever reads inside its own writing is inside what it lost; nobody writes inside its own reading
+        let lost_sibling = hold.kind().about().sibling.filter(|sibling| !sibling.excludes).and_then(|sibling| {
             let other = self.find(Key { family: sibling.family, ..Key::new(hold.kind(), &hold.caller) })?;
             other.state().lost_inside(Instant::now())
         });

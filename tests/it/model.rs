@@ -127,7 +127,7 @@ impl World<'_> {
     fn expected(&self, who: usize, side: Side) -> Expected {
         let own = &self.owners[who].holdings;
         let (mine, other) = (&own[side as usize], &own[1 - side as usize]);
-        if mine.is_inside_a_loss() || mine.believed() == 0 && other.is_inside_a_loss() {
+        if mine.is_inside_a_loss() || side == Read && mine.believed() == 0 && other.is_inside_a_loss() {
             Expected::Lost
         } else if mine.believed() > 0 && !self.kind.reentrant {
             Expected::NotReentrant

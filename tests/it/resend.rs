@@ -85,8 +85,10 @@ async fn one_attempt_is_one_request(action: Action) {
             eventually("the connection is back", || async { call(again, &other).await.is_ok() }).await;
         }
         client.idle().await;
-        // what an acquire leaves behind is released, as often as it takes
-        assert_eq!(proxy.count(verb) - before, 1, "{verb:?} {action:?}: sent again");
+        // what an acquire leaves behind is released, as often as it takes; a release by owner is repeated by the janitor,
+        // while the server records what it did before
+        let wanted = if verb == Verb::Release && action == Action::CutBefore { 2 } else { 1 };
+        assert_eq!(proxy.count(verb) - before, wanted, "{verb:?} {action:?}: sent again");
     }
 }
 
