@@ -134,7 +134,7 @@ impl LockGuard {
     pub async fn unlock(self) -> Result<()> {
         match self.inner {
             Inner::One(mut single) => match single.ticket.take() {
-                Some(ticket) => single.anchor.release((Arc::clone(&single.hold), ticket)).await,
+                Some(ticket) => single.anchor.release(&single.hold, ticket).await,
                 None => Err(single.hold.not_held_error(&single.owner())),
             },
             Inner::Several(held) => held.unlock().await,

@@ -6,7 +6,6 @@ use futures_util::future::join_all;
 use tokio::sync::oneshot;
 
 use super::{
-    acquire::Entered,
     core::Core,
     failure::{silent, store_error},
     generation::{Generation, Ticket},
@@ -27,10 +26,8 @@ use crate::{
 };
 
 impl Core {
-    /// Gives up one hold, and waits until the server knows. Dropped midway, the janitor goes on.
-    pub(crate) async fn release(&self, (hold, ticket): Entered) -> Result<()> {
-        let under_way = UnderWay { core: self, hold };
-        let hold = &under_way.hold;
+    /// Gives up one hold, and waits until the server knows. Dropped midway, the janitor goes on, if the caller tidies then.
+    pub(crate) async fn release(&self, hold: &Arc<Hold>, ticket: Ticket) -> Result<()> {
         // before the first await: from here on it is neither renewed nor relied on
         let left = hold.leave(&ticket)?;
         self.left(hold, left, Instant::now() + self.config.command_timeout()).await
