@@ -30,6 +30,13 @@ fn long() -> AcquireOptions {
     AcquireOptions::new().lease(Duration::from_secs(60))
 }
 
+/// Though its lease would last for a minute.
+async fn assert_free_soon(server: &Server, client: &LockClient) {
+    let lock = client.reentrant_lock("l").unwrap();
+    let free = lock.try_lock_for(Duration::from_secs(5)).await.unwrap();
+    assert!(free.is_some(), "held by nobody for {} ms more", server.pttl("l"));
+}
+
 async fn poll_once<F: Future + ?Sized>(future: &mut Pin<Box<F>>) {
     poll_fn(|cx| {
         let _ = future.as_mut().poll(cx);
@@ -54,9 +61,7 @@ async fn a01_a_cancelled_acquire_with_a_long_lease_is_undone_after_refusals() {
     assert!(tokio::time::timeout(ms(30), here.lock_with(long())).await.is_err());
     tokio::time::sleep(ms(2500)).await;
     proxy.pass();
-    let there = b.reentrant_lock("l").unwrap();
-    let free = there.try_lock_for(Duration::from_secs(5)).await.unwrap();
-    assert!(free.is_some(), "held by nobody for {} ms more", server.pttl("l"));
+    assert_free_soon(&server, &b).await;
 }
 
 /// README: "all recovers by itself".
@@ -71,9 +76,7 @@ async fn a02_a_release_that_met_a_silent_link_is_made_good_however_long_the_leas
     drop(guard);
     tokio::time::sleep(ms(2500)).await;
     proxy.pass();
-    let there = b.reentrant_lock("l").unwrap();
-    let free = there.try_lock_for(Duration::from_secs(5)).await.unwrap();
-    assert!(free.is_some(), "held by nobody for {} ms more", server.pttl("l"));
+    assert_free_soon(&server, &b).await;
 }
 
 /// README: "All holds are asked for when the connection is back, and told at once."

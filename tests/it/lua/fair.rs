@@ -928,16 +928,24 @@ fn a_look_makes_room_for_all_of_redissons_that_are_before_it() {
     assert_eq!(fair.acquire(B, "30000", "1", "1"), ACQUIRED);
 }
 
+impl Fair {
+    /// Held by A.
+    fn with_three_of_redisson_before_b() -> Self {
+        let fair = Fair::new();
+        let (java, mut wire) = (RFairLock::new(LOCK), fair.server.wire());
+        fair.held_by(A, "30000");
+        for owner in [J1, J2, J3] {
+            java.wait(&mut wire, owner, fair.now(), WAIT, 30_000);
+        }
+        fair.wait(B);
+        fair
+    }
+}
+
 /// Their processes are gone, and so are their subscriptions: they cost one patience together, not one each.
 #[test]
 fn the_dead_of_redisson_behind_one_that_was_passed_over_have_a_tenth_of_a_patience_each() {
-    let fair = Fair::new();
-    let (java, mut wire) = (RFairLock::new(LOCK), fair.server.wire());
-    fair.held_by(A, "30000");
-    for owner in [J1, J2, J3] {
-        java.wait(&mut wire, owner, fair.now(), WAIT, 30_000);
-    }
-    fair.wait(B);
+    let fair = Fair::with_three_of_redisson_before_b();
     let mut living = fair.listen(&own_channel(J3));
     fair.release(A, "0");
     fair.wait(B);
@@ -958,13 +966,7 @@ fn the_dead_of_redisson_behind_one_that_was_passed_over_have_a_tenth_of_a_patien
 /// A waiter of Redisson's puts out the one whose time we have cut before we see that it did not come.
 #[test]
 fn the_dead_of_redisson_that_redisson_puts_out_have_a_tenth_of_a_patience_each_too() {
-    let fair = Fair::new();
-    let (java, mut wire) = (RFairLock::new(LOCK), fair.server.wire());
-    fair.held_by(A, "30000");
-    for owner in [J1, J2, J3] {
-        java.wait(&mut wire, owner, fair.now(), WAIT, 30_000);
-    }
-    fair.wait(B);
+    let fair = Fair::with_three_of_redisson_before_b();
     fair.release(A, "0");
     fair.wait(B);
     fair.assert_scored(J1, PATIENCE);
