@@ -285,7 +285,7 @@ impl LockClient {
     ///
     /// [`Error::InvalidName`] if there is no member.
     pub fn multi_lock(&self, members: impl IntoIterator<Item = Lock>) -> Result<Lock> {
-        Ok(Lock::of_all(MultiLock::new(&self.anchor, members.into_iter().collect())?))
+        Ok(Lock::of_several(MultiLock::new(&self.anchor, members.into_iter().collect())?))
     }
 
     /// The RedLock of this name over independent servers, one client for each: held while most of the servers record it, so
@@ -328,7 +328,7 @@ impl LockClient {
             anchor.get_or_insert(&client.anchor);
         }
         let name = locks.first().map_or("", Lock::name).into();
-        Ok(Lock::of_most(RedLock::new(anchor, name, (locks, labels), options, true)?))
+        Ok(Lock::of_several(RedLock::new(anchor, name, (locks, labels), options, true)?))
     }
 
     /// A RedLock over any locks: reentrant or fair ones of independent servers, say. All are acquired as the same task. An
@@ -344,7 +344,7 @@ impl LockClient {
         let locks: Vec<_> = members.into_iter().collect();
         let labels: Vec<Arc<str>> = locks.iter().map(|lock| lock.name().into()).collect();
         let name = labels.join("+").into();
-        Ok(Lock::of_most(RedLock::new(Some(&self.anchor), name, (locks, labels), options, false)?))
+        Ok(Lock::of_several(RedLock::new(Some(&self.anchor), name, (locks, labels), options, false)?))
     }
 
     /// Writes a value, unless `key` has seen a higher fencing token than `token`.

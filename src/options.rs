@@ -13,7 +13,7 @@ const MIN_LEASE: Duration = Duration::from_millis(10);
 /// The longest lease, ten years: far below what makes the server refuse.
 const MAX_LEASE: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 /// The longest pause between two rounds: no more than the clock can count.
-pub(crate) const LONGEST_PAUSE: Duration = MAX_LEASE;
+pub(crate) const LONGEST_DELAY: Duration = MAX_LEASE;
 /// The shortest watchdog timeout: renewal at a third of it must survive a scheduler's hiccup.
 const MIN_WATCHDOG: Duration = Duration::from_millis(200);
 

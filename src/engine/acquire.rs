@@ -11,7 +11,7 @@ use std::{
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::{
-    core::Core,
+    core::{Core, LATE_ANSWER},
     failure::{silent, store_error},
     generation::{Grant, Ticket},
     hold::{Hold, Next},
@@ -33,8 +33,6 @@ use crate::{
     store::{Acquired, Inspected},
 };
 
-/// How long past the end of the wait, and a round trip, the answer to a request under way is awaited.
-const LATE_ANSWER: Duration = Duration::from_millis(40);
 /// So many holds are not handed over while a subscription is under way: a waiter with as many before him has missed no
 /// message, and need not try again when he listens. Should he have, he looks for himself within the poll cap.
 const FAR: u32 = 16;
@@ -259,7 +257,7 @@ impl<'a> Acquire<'a> {
     pub(super) fn attempt_deadline(&self, outage: Option<Instant>) -> Option<Instant> {
         match self.deadline {
             Some(_) if !self.waits => Some(self.started + self.core.config.command_timeout() + LATE_ANSWER),
-            Some(deadline) => Some(deadline + LATE_ANSWER + self.core.round_trip.get()),
+            Some(deadline) => Some(deadline + self.core.grace()),
             None => outage,
         }
     }

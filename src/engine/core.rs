@@ -28,6 +28,8 @@ use crate::{
 
 /// Locks in one script call: the server is blocked for a millisecond or so.
 pub(super) const LOCKS_AT_ONCE: usize = 500;
+/// How long past the end of a wait, and a round trip, the answer to a request under way is awaited.
+pub(super) const LATE_ANSWER: Duration = Duration::from_millis(40);
 /// How long the drop of a client's last handle waits for releases that are under way: a process that ends next would take
 /// them along.
 const CLOSING: Duration = Duration::from_millis(500);
@@ -100,6 +102,10 @@ impl Drop for Anchor {
     }
 }
 
+fn micros(duration: Duration) -> u64 {
+    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
+}
+
 /// How long a request takes: at least as long as the last one, and not much less than those before. Relaxed: nothing else
 /// depends on it, and a sample that gets lost is one of many.
 #[derive(Debug)]
@@ -107,14 +113,14 @@ pub(crate) struct RoundTrip(AtomicU64);
 
 impl RoundTrip {
     pub(super) fn new(first: Duration) -> Self {
-        Self(AtomicU64::new(u64::try_from(first.as_micros()).unwrap_or(u64::MAX)))
+        Self(AtomicU64::new(micros(first)))
     }
 
     /// A future that is polled late takes its answer late: one sample counts for twice of what is known at most.
     pub(crate) fn take(&self, sample: Duration) {
         const NEW: u64 = 40_000;
         let known = self.0.load(Ordering::Relaxed);
-        let sample = u64::try_from(sample.as_micros()).unwrap_or(u64::MAX).min(known.saturating_mul(2) + NEW);
+        let sample = micros(sample).min(known.saturating_mul(2).saturating_add(NEW));
         self.0.store(if sample >= known { sample } else { known - (known - sample) / 8 }, Ordering::Relaxed);
     }
 
@@ -135,6 +141,11 @@ impl Core {
         self.closed.store(true, Ordering::Release);
         self.hub.close();
         self.signals.close();
+    }
+
+    /// How long past the end of a wait, or after it was asked, a server is waited for.
+    pub(crate) fn grace(&self) -> Duration {
+        LATE_ANSWER + self.round_trip.get()
     }
 
     /// A timer of the client's own runtime: the caller's may have none, or a paused clock.

@@ -69,11 +69,10 @@ struct Watched {
 }
 
 impl Watched {
-    /// With the time from which the next renewal counts, if one was sent now.
-    fn counted(self, sent: Instant) -> (Self, Instant) {
+    /// From when on the next renewal counts, after one that was sent at this instant.
+    fn counts_from(&self, sent: Instant) -> Instant {
         // a tenth early is in time: see `slack`
-        let next = sent + self.ttl.duration() / 3 * 9 / 10;
-        (self, next)
+        sent + self.ttl.duration() / 3 * 9 / 10
     }
 
     fn count(&mut self) {
@@ -108,11 +107,15 @@ impl Watches {
     }
 
     fn push(&mut self, watched: Watched, sent: Instant) {
+        let timed = |watched: Watched| {
+            let from = watched.counts_from(sent);
+            (watched, from)
+        };
         *self = match std::mem::replace(self, Self::None) {
             Self::None => Self::One(watched),
-            Self::One(first) => Self::Many([first, watched].map(|watched| watched.counted(sent)).into()),
+            Self::One(first) => Self::Many([first, watched].map(timed).into()),
             Self::Many(mut many) => {
-                many.push(watched.counted(sent));
+                many.push(timed(watched));
                 Self::Many(many)
             }
         };
@@ -244,7 +247,7 @@ impl Books {
             Watches::Many(many) => {
                 for (watched, due) in many.iter_mut().filter(|(_, due)| *due <= sent) {
                     watched.count();
-                    *due = sent + watched.ttl.duration() / 3 * 9 / 10;
+                    *due = watched.counts_from(sent);
                 }
             }
         }

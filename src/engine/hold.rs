@@ -232,7 +232,10 @@ impl Hold {
 
     /// From here on the request is under way: if nobody hears its answer, the server's side is unknown.
     pub(crate) fn send(self: &Arc<Self>, request: &Request, lease: Lease, epoch: u64) {
-        self.change(|state, now, _| state.send(request, Some(lease.record_ends(now)), epoch, now));
+        self.change(|state, now, _| {
+            state.ends = state.ends.max(lease.record_ends(now));
+            state.send(request, epoch, now);
+        });
     }
 
     /// The server did not execute the request: nothing new is in doubt.
@@ -267,11 +270,11 @@ impl Hold {
         granted.map_err(|(generation, end)| self.end_error(&generation, end))
     }
 
-    /// Whether it waits in the queue and is between two tries: then no request is in the hands of a future that nobody
-    /// polls. The watchdog looks again later.
-    pub(super) fn is_between_tries(self: &Arc<Self>) -> bool {
+    /// Bears with a waiter in the queue that is between two tries: then no request is in the hands of a future that nobody
+    /// polls, and the watchdog looks again later. `false`: that is not so.
+    pub(super) fn bear_with_queue(self: &Arc<Self>) -> bool {
         let turn = self.turn.try_lock();
-        turn.is_ok() && self.change(|state, now, _| state.is_alive_in_queue(now))
+        turn.is_ok() && self.change(|state, now, _| state.bear_with_queue(now))
     }
 
     /// Counts a waiter in the queue. In nobody's turn; nothing that the watchdog looks at changes.
@@ -382,14 +385,14 @@ impl Hold {
         self.change(|state, _, effects| state.lose(reason, effects));
     }
 
-    /// Guards that are left of a lock that was handed over end; for each, the owner of which a hold is to be taken off.
-    pub(crate) fn lose_guards(self: &Arc<Self>, reason: LossReason) -> Vec<OwnerId> {
+    /// Ends the guards that are left of a lock that was handed over. How many: the server records a hold for each.
+    pub(crate) fn lose_guards(self: &Arc<Self>, reason: LossReason) -> u32 {
         self.change(|state, _, effects| {
             let guards = state.held().map_or(0, |(_, books)| books.guards);
             if guards > 0 {
                 state.lose(reason, effects);
             }
-            vec![state.owner.clone(); guards as usize]
+            guards
         })
     }
 
@@ -414,7 +417,7 @@ impl Hold {
     pub(crate) fn send_release(self: &Arc<Self>, epoch: u64) -> Option<Request> {
         self.change(|state, now, _| {
             let request = state.plan_release()?;
-            state.send(&request, None, epoch, now);
+            state.send(&request, epoch, now);
             Some(request)
         })
     }

@@ -270,15 +270,19 @@ impl Holds {
 
     /// What a hold must know of others, for an acquire.
     pub(super) fn around(&self, hold: &Hold) -> Around {
-        let sibling = self.held_sibling(hold.kind(), &hold.caller).map(|(sibling, held)| {
-            let state = held.state();
-            HeldSibling { excludes: sibling.excludes, owner: state.owner.clone(), in_doubt: state.sibling_in_doubt }
-        });
-        // whoever reads inside its own writing is inside what it lost; nobody writes inside its own reading
-        let lost_sibling = hold.kind().about().sibling.filter(|sibling| !sibling.excludes).and_then(|sibling| {
-            let other = self.find(Key { family: sibling.family, ..Key::new(hold.kind(), &hold.caller) })?;
-            other.state().lost_inside(Instant::now())
-        });
+        let (mut sibling, mut lost_sibling) = (None, None);
+        if let Some(of) = hold.kind().about().sibling
+            && let Some(other) = self.find(Key { family: of.family, ..Key::of(hold) })
+        {
+            let (state, now) = (other.state(), Instant::now());
+            if state.is_valid(now) {
+                let (owner, in_doubt) = (state.owner.clone(), state.sibling_in_doubt);
+                sibling = Some(HeldSibling { excludes: of.excludes, owner, in_doubt });
+            } else if !of.excludes {
+                // whoever reads inside its own writing is inside what it lost; nobody writes inside its own reading
+                lost_sibling = state.lost_inside(now);
+            }
+        }
         Around {
             sibling,
             lost_sibling,

@@ -37,6 +37,12 @@ async fn pause(core: &Core, lock: &str, retry: &mut Retry) {
     sleep(retry.next()).await;
 }
 
+/// Until when the janitor tries, for a record that may live until `ends`: one whose last request came a moment ago lives for
+/// a default lease.
+fn deadline(core: &Core, kind: &Arc<dyn Kind>, ends: Instant) -> Instant {
+    ends.max(core.default_end(kind)) + core.config.command_timeout()
+}
+
 /// Works through the list until the client ends.
 pub(crate) async fn run(core: Arc<Core>, mut list: mpsc::UnboundedReceiver<Job>) {
     let mut jobs = Vec::new();
@@ -95,8 +101,7 @@ async fn settle_all(core: Arc<Core>, holds: Vec<Arc<Hold>>) {
 }
 
 async fn settle(core: &Core, hold: Arc<Hold>) {
-    let record_ends = hold.record_ends().max(core.default_end(hold.kind()));
-    let deadline = record_ends + core.config.command_timeout();
+    let deadline = deadline(core, hold.kind(), hold.record_ends());
     let mut retry = retry();
     loop {
         // whoever has the turn may be a future that nobody polls any more: then the watchdog makes an orphan of the hold
@@ -149,8 +154,8 @@ async fn bust(core: &Core, ghost: &Ghost) {
     let lock = ghost.kind.name();
     let link = core.store.link(lock);
     // what is on its way still may begin a lease when it arrives
-    let deadline = ghost.ends.max(core.default_end(&ghost.kind) + core.config.watchdog_timeout);
-    let deadline = deadline + core.config.command_timeout();
+    let arrives = core.default_end(&ghost.kind) + core.config.watchdog_timeout;
+    let deadline = deadline(core, &ghost.kind, ghost.ends.max(arrives));
     let mut retry = retry();
     let mut once_more = true;
     loop {
@@ -188,8 +193,7 @@ async fn take_off(
     hold: Option<Arc<Hold>>,
     mut tell: Option<oneshot::Sender<Result<()>>>,
 ) {
-    let ends = hold.as_ref().map_or(Instant::now(), |hold| hold.record_ends());
-    let deadline = ends.max(core.default_end(kind)) + core.config.command_timeout();
+    let deadline = deadline(core, kind, hold.as_ref().map_or(Instant::now(), |hold| hold.record_ends()));
     let (mut retry, mut in_doubt) = (retry(), None);
     loop {
         let outcome = core.release_elsewhere(kind, owner, &mut in_doubt).await;
@@ -211,7 +215,7 @@ async fn take_off(
 
 /// Makes the server record so many holds of a lock that was handed over while a request was under way.
 async fn lower(core: &Core, hold: &Arc<Hold>, holds: u32) {
-    let deadline = hold.record_ends().max(core.default_end(hold.kind())) + core.config.command_timeout();
+    let deadline = deadline(core, hold.kind(), hold.record_ends());
     let mut retry = retry();
     while Instant::now() < deadline {
         if core.store.release(hold.kind().release(&hold.owner(), holds)).await.is_ok() {

@@ -25,6 +25,8 @@ use crate::{
     store::{Forced, Inspected, Released, Renewed},
 };
 
+const NOT_POLLED: &str = "another call of this owner is not polled any more; all of it is being undone";
+
 impl Core {
     /// Gives up one hold, and waits until the server knows. Dropped midway, the janitor goes on, if the caller tidies then.
     pub(crate) async fn release(&self, hold: &Arc<Hold>, ticket: Ticket) -> Result<()> {
@@ -64,18 +66,18 @@ impl Core {
                 },
                 Err(error) => error,
             };
-            let is_last = !error.is_transient() || Instant::now() + retry.pause() > deadline;
-            // where one try may have been executed, nobody can say that none was
-            if error.may_have_executed() {
-                unconfirmed = Some(error);
-            } else if is_last && hold.standing() == Standing::Orphaned {
-                unconfirmed =
-                    Some(silent("another call of this owner is not polled any more; all of it is being undone"));
-            } else if is_last && unconfirmed.is_none() {
+            if !error.is_transient() || Instant::now() + retry.pause() > deadline {
+                // where one try may have been executed, or all is being undone, nobody can say that nothing was
+                let error = match unconfirmed {
+                    _ if error.may_have_executed() => error,
+                    Some(unconfirmed) => unconfirmed,
+                    None if hold.standing() == Standing::Orphaned => silent(NOT_POLLED),
+                    None => error,
+                };
                 return Err(store_error(hold.lock_name(), error));
             }
-            if is_last && let Some(unconfirmed) = unconfirmed {
-                return Err(store_error(hold.lock_name(), unconfirmed));
+            if error.may_have_executed() {
+                unconfirmed = Some(error);
             }
             self.sleep_until(Instant::now() + retry.next()).await;
             tokio::select! {
@@ -89,10 +91,17 @@ impl Core {
     pub(crate) fn release_later(&self, hold: &Arc<Hold>, ticket: &Ticket) {
         // lost already: nothing to give up
         if let Ok(Left::Elsewhere(owner)) = hold.leave(ticket) {
-            let (kind, hold) = (Arc::clone(hold.kind()), Some(Arc::clone(hold)));
-            self.janitor.post(Job::TakeOff { kind, owner, hold, tell: None });
+            self.take_off_later(hold, &owner, 1);
         }
         self.tidy(hold);
+    }
+
+    /// Takes so many holds off what the server records of a lock that was handed over, without waiting.
+    fn take_off_later(&self, hold: &Arc<Hold>, owner: &OwnerId, holds: u32) {
+        for _ in 0..holds {
+            let (kind, owner, hold) = (Arc::clone(hold.kind()), owner.clone(), Some(Arc::clone(hold)));
+            self.janitor.post(Job::TakeOff { kind, owner, hold, tell: None });
+        }
     }
 
     /// Lets go of a guard: its hold is somebody else's from here on.
@@ -104,12 +113,7 @@ impl Core {
         if let Some(unsettled) = unsettled {
             match unsettled {
                 Unsettled::Nothing => {}
-                Unsettled::Owed(holds) => {
-                    for _ in 0..holds {
-                        let (kind, owner) = (Arc::clone(hold.kind()), ticket.generation.owner.clone());
-                        self.janitor.post(Job::TakeOff { kind, owner, hold: Some(Arc::clone(hold)), tell: None });
-                    }
-                }
+                Unsettled::Owed(holds) => self.take_off_later(hold, &ticket.generation.owner, holds),
                 Unsettled::InDoubt(holds) => self.janitor.post(Job::Lower { hold: Arc::clone(hold), holds }),
             }
         }
@@ -286,10 +290,8 @@ impl Core {
                 }
                 // what was given away is somebody else's; what a guard still has is given up
                 Standing::HandedOver => {
-                    for owner in hold.lose_guards(LossReason::ShutDown) {
-                        let kind = Arc::clone(hold.kind());
-                        self.janitor.post(Job::TakeOff { kind, owner, hold: Some(Arc::clone(&hold)), tell: None });
-                    }
+                    let guards = hold.lose_guards(LossReason::ShutDown);
+                    self.take_off_later(&hold, &hold.owner(), guards);
                 }
                 Standing::Orphaned => {}
             }

@@ -378,11 +378,12 @@ impl State {
         }
     }
 
-    /// Whether somebody waits in the queue; then the request counts as sent just now.
-    pub(super) fn is_alive_in_queue(&mut self, now: Instant) -> bool {
-        let waits = self.waiters > 0;
-        self.asked = if waits { now } else { self.asked };
-        waits
+    /// If somebody waits in the queue, the last request counts as sent just now. Whether somebody does.
+    pub(super) fn bear_with_queue(&mut self, now: Instant) -> bool {
+        if self.waiters > 0 {
+            self.asked = now;
+        }
+        self.waiters > 0
     }
 
     pub(super) fn doubt(&mut self, epoch: u64, release: bool, now: Instant) {

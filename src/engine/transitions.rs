@@ -85,9 +85,7 @@ impl State {
     }
 
     /// From here on the request is under way: if nobody hears its answer, the server's side is unknown.
-    /// `ends`: until when the record may live that an acquire asks for.
-    pub(super) fn send(&mut self, request: &Request, ends: Option<Instant>, epoch: u64, now: Instant) {
-        self.ends = self.ends.max(ends.unwrap_or(self.ends));
+    pub(super) fn send(&mut self, request: &Request, epoch: u64, now: Instant) {
         self.doubt(epoch, request.is_release, now);
     }
 

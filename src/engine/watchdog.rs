@@ -105,7 +105,7 @@ fn look(core: &Arc<Core>) -> Vec<Renewal> {
             Look::Renew(renewal) => renewals.push(renewal),
             Look::Ended => core.tidy(&hold),
             // it waits in a queue, between two tries: what is not polled loses its place, by the server's clock
-            Look::Stuck if hold.is_between_tries() => {}
+            Look::Stuck if hold.bear_with_queue() => {}
             Look::Stuck => {
                 log::later!(
                     WARN, lock = hold.lock_name(), owner = hold.owner();

@@ -12,7 +12,9 @@ mod signal;
 mod spin;
 mod string;
 
-use std::{sync::Arc, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
+
+use async_trait::async_trait;
 
 pub(crate) use self::{
     fair::Fair,
@@ -71,10 +73,24 @@ pub struct Lock {
 #[derive(Debug, Clone)]
 enum Inner {
     One(Single),
-    /// All of several locks.
-    All(Arc<MultiLock>),
-    /// Most of several locks.
-    Most(Arc<RedLock>),
+    Several(Arc<dyn Several>),
+}
+
+/// What is made of several locks, whose methods are those of [`Lock`]: all of them, or most.
+#[async_trait]
+pub(crate) trait Several: fmt::Debug + Send + Sync {
+    fn name(&self) -> &str;
+    fn members(&self) -> &[Lock];
+    async fn acquire(&self, wait: Wait, options: &AcquireOptions) -> Result<Option<LockGuard>>;
+    async fn release(&self, owner: &OwnerId) -> Result<()>;
+    async fn extend(&self, owner: &OwnerId, lease: Duration) -> Result<()>;
+    async fn force_unlock(&self) -> Result<bool>;
+    async fn inspect(&self) -> Result<Option<Inspection>>;
+    async fn is_locked(&self) -> Result<bool>;
+    async fn hold_count(&self, owner: &OwnerId) -> Result<u32>;
+    async fn remaining_lease(&self) -> Result<Option<Duration>> {
+        Ok(self.inspect().await?.and_then(|held| held.remaining))
+    }
 }
 
 /// A lock of one kind, on one server.
@@ -110,12 +126,8 @@ impl Lock {
         Self::of(Inner::One(Single { anchor: Arc::clone(anchor), kind: Arc::new(kind) }))
     }
 
-    pub(crate) fn of_all(all: MultiLock) -> Self {
-        Self::of(Inner::All(Arc::new(all)))
-    }
-
-    pub(crate) fn of_most(most: RedLock) -> Self {
-        Self::of(Inner::Most(Arc::new(most)))
+    pub(crate) fn of_several(several: impl Several + 'static) -> Self {
+        Self::of(Inner::Several(Arc::new(several)))
     }
 
     fn of(inner: Inner) -> Self {
@@ -125,7 +137,7 @@ impl Lock {
     fn single(&self) -> Option<&Single> {
         match &self.inner {
             Inner::One(single) => Some(single),
-            Inner::All(_) | Inner::Most(_) => None,
+            Inner::Several(_) => None,
         }
     }
 
@@ -153,8 +165,7 @@ impl Lock {
     pub fn name(&self) -> &str {
         match &self.inner {
             Inner::One(single) => single.kind.name(),
-            Inner::All(all) => all.name(),
-            Inner::Most(most) => most.name(),
+            Inner::Several(several) => several.name(),
         }
     }
 
@@ -163,8 +174,7 @@ impl Lock {
     pub fn members(&self) -> &[Self] {
         match &self.inner {
             Inner::One(_) => &[],
-            Inner::All(all) => all.members(),
-            Inner::Most(most) => most.members(),
+            Inner::Several(several) => several.members(),
         }
     }
 
@@ -340,8 +350,7 @@ impl Lock {
     pub async fn release(&self, owner: &OwnerId) -> Result<()> {
         match &self.inner {
             Inner::One(single) => single.anchor.release_owner(&single.kind, owner).await,
-            Inner::All(all) => all.release(owner).await,
-            Inner::Most(most) => most.release(owner).await,
+            Inner::Several(several) => several.release(owner).await,
         }
     }
 
@@ -364,8 +373,7 @@ impl Lock {
     pub async fn extend(&self, owner: &OwnerId, lease: Duration) -> Result<()> {
         match &self.inner {
             Inner::One(single) => single.anchor.extend(&single.kind, owner, lease).await,
-            Inner::All(all) => all.extend(owner, lease).await,
-            Inner::Most(most) => most.extend(owner, lease).await,
+            Inner::Several(several) => several.extend(owner, lease).await,
         }
     }
 
@@ -392,8 +400,7 @@ impl Lock {
     pub async fn force_unlock(&self) -> Result<bool> {
         match &self.inner {
             Inner::One(single) => single.anchor.force_unlock(&single.kind).await,
-            Inner::All(all) => all.force_unlock().await,
-            Inner::Most(most) => most.force_unlock().await,
+            Inner::Several(several) => several.force_unlock().await,
         }
     }
 
@@ -424,8 +431,7 @@ impl Lock {
                 Inspected::Held { holders, ttl } => Some(Inspection { holders, remaining: ttl }),
                 _ => None,
             }),
-            Inner::All(all) => all.inspect().await,
-            Inner::Most(most) => most.inspect().await,
+            Inner::Several(several) => several.inspect().await,
         }
     }
 
@@ -449,8 +455,7 @@ impl Lock {
     pub async fn is_locked(&self) -> Result<bool> {
         match &self.inner {
             Inner::One(_) => Ok(self.inspect().await?.is_some()),
-            Inner::All(all) => all.is_locked().await,
-            Inner::Most(most) => most.is_locked().await,
+            Inner::Several(several) => several.is_locked().await,
         }
     }
 
@@ -473,8 +478,7 @@ impl Lock {
     pub async fn hold_count(&self, owner: &OwnerId) -> Result<u32> {
         match &self.inner {
             Inner::One(_) => Ok(self.inspect().await?.map_or(0, |held| held.hold_count(owner))),
-            Inner::All(all) => all.hold_count(owner).await,
-            Inner::Most(most) => most.hold_count(owner).await,
+            Inner::Several(several) => several.hold_count(owner).await,
         }
     }
 
@@ -519,8 +523,8 @@ impl Lock {
     /// Cancel safe.
     pub async fn remaining_lease(&self) -> Result<Option<Duration>> {
         match &self.inner {
-            Inner::Most(most) => most.remaining_lease().await,
-            _ => Ok(self.inspect().await?.and_then(|held| held.remaining)),
+            Inner::One(_) => Ok(self.inspect().await?.and_then(|held| held.remaining)),
+            Inner::Several(several) => several.remaining_lease().await,
         }
     }
 
@@ -551,8 +555,7 @@ impl Lock {
                 let entered = Acquire::new(anchor, kind, options, wait)?.run().await?;
                 Ok(entered.map(|entered| LockGuard::new(Arc::clone(anchor), entered)))
             }
-            Inner::All(all) => all.acquire(wait, options).await,
-            Inner::Most(most) => most.acquire(wait, options).await,
+            Inner::Several(several) => several.acquire(wait, options).await,
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use async_trait::async_trait;
-use futures_util::future::{BoxFuture, join_all, select_all};
+use futures_util::future::{join_all, select_all};
 
 use crate::{
     clock::Instant,
@@ -14,13 +14,11 @@ use crate::{
     owner::OwnerId,
 };
 
-use super::{Inspection, Lock, quorum::ask};
+use super::{Inspection, Lock, Several, quorum::ask};
 
 /// The pause after a round in which some members were busy grows by this, up to [`MAX_PAUSE`]; all of it is random.
 const PAUSE_STEP: Duration = Duration::from_millis(2);
 const MAX_PAUSE: Duration = Duration::from_millis(50);
-/// How long past the end of the wait, and a round trip, answers to requests under way are awaited.
-const GRACE: Duration = Duration::from_millis(40);
 
 /// Several locks that are held together or not at all: see [`LockClient::multi_lock`](crate::LockClient::multi_lock).
 #[derive(Debug)]
@@ -47,14 +45,6 @@ impl MultiLock {
         Ok(Self { anchor: Arc::clone(anchor), name: names.join("+").into(), kinds, members })
     }
 
-    pub(super) fn name(&self) -> &str {
-        &self.name
-    }
-
-    pub(super) fn members(&self) -> &[Lock] {
-        &self.members
-    }
-
     /// Acquires all members by one request, without waiting, if that can be done.
     async fn together(&self, wait: Wait, options: &AcquireOptions) -> Result<Round> {
         let Some(kinds) = &self.kinds else { return Ok(Round::Again(0)) };
@@ -70,18 +60,13 @@ impl MultiLock {
         })
     }
 
-    /// How long past the end of the wait, or after they were asked, members are waited for.
-    fn grace(&self) -> Duration {
-        GRACE + self.anchor.round_trip.get()
-    }
-
     /// Acquires one member, and waits for it; then all others, without waiting, and for their answers until `over`.
     async fn round(&self, first: usize, wait: Wait, options: &AcquireOptions, over: Option<Instant>) -> Result<Round> {
         let Some(guard) = self.members[first].acquire(wait, options).await? else { return Ok(Round::Busy) };
         let others = self.members.iter().enumerate().filter(|(at, _)| *at != first);
         let others = others.map(|(at, member)| (at, member.acquire(Wait::No, options)));
         // those are asked only now
-        let over = over.map(|over| over.max(Instant::now() + self.grace()));
+        let over = over.map(|over| over.max(Instant::now() + self.anchor.grace()));
         let answers = ask(&self.anchor, others, over, |_| false).await;
 
         let silent = (0..self.members.len()).find(|at| *at != first && answers.iter().all(|(other, _)| other != at));
@@ -99,7 +84,7 @@ impl MultiLock {
         }
         // what fails or is late here is settled by the member's client, or ends with its lease
         let released = guards.into_iter().map(|(at, guard)| (at, guard.unlock()));
-        ask(&self.anchor, released, over.map(|over| over.max(Instant::now() + self.grace())), |_| false).await;
+        ask(&self.anchor, released, over.map(|over| over.max(Instant::now() + self.anchor.grace())), |_| false).await;
         match (failure, busy, silent) {
             (Some(error), ..) => Err(error),
             (None, None, Some(silent)) => {
@@ -124,87 +109,82 @@ enum Round {
     Again(usize),
 }
 
-impl MultiLock {
-    pub(super) fn acquire<'a>(
-        &'a self,
-        wait: Wait,
-        options: &'a AcquireOptions,
-    ) -> BoxFuture<'a, Result<Option<LockGuard>>> {
-        Box::pin(async move {
-            let limit = wait.until(Instant::now());
-            let over = limit.filter(|_| wait != Wait::No).map(|limit| limit + self.grace());
-            let guard = |guards| LockGuard::of_several(All { name: Arc::clone(&self.name), guards });
-            let mut first = match self.together(wait, options).await? {
-                Round::Entered(guards) => return Ok(Some(guard(guards))),
-                Round::Busy => return Ok(None),
-                Round::Again(first) => first,
+#[async_trait]
+impl Several for MultiLock {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn members(&self) -> &[Lock] {
+        &self.members
+    }
+
+    async fn acquire(&self, wait: Wait, options: &AcquireOptions) -> Result<Option<LockGuard>> {
+        let limit = wait.until(Instant::now());
+        let over = limit.filter(|_| wait != Wait::No).map(|limit| limit + self.anchor.grace());
+        let guard = |guards| LockGuard::of_several(All { name: Arc::clone(&self.name), guards });
+        let mut first = match self.together(wait, options).await? {
+            Round::Entered(guards) => return Ok(Some(guard(guards))),
+            Round::Busy => return Ok(None),
+            Round::Again(first) => first,
+        };
+        let (mut pause, mut was_busy) = (PAUSE_STEP, false);
+        loop {
+            let wait = match limit {
+                None => Wait::Forever,
+                Some(_) if wait == Wait::No => Wait::No,
+                Some(limit) => Wait::For(limit.saturating_duration_since(Instant::now())),
             };
-            let (mut pause, mut was_busy) = (PAUSE_STEP, false);
-            loop {
-                let wait = match limit {
-                    None => Wait::Forever,
-                    Some(_) if wait == Wait::No => Wait::No,
-                    Some(limit) => Wait::For(limit.saturating_duration_since(Instant::now())),
-                };
-                match self.round(first, wait, options, over).await {
-                    Ok(Round::Entered(guards)) => return Ok(Some(guard(guards))),
-                    Ok(Round::Busy) => return Ok(None),
-                    Ok(Round::Again(_)) if limit.is_some_and(|limit| limit <= Instant::now()) => return Ok(None),
-                    Ok(Round::Again(busy)) => (first, was_busy) = (busy, true),
-                    // the last that was heard of it
-                    Err(Error::Unconfirmed { .. }) if was_busy && limit.is_some() => return Ok(None),
-                    Err(error) => return Err(error),
-                }
-                // two that take turns disturbing each other would go on for ever
-                let until = Instant::now() + pause.mul_f64(random_fraction());
-                self.anchor.sleep_until(limit.map_or(until, |limit| until.min(limit))).await;
-                pause = (pause + PAUSE_STEP).min(MAX_PAUSE);
+            match self.round(first, wait, options, over).await {
+                Ok(Round::Entered(guards)) => return Ok(Some(guard(guards))),
+                Ok(Round::Busy) => return Ok(None),
+                Ok(Round::Again(_)) if limit.is_some_and(|limit| limit <= Instant::now()) => return Ok(None),
+                Ok(Round::Again(busy)) => (first, was_busy) = (busy, true),
+                // the last that was heard of it
+                Err(Error::Unconfirmed { .. }) if was_busy && limit.is_some() => return Ok(None),
+                Err(error) => return Err(error),
             }
-        })
+            // two that take turns disturbing each other would go on for ever
+            let until = Instant::now() + pause.mul_f64(random_fraction());
+            self.anchor.sleep_until(limit.map_or(until, |limit| until.min(limit))).await;
+            pause = (pause + PAUSE_STEP).min(MAX_PAUSE);
+        }
     }
 
-    pub(super) fn release<'a>(&'a self, owner: &'a OwnerId) -> BoxFuture<'a, Result<()>> {
-        Box::pin(async move { all(self.members.iter().map(|member| member.release(owner))).await.map(drop) })
+    async fn release(&self, owner: &OwnerId) -> Result<()> {
+        all(self.members.iter().map(|member| member.release(owner))).await.map(drop)
     }
 
-    pub(super) fn extend<'a>(&'a self, owner: &'a OwnerId, lease: Duration) -> BoxFuture<'a, Result<()>> {
-        Box::pin(async move { all(self.members.iter().map(|member| member.extend(owner, lease))).await.map(drop) })
+    async fn extend(&self, owner: &OwnerId, lease: Duration) -> Result<()> {
+        all(self.members.iter().map(|member| member.extend(owner, lease))).await.map(drop)
     }
 
-    pub(super) fn force_unlock(&self) -> BoxFuture<'_, Result<bool>> {
-        Box::pin(async move {
-            let all = all(self.members.iter().map(Lock::force_unlock)).await?;
-            Ok(all.into_iter().any(|freed| freed))
-        })
+    async fn force_unlock(&self) -> Result<bool> {
+        let all = all(self.members.iter().map(Lock::force_unlock)).await?;
+        Ok(all.into_iter().any(|freed| freed))
     }
 
     /// Whether any member is held: then the whole cannot be acquired.
-    pub(super) fn is_locked(&self) -> BoxFuture<'_, Result<bool>> {
-        Box::pin(async move {
-            let all = all(self.members.iter().map(Lock::is_locked)).await?;
-            Ok(all.into_iter().any(|locked| locked))
-        })
+    async fn is_locked(&self) -> Result<bool> {
+        let all = all(self.members.iter().map(Lock::is_locked)).await?;
+        Ok(all.into_iter().any(|locked| locked))
     }
 
     /// How often `owner` holds all members.
-    pub(super) fn hold_count<'a>(&'a self, owner: &'a OwnerId) -> BoxFuture<'a, Result<u32>> {
-        Box::pin(async move {
-            let all = all(self.members.iter().map(|member| member.hold_count(owner))).await?;
-            Ok(all.into_iter().min().unwrap_or(0))
-        })
+    async fn hold_count(&self, owner: &OwnerId) -> Result<u32> {
+        let all = all(self.members.iter().map(|member| member.hold_count(owner))).await?;
+        Ok(all.into_iter().min().unwrap_or(0))
     }
 
     /// Who holds all members, if that is one owner (members of several clients have several), and for the shortest time.
-    pub(super) fn inspect(&self) -> BoxFuture<'_, Result<Option<Inspection>>> {
-        Box::pin(async move {
-            let all = all(self.members.iter().map(Lock::inspect)).await?;
-            let Some(held) = all.into_iter().collect::<Option<Vec<_>>>() else { return Ok(None) };
-            let remaining = held.iter().map(|held| held.remaining).min_by_key(|left| left.unwrap_or(Duration::MAX));
-            let of_all = |owner: &OwnerId| held.iter().map(|held| held.hold_count(owner)).min().unwrap_or(0);
-            let holders = held[0].holders.iter().map(|(owner, _)| (owner.clone(), of_all(owner)));
-            let holders = holders.filter(|(_, holds)| *holds > 0).collect();
-            Ok(Some(Inspection { holders, remaining: remaining.flatten() }))
-        })
+    async fn inspect(&self) -> Result<Option<Inspection>> {
+        let all = all(self.members.iter().map(Lock::inspect)).await?;
+        let Some(held) = all.into_iter().collect::<Option<Vec<_>>>() else { return Ok(None) };
+        let remaining = held.iter().map(|held| held.remaining).min_by_key(|left| left.unwrap_or(Duration::MAX));
+        let of_all = |owner: &OwnerId| held.iter().map(|held| held.hold_count(owner)).min().unwrap_or(0);
+        let holders = held[0].holders.iter().map(|(owner, _)| (owner.clone(), of_all(owner)));
+        let holders = holders.filter(|(_, holds)| *holds > 0).collect();
+        Ok(Some(Inspection { holders, remaining: remaining.flatten() }))
     }
 }
 

@@ -4,7 +4,7 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use futures_util::future::BoxFuture;
+use async_trait::async_trait;
 use uuid::Uuid;
 
 use crate::{
@@ -12,12 +12,12 @@ use crate::{
     engine::{Anchor, random_fraction},
     error::{Error, NodeSaid, Result},
     guard::{Held, LockGuard},
-    options::{AcquireOptions, LONGEST_PAUSE, Wait, checked_lease},
+    options::{AcquireOptions, LONGEST_DELAY, Wait, checked_lease},
     owner::OwnerId,
 };
 
 use super::{
-    Inspection, Lock, Single,
+    Inspection, Lock, Several, Single,
     quorum::{Nodes, Quorum, Terms, may_pass},
 };
 
@@ -195,10 +195,10 @@ impl RedLockOptions {
     fn pause(&self, tries: u32) -> Duration {
         match &self.retry_delay {
             RetryDelay::Uniform(least, most) => {
-                let [least, most] = [least, most].map(|delay| delay.min(&LONGEST_PAUSE));
+                let [least, most] = [least, most].map(|delay| delay.min(&LONGEST_DELAY));
                 *least + most.saturating_sub(*least).mul_f64(random_fraction())
             }
-            RetryDelay::OfTry(delay) => delay(tries).min(LONGEST_PAUSE),
+            RetryDelay::OfTry(delay) => delay(tries).min(LONGEST_DELAY),
         }
     }
 }
@@ -235,14 +235,6 @@ impl RedLock {
         }
         let options = options.validate(&name)?;
         Ok(Self { nodes: Arc::new(Nodes { anchor: Arc::clone(anchor), name, locks, labels }), options, valued })
-    }
-
-    pub(super) fn name(&self) -> &str {
-        &self.nodes.name
-    }
-
-    pub(super) fn members(&self) -> &[Lock] {
-        &self.nodes.locks
     }
 
     /// How long a round waits for servers.
@@ -348,99 +340,94 @@ enum Round {
     Failed(Error),
 }
 
-impl RedLock {
+#[async_trait]
+impl Several for RedLock {
+    fn name(&self) -> &str {
+        &self.nodes.name
+    }
+
+    fn members(&self) -> &[Lock] {
+        &self.nodes.locks
+    }
+
     /// Acquires by rounds; `None`: busy until the wait or the [`RedLockOptions::tries`] were over. [`Error::NoQuorum`] if too
     /// few servers answered in the last round.
     ///
     /// The last round begins when the wait is over, if not before. It takes a round limit at most, and as long again to
     /// give back what a minority granted; see [`RedLockOptions::timeout_factor`].
-    pub(super) fn acquire<'a>(
-        &'a self,
-        wait: Wait,
-        options: &'a AcquireOptions,
-    ) -> BoxFuture<'a, Result<Option<LockGuard>>> {
-        Box::pin(async move {
-            let limit = wait.until(Instant::now());
-            // what counts against the tries: each round, or without a limit those that failed, in a row
-            let (mut made, mut counted) = (0_u32, 0);
-            loop {
-                let failure = match self.round(options).await? {
-                    Round::Entered(guard) => return Ok(Some(guard)),
-                    Round::Busy => None,
-                    Round::Failed(error) => Some(error),
-                };
-                made = made.saturating_add(1);
-                counted = if limit.is_none() && failure.is_none() { 0 } else { counted + 1 };
-                if counted >= self.options.tries || limit.is_some_and(|limit| limit <= Instant::now()) {
-                    return failure.map_or(Ok(None), Err);
-                }
-                let next = Instant::now() + self.options.pause(made);
-                self.nodes.anchor.sleep_until(limit.map_or(next, |limit| limit.min(next))).await;
+    async fn acquire(&self, wait: Wait, options: &AcquireOptions) -> Result<Option<LockGuard>> {
+        let limit = wait.until(Instant::now());
+        // what counts against the tries: each round, or without a limit those that failed, in a row
+        let (mut made, mut counted) = (0_u32, 0);
+        loop {
+            let failure = match self.round(options).await? {
+                Round::Entered(guard) => return Ok(Some(guard)),
+                Round::Busy => None,
+                Round::Failed(error) => Some(error),
+            };
+            made = made.saturating_add(1);
+            counted = if limit.is_none() && failure.is_none() { 0 } else { counted + 1 };
+            if counted >= self.options.tries || limit.is_some_and(|limit| limit <= Instant::now()) {
+                return failure.map_or(Ok(None), Err);
             }
-        })
+            let next = Instant::now() + self.options.pause(made);
+            self.nodes.anchor.sleep_until(limit.map_or(next, |limit| limit.min(next))).await;
+        }
     }
 
-    pub(super) fn release<'a>(&'a self, owner: &'a OwnerId) -> BoxFuture<'a, Result<()>> {
-        Box::pin(async move { self.ask(|lock| lock.release(owner)).await.map(drop) })
+    async fn release(&self, owner: &OwnerId) -> Result<()> {
+        self.ask(|lock| lock.release(owner)).await.map(drop)
     }
 
-    pub(super) fn extend<'a>(&'a self, owner: &'a OwnerId, lease: Duration) -> BoxFuture<'a, Result<()>> {
-        Box::pin(async move { self.ask(|lock| lock.extend(owner, lease)).await.map(drop) })
+    async fn extend(&self, owner: &OwnerId, lease: Duration) -> Result<()> {
+        self.ask(|lock| lock.extend(owner, lease)).await.map(drop)
     }
 
-    pub(super) fn force_unlock(&self) -> BoxFuture<'_, Result<bool>> {
-        Box::pin(async move {
-            let answers = self.ask(Lock::force_unlock).await?;
-            Ok(answers.into_iter().any(|freed| freed))
-        })
+    async fn force_unlock(&self) -> Result<bool> {
+        let answers = self.ask(Lock::force_unlock).await?;
+        Ok(answers.into_iter().any(|freed| freed))
     }
 
     /// Whether so many servers have a holder that nobody can acquire it.
-    pub(super) fn is_locked(&self) -> BoxFuture<'_, Result<bool>> {
-        Box::pin(async move {
-            let answers = self.ask(Lock::is_locked).await?;
-            Ok(answers.into_iter().filter(|locked| !locked).count() < self.nodes.needed())
-        })
+    async fn is_locked(&self) -> Result<bool> {
+        let answers = self.ask(Lock::is_locked).await?;
+        Ok(answers.into_iter().filter(|locked| !locked).count() < self.nodes.needed())
     }
 
     /// How often `owner` holds most members.
-    pub(super) fn hold_count<'a>(&'a self, owner: &'a OwnerId) -> BoxFuture<'a, Result<u32>> {
-        Box::pin(async move {
-            let counts = self.ask(|lock| lock.hold_count(owner)).await?;
-            Ok(self.of_most(counts))
-        })
+    async fn hold_count(&self, owner: &OwnerId) -> Result<u32> {
+        let counts = self.ask(|lock| lock.hold_count(owner)).await?;
+        Ok(self.of_most(counts))
     }
 
     /// Who holds most members, and for how long most are held. Members of several clients know an owner by several names,
     /// whose task is the same.
-    pub(super) fn inspect(&self) -> BoxFuture<'_, Result<Option<Inspection>>> {
-        Box::pin(async move {
-            let answers = self.ask(Lock::inspect).await?;
-            let held: Vec<_> = answers.into_iter().flatten().collect();
-            let counts = |owner: &OwnerId| held.iter().map(|held| held.hold_count(owner)).collect();
-            let mut holders: Vec<(OwnerId, u32)> = Vec::new();
-            for (owner, _) in held.iter().flat_map(|held| &held.holders) {
-                let holds = self.of_most(counts(owner));
-                if holds > 0 && holders.iter().all(|(known, _)| known.base() != owner.base()) {
-                    holders.push((owner.clone(), holds));
-                }
+    async fn inspect(&self) -> Result<Option<Inspection>> {
+        let answers = self.ask(Lock::inspect).await?;
+        let held: Vec<_> = answers.into_iter().flatten().collect();
+        let counts = |owner: &OwnerId| held.iter().map(|held| held.hold_count(owner)).collect();
+        let mut holders: Vec<(OwnerId, u32)> = Vec::new();
+        for (owner, _) in held.iter().flat_map(|held| &held.holders) {
+            let holds = self.of_most(counts(owner));
+            if holds > 0 && holders.iter().all(|(known, _)| known.base() != owner.base()) {
+                holders.push((owner.clone(), holds));
             }
-            if holders.is_empty() {
-                return Ok(None);
-            }
-            let remaining = self.of_most(held.iter().filter_map(|held| held.remaining).collect());
-            Ok(Some(Inspection { holders, remaining: Some(remaining).filter(|remaining| !remaining.is_zero()) }))
-        })
+        }
+        if holders.is_empty() {
+            return Ok(None);
+        }
+        let remaining = self.of_most(held.iter().filter_map(|held| held.remaining).collect());
+        Ok(Some(Inspection { holders, remaining: Some(remaining).filter(|remaining| !remaining.is_zero()) }))
     }
 
     /// For how long most members are held, by whomever; `None` if they are not, or have no TTL.
-    pub(super) fn remaining_lease(&self) -> BoxFuture<'_, Result<Option<Duration>>> {
-        Box::pin(async move {
-            let leases = self.ask(Lock::remaining_lease).await?;
-            Ok(Some(self.of_most(leases.into_iter().flatten().collect())).filter(|lease| !lease.is_zero()))
-        })
+    async fn remaining_lease(&self) -> Result<Option<Duration>> {
+        let leases = self.ask(Lock::remaining_lease).await?;
+        Ok(Some(self.of_most(leases.into_iter().flatten().collect())).filter(|lease| !lease.is_zero()))
     }
+}
 
+impl RedLock {
     /// Asks all members, within the round limit.
     async fn ask<'a, T, F>(&'a self, ask: impl Fn(&'a Lock) -> F) -> Result<Vec<T>>
     where

@@ -81,6 +81,7 @@ pub(crate) struct Link {
     blocks: bool,
     pace: Arc<Pace>,
     connect_timeout: Duration,
+    command_timeout: Duration,
     state: watch::Sender<State>,
     /// How long a request waits for the next connection.
     patience: Duration,
@@ -157,6 +158,7 @@ impl Link {
             blocks,
             pace: Arc::clone(pace),
             connect_timeout: config.connect_timeout,
+            command_timeout: config.command_timeout(),
             state: watch::Sender::new(State::Down),
             patience: BLINK.min(config.command_timeout()),
             ready: watch::Sender::new(1),
@@ -365,7 +367,7 @@ impl Link {
     pub(crate) fn eval(&self, call: Call) -> impl Future<Output = Result<Value, StoreError>> + Send + '_ {
         // not an async fn: that would keep room for the whole future beside the box
         self.in_own_runtime(async move {
-            let deadline = clock::Instant::now() + self.client.perf_config().default_command_timeout;
+            let deadline = clock::Instant::now() + self.command_timeout;
             self.check_up().await?;
             not_over(deadline)?;
             let mut answer = self.run(&call, deadline).await;
@@ -441,7 +443,7 @@ impl Link {
         let seconds = limit.as_secs_f64().to_string();
         let words = lists.iter().map(|list| &**list).chain([&*seconds]);
         // its own timeout must not come first: the element would be lost
-        let timeout = limit + self.client.perf_config().default_command_timeout;
+        let timeout = limit + self.command_timeout;
         let answer = self.custom("BLPOP", words, Some(timeout)).await?;
         Ok(match &answer {
             Value::Array(parts) => parts.first().and_then(Value::as_str).map(|list| (&*list).into()),

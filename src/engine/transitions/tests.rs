@@ -178,7 +178,7 @@ impl World {
 
     /// Sends a request that was planned, as far as its fate lets it come.
     fn send(&mut self, request: &Request, fate: Fate) -> Option<Answer> {
-        self.state.send(request, None, self.epoch, self.now());
+        self.state.send(request, self.epoch, self.now());
         let sent = Sent {
             owner: request.owner.to_string(),
             count: request.count,
