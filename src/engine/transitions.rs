@@ -420,10 +420,9 @@ impl State {
         Some(self.abandon(epoch))
     }
 
-    /// Leaves the owner's name to late executions of what is in doubt. `None`: nothing is, or the lock is held: late copies
-    /// of nested requests change nothing.
+    /// Leaves the owner's name to late executions of what is in doubt, or was before something newer was answered. `None`:
+    /// nothing is, or the lock is held: late copies of nested requests change nothing.
     pub(super) fn abandon_name_in_doubt(&mut self) -> Option<Abandoned> {
-        let ServerSide::InDoubt { .. } = self.server else { return None };
         if self.wanted() > 0 || self.standing != Standing::Ours {
             return None;
         }

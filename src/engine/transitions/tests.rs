@@ -4,6 +4,7 @@ use std::{collections::VecDeque, num::NonZeroU32, time::Duration};
 
 use proptest::prelude::*;
 
+use self::server::{Answer, Sent, Server, TTL};
 use super::*;
 use crate::{
     engine::{
@@ -15,8 +16,9 @@ use crate::{
     owner::{ClientId, OwnerId},
 };
 
+mod server;
+
 const OVERDUE: Duration = Duration::from_secs(4);
-const TTL: u64 = 900;
 
 /// What becomes of a request.
 #[derive(Debug, Clone, Copy)]
@@ -74,60 +76,6 @@ fn steps() -> impl Strategy<Value = Step> {
         3 => (1..600_u64).prop_map(Step::Pass),
         1 => Just(Step::SomebodyDeletes),
     ]
-}
-
-/// A request as the server sees it.
-#[derive(Debug, Clone)]
-struct Sent {
-    owner: String,
-    count: u32,
-    is_release: bool,
-    epoch: u64,
-}
-
-impl Sent {
-    /// It takes or frees the lock. Others only move the count, which each later request sets anew.
-    fn decides(&self) -> bool {
-        self.count == u32::from(!self.is_release)
-    }
-}
-
-enum Answer {
-    Held,
-    Busy,
-    Lost,
-    Released(Released),
-}
-
-/// One lock, held by one name at a time.
-#[derive(Debug, Default)]
-struct Server {
-    record: Option<(String, u32)>,
-    ends: u64,
-}
-
-impl Server {
-    fn execute(&mut self, sent: &Sent, now: u64) -> Answer {
-        let held = self.record.as_ref().filter(|(owner, _)| *owner == sent.owner).map(|(_, count)| *count);
-        match (sent.is_release, held) {
-            (true, None) => Answer::Released(Released::NotHeld),
-            (true, Some(_)) if sent.count == 0 => {
-                self.record = None;
-                Answer::Released(Released::Free)
-            }
-            (true, Some(_)) => {
-                self.record = Some((sent.owner.clone(), sent.count));
-                Answer::Released(Released::StillHeld)
-            }
-            (false, None) if self.record.is_some() => Answer::Busy,
-            (false, None) if sent.count > 1 => Answer::Lost,
-            (false, _) => {
-                self.record = Some((sent.owner.clone(), sent.count));
-                self.ends = self.ends.max(now + TTL);
-                Answer::Held
-            }
-        }
-    }
 }
 
 /// A guard, and what is known of the end of its generation.
@@ -432,16 +380,37 @@ impl World {
     }
 }
 
+fn run(steps: impl IntoIterator<Item = Step>) {
+    let mut world = World::new();
+    for step in steps {
+        let mut effects = Effects::default();
+        world.step(step, &mut effects);
+        world.check(&effects);
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 600, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn whatever_happens_in_whatever_order_the_rules_of_a_hold_stand(steps in prop::collection::vec(steps(), 1..60)) {
-        let mut world = World::new();
-        for step in steps {
-            let mut effects = Effects::default();
-            world.step(step, &mut effects);
-            world.check(&effects);
-        }
+        run(steps);
     }
+}
+
+/// An acquire is under way on an old connection, one on the new connection is answered; its release is refused until the
+/// record has ended. The old one may still come: the property test found it once in some thousand runs.
+#[test]
+fn a_name_that_a_late_acquire_may_meet_is_not_used_after_a_release_that_was_given_up() {
+    let acquire = |fate, waits| Step::Acquire { fate, watched: false, after_loss: false, waits };
+    run([
+        acquire(Fate::Late, false),
+        Step::AbandonName,
+        acquire(Fate::Late, false),
+        Step::Reconnect,
+        acquire(Fate::Answered, true),
+        Step::LeaveWithoutGuard,
+        Step::WriteOff,
+        acquire(Fate::Answered, false),
+    ]);
 }
