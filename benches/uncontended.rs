@@ -17,8 +17,16 @@ use nestlock::LockClient;
 use support::{bare, median, report, server};
 use tokio::runtime::{Builder, Handle, Runtime};
 
-const ACQUIRE: &str = include_str!("../lua/reentrant/acquire.lua");
-const RELEASE: &str = include_str!("../lua/reentrant/release.lua");
+const ACQUIRE: &str = concat!(
+    include_str!("../lua/parts/owner.lua"),
+    include_str!("../lua/parts/claim.lua"),
+    include_str!("../lua/reentrant/acquire.lua"),
+);
+const RELEASE: &str = concat!(
+    include_str!("../lua/parts/fewer.lua"),
+    include_str!("../lua/parts/held.lua"),
+    include_str!("../lua/reentrant/release.lua"),
+);
 const OWNER: &str = "0a1b2c3d-0000-4000-8000-00000000000a:42";
 const ROUNDS: usize = 15;
 const TASKS: usize = 64;

@@ -11,6 +11,7 @@
 -- ARGV[4]  patience  integer  milliseconds after which a silent waiter counts as gone, at least 1
 -- ARGV[5]  waits     integer  1: take a place in the queue if the lock is busy
 -- ARGV[6]  channel   string   where waiters listen, each with ":" and its name added
+-- Parts    owner
 -- Returns  1                 acquired: the record says `holds`, its TTL is at least `lease`
 --          {0, time, ahead}  busy: milliseconds until it is worth looking, and how many wait before it (17: or more)
 --          -2                LOST: `holds` is above 1, but this owner holds nothing
@@ -31,7 +32,7 @@ if held then
     return set
 end
 local field = fields == 1 and redis.call('hkeys', lock)[1] or ''
-if fields > 0 and not string.find(field, '^%x+%-%x+%-%x+%-%x+%-%x+:') then return -3 end
+if fields > 0 and not string.find(field, OWNER) then return -3 end
 if holds ~= '1' then return -2 end
 
 local score, known = redis.call('zscore', timeouts, owner), redis.call('zscore', seen, owner)

@@ -3,6 +3,7 @@
 -- KEYS[1]  lock     hash     owner -> hold count; its TTL is the lease
 -- KEYS[2]  queue    list     waiting owners, the next one first
 -- ARGV[1]  channel  string   where waiters listen, each with ":" and its name added
+-- Parts    owner
 -- Returns  1        free now; the next waiter was told
 --          0        nobody held it
 --          -3       WRONG_KIND: the hash at this name is not a record of this kind
@@ -10,7 +11,7 @@ local lock, queue, channel = KEYS[1], KEYS[2], ARGV[1]
 
 local fields = redis.call('hlen', lock)
 if fields == 0 then return 0 end
-if fields > 1 or not string.find(redis.call('hkeys', lock)[1], '^%x+%-%x+%-%x+%-%x+%-%x+:') then return -3 end
+if fields > 1 or not string.find(redis.call('hkeys', lock)[1], OWNER) then return -3 end
 
 -- told first: where PUBLISH is refused, nothing is written. If the next waiter is gone, the others look for themselves
 local head = redis.call('lindex', queue, 0)

@@ -9,17 +9,13 @@
 -- ARGV[2]  holds     string   the count that this call leads to; 0 frees the lock
 --                             n>m: the same as m, if the record says n holds
 -- ARGV[3]  channel   string   where waiters listen, each with ":" and its name added
+-- Parts    fewer
 -- Returns  1         free now; the next waiter was told
 --          0         still held, at most `holds` times; the TTL is as it was
 --          nil       this owner does not hold it, nor wait any more, whatever else is at the lock's name
 --          list      CHANGED: {0, holds}: not the n holds of n>m; nothing was written
 local lock, queue, timeouts, seen = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local owner, holds, channel = ARGV[1], ARGV[2], ARGV[3]
-local only = nil
-if holds ~= '0' and not string.find(holds, '^[1-9]%d*$') then
-    only, holds = string.match(holds, '^([1-9]%d*)>(%d+)$')
-    if not only then return redis.error_reply('ERR nestlock: holds must be an integer of at least 0, or n>m') end
-end
+local owner, channel = ARGV[1], ARGV[3]
 -- a reader's field has the same name; with 0, a key of another type is somebody else's lock
 local mode = redis.pcall('hexists', lock, 'mode')
 if holds ~= '0' and mode ~= 0 and mode ~= 1 then return mode end

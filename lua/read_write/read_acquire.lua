@@ -6,18 +6,18 @@
 -- ARGV[2]  lease    integer  milliseconds, at least 1
 -- ARGV[3]  holds    integer  the count that this call leads to, 1 to 99999: each hold has a key
 -- ARGV[4]  hold     string   the keys of this owner's holds, without their numbers; each lives as long as its hold
+-- Parts    mode
 -- Returns  1         acquired: the record says `holds`, and lives as long as its longest hold
 --          {0, ttl}  busy: milliseconds until the writer's lease ends, or a waiting writer's turn; -1: the record has no TTL
 --          -2        LOST: `holds` is above 1, but this owner holds nothing
 --          -3        WRONG_KIND: the hash at this name is not a record of this kind
-local lock, intent, owner, lease, holds, hold = KEYS[1], KEYS[2], ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+local intent, owner, lease, holds, hold = KEYS[2], ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 
 if not string.find(lease, '^[1-9]%d*$') or not string.find(holds, '^[1-9]%d?%d?%d?%d?$') then
     return redis.error_reply('ERR nestlock: lease and holds must be integers of at least 1, holds of at most 99999')
 end
 
-local mode, held, ttl = redis.call('hget', lock, 'mode'), redis.call('hget', lock, owner), redis.call('pttl', lock)
-if mode ~= 'read' and mode ~= 'write' and redis.call('hlen', lock) > 0 then return -3 end
+local held, ttl = redis.call('hget', lock, owner), redis.call('pttl', lock)
 if holds ~= '1' and not held then return -2 end
 if mode == 'write' and redis.call('hexists', lock, owner .. ':write') == 0 then return {0, ttl} end
 -- whoever reads already may read on; others let a waiting writer go first

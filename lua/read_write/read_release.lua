@@ -6,15 +6,13 @@
 --                            n>m: the same as m, if the record says n holds
 -- ARGV[3]  channel  string   where waiters listen
 -- ARGV[4]  holds of string   the keys of all readers' holds: this, the reader, ":rwlock_timeout:" and a number
+-- Parts    fewer
 -- Returns  1        free now; all waiters were told
 --          0        still held, by this owner at most `holds` times
 --          nil      this owner does not hold it
 --          list     CHANGED: {0, holds}: not the n holds of n>m; nothing was written
-local lock, owner, holds, channel, of = KEYS[1], ARGV[1], ARGV[2], ARGV[3], ARGV[4]
-
-local only, to = string.match(holds, '^([1-9]%d*)>(%d+)$')
-holds = tonumber(to or string.match(holds, '^[1-9]%d*$') or holds == '0' and '0')
-if not holds then return redis.error_reply('ERR nestlock: holds must be an integer of at least 0, or n>m') end
+local lock, owner, channel, of = KEYS[1], ARGV[1], ARGV[3], ARGV[4]
+holds = tonumber(holds)
 
 local mode, held = redis.call('hget', lock, 'mode'), tonumber(redis.call('hget', lock, owner))
 if mode ~= 'read' and mode ~= 'write' or not held then return nil end

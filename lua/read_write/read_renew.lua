@@ -3,22 +3,15 @@
 -- KEYS[n]     lock   hash     mode -> read or write, reader -> hold count, writer:write -> hold count; has a TTL
 -- ARGV[2n-1]  owner  string   who must hold KEYS[n]
 -- ARGV[2n]    lease  integer  milliseconds, at least 1
+-- Parts       renew_each
 -- Returns     list   for each lock, in order:
 --             1      renewed; a longer TTL is left as it is, and the record's is at least that of the longest hold
 --             0      GONE: no such record
 --             -1     TAKEN: the record is there, but this owner does not read, or was wiped when its holds were over
 --             -2     UNKNOWN: the server refused this one; try again
 --             error  of the server, if there is one lock only and it is refused
-local answers, fit = {}, #ARGV == 2 * #KEYS
-
-for n = 1, #KEYS do
-    fit = fit and string.find(ARGV[2 * n], '^[1-9]%d*$')
-end
-if not fit then
-    return redis.error_reply('ERR nestlock: renew needs an owner and a lease of at least 1 for each lock')
-end
-
-local function renew(lock, owner, lease)
+return renew_each(function(lock, owner, lease)
+    local least = tonumber(lease)
     local mode = redis.call('hget', lock, 'mode')
     local held = (mode == 'read' or mode == 'write') and tonumber(redis.call('hget', lock, owner))
     -- a writer's field is nobody's read hold
@@ -29,7 +22,7 @@ local function renew(lock, owner, lease)
     for n = 1, math.min(held, 99999) do
         local ttl = redis.call('pttl', mine .. n)
         longest = math.max(longest, ttl)
-        if ttl >= 0 and ttl < lease then short[#short + 1] = mine .. n end
+        if ttl >= 0 and ttl < least then short[#short + 1] = mine .. n end
     end
     local ttl = redis.call('pttl', lock)
     if longest == -2 then
@@ -39,7 +32,7 @@ local function renew(lock, owner, lease)
         redis.call('set', mine .. '1', '1', 'PX', lease)
     end
     -- Redisson sets this TTL to its own watchdog timeout, however long we read on
-    local wanted = math.max(longest, lease)
+    local wanted = math.max(longest, least)
     local set = (ttl < 0 or ttl >= wanted) and 1 or redis.pcall('pexpire', lock, wanted)
     if set ~= 1 then
         if longest == -2 then redis.pcall('del', mine .. '1') end
@@ -47,19 +40,4 @@ local function renew(lock, owner, lease)
     end
     for _, hold in ipairs(short) do redis.call('pexpire', hold, lease) end
     return 1
-end
-
-for n, lock in ipairs(KEYS) do
-    -- pcall: one bad record must not cost the others their renewal
-    local done, answer = pcall(renew, lock, ARGV[2 * n - 1], tonumber(ARGV[2 * n]))
-    if done then
-        answers[n] = answer
-    elseif string.find(answer.err or answer, 'WRONGTYPE', 1, true) then
-        answers[n] = -1
-    elseif #KEYS == 1 then
-        return redis.error_reply(answer.err or answer)
-    else
-        answers[n] = -2
-    end
-end
-return answers
+end)

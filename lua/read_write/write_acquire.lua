@@ -6,19 +6,19 @@
 -- ARGV[2]  lease    integer  milliseconds, at least 1
 -- ARGV[3]  holds    integer  the count that this call leads to, at least 1
 -- ARGV[4]  patience integer  milliseconds for which new readers are held back, at least 1; 0: the caller does not wait
+-- Parts    mode
 -- Returns  1         acquired: the record says `holds`, its TTL is at least `lease`
 --          {0, ttl}  busy: milliseconds until the others' leases end; -1: the record has no TTL
 --          -2        LOST: `holds` is above 1, but this owner holds nothing
 --          -3        WRONG_KIND: the hash at this name is not a record of this kind
-local lock, intent, owner, lease, holds, patience = KEYS[1], KEYS[2], ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+local intent, owner, lease, holds, patience = KEYS[2], ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 
 if not string.find(lease, '^[1-9]%d*$') or not string.find(holds, '^[1-9]%d*$') then
     return redis.error_reply('ERR nestlock: lease and holds must be integers of at least 1')
 end
 
-local writer, mode, ttl = owner .. ':write', redis.call('hget', lock, 'mode'), redis.call('pttl', lock)
-local held = redis.call('hget', lock, writer)
-if mode ~= 'read' and mode ~= 'write' and redis.call('hlen', lock) > 0 then return -3 end
+local writer = owner .. ':write'
+local held, ttl = redis.call('hget', lock, writer), redis.call('pttl', lock)
 if holds ~= '1' and not held then return -2 end
 if mode == 'read' then
     if patience == '0' then return {0, ttl} end

@@ -1,13 +1,10 @@
 -- read_write/write_inspect: who writes, how often, for how long. Writes nothing.
 --
 -- KEYS[1]  lock     hash     mode -> read or write, reader -> hold count, writer:write -> hold count; has a TTL
+-- Parts    mode
 -- Returns  nil      nobody writes
 --          list     {TTL in milliseconds or -1, owner, hold count}
 --          -3       WRONG_KIND: the hash at this name is not a record of this kind
-local lock = KEYS[1]
-
-local mode = redis.call('hget', lock, 'mode')
-if mode ~= 'read' and mode ~= 'write' and redis.call('hlen', lock) > 0 then return -3 end
 if mode ~= 'write' then return nil end
 
 for _, field in ipairs(redis.call('hkeys', lock)) do

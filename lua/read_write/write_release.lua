@@ -7,17 +7,12 @@
 --                            n>m: the same as m, if the record says n holds
 -- ARGV[3]  channel  string   where waiters listen
 -- ARGV[4]  holds of string   the keys of all readers' holds: this, the reader, ":rwlock_timeout:" and a number
+-- Parts    fewer
 -- Returns  1        no writer any more, perhaps this owner still reads; all waiters were told
 --          0        still held, at most `holds` times; the TTL is as it was
 --          nil      this owner does not hold it
 --          list     CHANGED: {0, holds}: not the n holds of n>m; nothing was written
-local lock, intent, owner, holds, channel, of = KEYS[1], KEYS[2], ARGV[1], ARGV[2], ARGV[3], ARGV[4]
-
-local only = nil
-if holds ~= '0' and not string.find(holds, '^[1-9]%d*$') then
-    only, holds = string.match(holds, '^([1-9]%d*)>(%d+)$')
-    if not only then return redis.error_reply('ERR nestlock: holds must be an integer of at least 0, or n>m') end
-end
+local lock, intent, owner, channel, of = KEYS[1], KEYS[2], ARGV[1], ARGV[3], ARGV[4]
 
 local held = redis.call('hget', lock, owner .. ':write')
 if not held then

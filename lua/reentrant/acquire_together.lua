@@ -3,6 +3,7 @@
 -- KEYS[n]  lock     hash     owner -> hold count; its TTL is the lease
 -- ARGV[1]  owner    string   "<client>:<task>"
 -- ARGV[2]  lease    integer  milliseconds, at least 1
+-- Parts    owner
 -- Returns  1        acquired: each record says 1, its TTL is at least `lease`
 --          {n, why}  nothing was written, since lock n could not be had:
 --          >= 0     busy: milliseconds until the other owner's lease ends
@@ -17,9 +18,9 @@ end
 for n, lock in ipairs(KEYS) do
     ttls[n] = redis.call('pttl', lock)
     if ttls[n] ~= -2 then
-        -- a record of this kind has exactly one field, named "<36 characters>:<task>"
+        -- a record of this kind has exactly one field
         local record = redis.call('hlen', lock) == 1 and redis.call('hgetall', lock) or {''}
-        if not string.find(record[1], '^%x+%-%x+%-%x+%-%x+%-%x+:') then return {n, -3} end
+        if not string.find(record[1], OWNER) then return {n, -3} end
         if record[1] ~= owner then return {n, ttls[n]} end
         held[n] = record[2]
     end

@@ -2,6 +2,7 @@
 --
 -- KEYS[1]  lock     hash     owner -> hold count; its TTL is the lease
 -- ARGV[1]  channel  string   where waiters listen; empty: nobody does
+-- Parts    owner
 -- Returns  1        free now; waiters were told
 --          0        nobody held it
 --          -3       WRONG_KIND: the hash at this name is not a record of this kind
@@ -9,7 +10,7 @@ local lock, channel = KEYS[1], ARGV[1]
 
 local fields = redis.call('hlen', lock)
 if fields == 0 then return 0 end
-if fields > 1 or not string.find(redis.call('hgetall', lock)[1], '^%x+%-%x+%-%x+%-%x+%-%x+:') then return -3 end
+if fields > 1 or not string.find(redis.call('hgetall', lock)[1], OWNER) then return -3 end
 
 -- told first: where PUBLISH is refused, nothing is written
 if channel ~= '' then redis.call('publish', channel, '0') end

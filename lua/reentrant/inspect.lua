@@ -1,6 +1,7 @@
 -- reentrant/inspect: who holds the lock, how often, for how long. Writes nothing.
 --
 -- KEYS[1]  lock     hash     owner -> hold count; its TTL is the lease
+-- Parts    owner
 -- Returns  nil      free
 --          list     {TTL in milliseconds or -1, owner, hold count}
 --          -3       WRONG_KIND: the hash at this name is not a record of this kind
@@ -12,5 +13,5 @@ if fields == 0 then return nil end
 if fields > 1 then return -3 end
 local record = redis.call('hgetall', lock)
 local owner, holds = record[1], record[2]
-if not string.find(owner, '^%x+%-%x+%-%x+%-%x+%-%x+:') or not string.find(holds, '^%d+$') then return -3 end
+if not string.find(owner, OWNER) or not string.find(holds, '^%d+$') then return -3 end
 return {redis.call('pttl', lock), owner, tonumber(holds)}

@@ -5,22 +5,15 @@
 -- ARGV[2]  holds    string   the count that this call leads to; 0 frees the lock
 --                            n>m: the same as m, if the record says n holds
 -- ARGV[3]  channel  string   where waiters listen; empty: nobody does
+-- Parts    fewer, held
 -- Returns  1        free now; waiters were told
 --          0        still held, at most `holds` times; the TTL is as it was
 --          nil      this owner does not hold it
 --          list     CHANGED: {0, holds}: not the n holds of n>m; nothing was written
-local lock, owner, holds, channel = KEYS[1], ARGV[1], ARGV[2], ARGV[3]
+local lock, owner, channel = KEYS[1], ARGV[1], ARGV[3]
 
-local only = nil
-if holds ~= '0' and not string.find(holds, '^[1-9]%d*$') then
-    only, holds = string.match(holds, '^([1-9]%d*)>(%d+)$')
-    if not only then return redis.error_reply('ERR nestlock: holds must be an integer of at least 0, or n>m') end
-end
-
-local record = redis.call('hmget', lock, owner, 'mode')
-local held, mode = record[1], record[2]
--- a reader's field has the same name
-if not held or mode then return nil end
+local held = held_by(lock, owner)
+if not held then return nil end
 if only and held ~= only then return {0, tonumber(held)} end
 
 if holds ~= '0' then

@@ -3,6 +3,7 @@
 -- KEYS[n]     lock     hash    owner -> hold count; its TTL is the lease
 -- ARGV[2n-1]  owner    string  "<client>:<task>", who holds KEYS[n]
 -- ARGV[2n]    channel  string  where waiters of KEYS[n] listen; empty: nobody does
+-- Parts       held
 -- Returns     list     what `release` answers for each lock, in order:
 --             1        free now; waiters were told
 --             nil      this owner does not hold it
@@ -14,10 +15,8 @@ if #ARGV ~= 2 * #KEYS then
 end
 
 for n, lock in ipairs(KEYS) do
-    local record = redis.call('hmget', lock, ARGV[2 * n - 1], 'mode')
-    local held, mode = record[1], record[2]
-    -- a reader's field has the same name. In a list, false is answered as nil
-    answers[n] = held and not mode and 1
+    -- in a list, false is answered as nil
+    answers[n] = held_by(lock, ARGV[2 * n - 1]) and 1
 end
 
 -- told first: where PUBLISH is refused, nothing is written. Nobody runs before this script ends

@@ -5,10 +5,11 @@
 -- ARGV[1]  owner    string   whatever tells owners apart
 -- ARGV[2]  holds    integer  the count that this call leads to; 0 frees the lock
 -- ARGV[3]  life     integer  of the signal, in milliseconds
+-- Parts    tell_one
 -- Returns  1        free now; one waiter is told
 --          0        still held
 --          nil      this owner does not hold it
-local lock, signal, owner, holds, life = KEYS[1], KEYS[2], ARGV[1], ARGV[2], ARGV[3]
+local owner, holds, life = ARGV[1], ARGV[2], ARGV[3]
 
 if holds ~= '0' and holds ~= '1' or not string.find(life, '^[1-9]%d*$') or #life > 15 then
     return redis.error_reply('ERR nestlock: holds must be 0 or 1, life an integer of at least 1')
@@ -17,24 +18,4 @@ end
 if redis.call('get', lock) ~= owner then return nil end
 if holds == '1' then return 0 end
 
-local told = redis.pcall('lpush', signal, '1')
-if type(told) == 'table' then
-    -- a write that needs no memory lets the next one pass on a server that is out of memory
-    local list = redis.pcall('ltrim', signal, 0, -1)
-    -- somebody else's key: waiters of this lock cannot listen there either, and look for themselves
-    if list.err and string.find(list.err, 'WRONGTYPE', 1, true) then return redis.call('del', lock) end
-    told = redis.call('lpush', signal, '1')
-end
--- a signal that nobody came for lives on as long as a new one
-local left = told > 1 and redis.pcall('pttl', signal)
-local done = redis.pcall('pexpire', signal, life)
-if done == 1 then done = redis.pcall('del', lock) end
-if done ~= 1 then
-    -- refused: nobody is told
-    redis.call('ltrim', signal, 1, -1)
-    if (tonumber(left) or 0) > 0 then redis.pcall('pexpire', signal, left) end
-    return done
-end
--- one element for each release; nobody came for the others
-if told > 1 then redis.pcall('ltrim', signal, 0, 0) end
-return 1
+return tell_one(life, true)

@@ -3,6 +3,7 @@
 -- KEYS[n]     lock   string   the owner; its TTL is the lease, in whole seconds
 -- ARGV[2n-1]  owner  string   who must hold KEYS[n]
 -- ARGV[2n]    lease  integer  milliseconds, at least 1, rounded up to seconds
+-- Parts       renew_each
 -- Returns     list   for each lock, in order:
 --             1      renewed; a longer TTL is left as it is
 --             0      GONE: no such record
@@ -10,35 +11,12 @@
 --             -2     UNKNOWN: the server refused this one; try again
 --             -4     ENDLESS: this owner holds it, and the record has no TTL; it gets none
 --             error  of the server, if there is one lock only and it is refused
-local answers, fit = {}, #ARGV == 2 * #KEYS
-
-for n = 1, #KEYS do
-    fit = fit and string.find(ARGV[2 * n], '^[1-9]%d*$')
-end
-if not fit then
-    return redis.error_reply('ERR nestlock: renew needs an owner and a lease of at least 1 for each lock')
-end
-
-for n, lock in ipairs(KEYS) do
-    local owner, lease = ARGV[2 * n - 1], ARGV[2 * n]
+return renew_each(function(lock, owner, lease)
+    local holder = redis.call('get', lock)
+    if holder ~= owner then return holder and -1 or 0 end
+    local ttl = redis.call('pttl', lock)
+    if ttl == -1 then return -4 end
     local seconds = math.ceil(tonumber(lease) / 1000)
-    -- pcall: one bad record must not cost the others their renewal
-    local held, ttl = redis.pcall('get', lock), redis.pcall('pttl', lock)
-    local refused = type(held) == 'table' and held or type(ttl) == 'table' and ttl
-    if held == owner and not refused and ttl ~= -1 and ttl < seconds * 1000 then
-        local set = redis.pcall('expire', lock, seconds)
-        refused = type(set) == 'table' and set
-    end
-    if refused and string.find(refused.err, 'WRONGTYPE', 1, true) then
-        answers[n] = -1
-    elseif refused and #KEYS == 1 then
-        return refused
-    elseif refused then
-        answers[n] = -2
-    elseif held == owner then
-        answers[n] = ttl == -1 and -4 or 1
-    else
-        answers[n] = held and -1 or 0
-    end
-end
-return answers
+    if ttl < seconds * 1000 then redis.call('expire', lock, seconds) end
+    return 1
+end)

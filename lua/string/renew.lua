@@ -3,41 +3,16 @@
 -- KEYS[n]     lock   string   the owner; its TTL is the lease
 -- ARGV[2n-1]  owner  string   who must hold KEYS[n]
 -- ARGV[2n]    lease  integer  milliseconds, at least 1
+-- Parts       renew_each
 -- Returns     list   for each lock, in order:
 --             1      renewed; a longer TTL is left as it is
 --             0      GONE: no such record
 --             -1     TAKEN: the record is there, but it is another owner's
 --             -2     UNKNOWN: the server refused this one; try again
 --             error  of the server, if there is one lock only and it is refused
-local answers, fit = {}, #ARGV == 2 * #KEYS
-
-for n = 1, #KEYS do
-    fit = fit and string.find(ARGV[2 * n], '^[1-9]%d*$')
-end
-if not fit then
-    return redis.error_reply('ERR nestlock: renew needs an owner and a lease of at least 1 for each lock')
-end
-
-for n, lock in ipairs(KEYS) do
-    local owner, lease = ARGV[2 * n - 1], ARGV[2 * n]
-    -- pcall: one bad record must not cost the others their renewal
-    local holder, ttl = redis.pcall('get', lock), redis.pcall('pttl', lock)
-    local refused = type(holder) == 'table' and holder or type(ttl) == 'table' and ttl
-    local held = holder == owner
-    if held and not refused and ttl ~= -1 and ttl < tonumber(lease) then
-        local set = redis.pcall('pexpire', lock, lease)
-        refused = type(set) == 'table' and set
-    end
-    if refused and string.find(refused.err, 'WRONGTYPE', 1, true) then
-        answers[n] = -1
-    elseif refused and #KEYS == 1 then
-        return refused
-    elseif refused then
-        answers[n] = -2
-    elseif held then
-        answers[n] = 1
-    else
-        answers[n] = holder and -1 or 0
-    end
-end
-return answers
+return renew_each(function(lock, owner, lease)
+    local holder = redis.call('get', lock)
+    if holder ~= owner then return holder and -1 or 0 end
+    lengthen(lock, redis.call('pttl', lock), lease)
+    return 1
+end)

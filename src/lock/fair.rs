@@ -11,9 +11,9 @@ use crate::{
     store::{Call, Script, script},
 };
 
-script!(ACQUIRE = "fair/acquire", keys = 4, args = 6);
-script!(RELEASE = "fair/release", keys = 4, args = 3);
-script!(FORCE_RELEASE = "fair/force_release", keys = 2, args = 1);
+script!(ACQUIRE = "fair/acquire", parts = ["owner"], keys = 4, args = 6);
+script!(RELEASE = "fair/release", parts = ["fewer"], keys = 4, args = 3);
+script!(FORCE_RELEASE = "fair/force_release", parts = ["owner"], keys = 2, args = 1);
 
 /// The reentrant lock's record, a list of waiters, and two sorted sets of the times when they count as gone: Redisson's,
 /// which its clients lower, and one for our waiters alone.

@@ -13,19 +13,18 @@ use crate::{
     guard::LockGuard,
     keys::LockName,
     owner::OwnerId,
-    store::{Call, Script, script},
+    store::{Arg, Call, Script, script},
 };
 
-script!(READ_ACQUIRE = "read_write/read_acquire", keys = 2, args = 4);
-script!(READ_RELEASE = "read_write/read_release", keys = 1, args = 4);
-script!(READ_RENEW = "read_write/read_renew", keys = 0 + 1 per_lock, args = 0 + 2 per_lock);
-script!(READ_FORCE_RELEASE = "read_write/read_force_release", keys = 1, args = 2);
+script!(READ_ACQUIRE = "read_write/read_acquire", parts = ["mode"], keys = 2, args = 4);
+script!(READ_RELEASE = "read_write/read_release", parts = ["fewer"], keys = 1, args = 4);
+script!(READ_RENEW = "read_write/read_renew", parts = ["renew_each"], keys = 0 + 1 per_lock, args = 0 + 2 per_lock);
 script!(READ_INSPECT = "read_write/read_inspect", keys = 1, args = 0);
-script!(WRITE_ACQUIRE = "read_write/write_acquire", keys = 2, args = 4);
-script!(WRITE_RELEASE = "read_write/write_release", keys = 2, args = 4);
-script!(WRITE_RENEW = "read_write/write_renew", keys = 0 + 1 per_lock, args = 0 + 2 per_lock);
-script!(WRITE_FORCE_RELEASE = "read_write/write_force_release", keys = 1, args = 2);
-script!(WRITE_INSPECT = "read_write/write_inspect", keys = 1, args = 0);
+script!(WRITE_ACQUIRE = "read_write/write_acquire", parts = ["mode"], keys = 2, args = 4);
+script!(WRITE_RELEASE = "read_write/write_release", parts = ["fewer"], keys = 2, args = 4);
+script!(WRITE_RENEW = "read_write/write_renew", parts = ["renew_each"], keys = 0 + 1 per_lock, args = 0 + 2 per_lock);
+script!(FORCE_RELEASE = "read_write/force_release", parts = ["mode"], keys = 1, args = 3);
+script!(WRITE_INSPECT = "read_write/write_inspect", parts = ["mode"], keys = 1, args = 0);
 
 /// How long an intent holds new readers back. A writer that still waits looks, and renews it, twice within this time.
 const INTENT_MS: u64 = 2_000;
@@ -162,6 +161,11 @@ impl Record {
         vec![Arc::clone(&self.name)]
     }
 
+    fn force_release(&self, side: &str) -> Call {
+        let args = vec![(&self.channel).into(), (&self.holds).into(), Arg::Text(side.into())];
+        Call::new(&FORCE_RELEASE, self.key(), args)
+    }
+
     fn key_and_intent(&self) -> Vec<Arc<str>> {
         vec![Arc::clone(&self.name), Arc::clone(&self.intent)]
     }
@@ -213,7 +217,7 @@ impl Verbs for Read {
     }
 
     fn force_release(&self) -> Call {
-        Call::new(&READ_FORCE_RELEASE, self.0.key(), vec![(&self.0.channel).into(), (&self.0.holds).into()])
+        self.0.force_release("read")
     }
 
     fn inspect(&self) -> Call {
@@ -267,7 +271,7 @@ impl Verbs for Write {
     }
 
     fn force_release(&self) -> Call {
-        Call::new(&WRITE_FORCE_RELEASE, self.0.key(), vec![(&self.0.channel).into(), (&self.0.holds).into()])
+        self.0.force_release("write")
     }
 
     fn inspect(&self) -> Call {

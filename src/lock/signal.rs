@@ -12,10 +12,10 @@ use crate::{
 };
 
 script!(ACQUIRE = "signal/acquire", keys = 1, args = 2);
-script!(RELEASE = "signal/release", keys = 2, args = 3);
-script!(RENEW = "signal/renew", keys = 0 + 1 per_lock, args = 0 + 2 per_lock);
-script!(FORCE_RELEASE = "signal/force_release", keys = 2, args = 1);
-script!(SIGNAL = "signal/signal", keys = 2, args = 1);
+script!(RELEASE = "signal/release", parts = ["tell_one"], keys = 2, args = 3);
+script!(RENEW = "signal/renew", parts = ["renew_each"], keys = 0 + 1 per_lock, args = 0 + 2 per_lock);
+script!(FORCE_RELEASE = "signal/force_release", parts = ["tell_one"], keys = 2, args = 1);
+script!(SIGNAL = "signal/signal", parts = ["tell_one"], keys = 2, args = 1);
 script!(INSPECT = "signal/inspect", keys = 1, args = 0);
 
 /// A string `lock:name`: the owner; and a list `lock-signal:name` of one element, which lives for a second.

@@ -13,7 +13,7 @@ use crate::{
 
 script!(ACQUIRE = "string/acquire", keys = 1, args = 2);
 script!(RELEASE = "string/release", keys = 1, args = 1);
-script!(RENEW = "string/renew", keys = 0 + 1 per_lock, args = 0 + 2 per_lock);
+script!(RENEW = "string/renew", parts = ["renew_each"], keys = 0 + 1 per_lock, args = 0 + 2 per_lock);
 script!(FORCE_RELEASE = "string/force_release", keys = 2, args = 0);
 script!(INSPECT = "string/inspect", keys = 1, args = 0);
 

@@ -23,20 +23,25 @@ pub(crate) struct Arity {
     pub(crate) per_lock: usize,
 }
 
-/// Declares a `static` script: `script!(RELEASE = "reentrant/release", keys = 1, args = 3)`. A name without a file
-/// does not compile. A script over many locks has `keys = 0 + 1 per_lock`, and so many more arguments for each.
+/// Declares a `static` script: `script!(RELEASE = "reentrant/release", parts = ["held"], keys = 1, args = 3)`. A name
+/// without a file does not compile. The text of each part stands before the script's own, in this order. A script over
+/// many locks has `keys = 0 + 1 per_lock`, and so many more arguments for each.
 macro_rules! script {
     (@arity $fixed:literal) => { $crate::store::Arity { fixed: $fixed, per_lock: 0 } };
     (@arity $fixed:literal $each:literal) => { $crate::store::Arity { fixed: $fixed, per_lock: $each } };
     (
         $id:ident = $name:literal,
+        $(parts = [$($part:literal),+],)?
         keys = $keys:literal $(+ $keys_each:literal per_lock)?,
         args = $args:literal $(+ $args_each:literal per_lock)?
     ) => {
         static $id: $crate::store::Script = $crate::store::Script {
             name: $name,
-            source: include_str!(concat!("../../lua/", $name, ".lua")),
-            sha1: std::sync::LazyLock::new(|| $crate::store::sha1(include_str!(concat!("../../lua/", $name, ".lua")))),
+            source: concat!(
+                $($(include_str!(concat!("../../lua/parts/", $part, ".lua")),)+)?
+                include_str!(concat!("../../lua/", $name, ".lua")),
+            ),
+            sha1: std::sync::LazyLock::new(|| $crate::store::sha1($id.source)),
             keys: $crate::store::script!(@arity $keys $($keys_each)?),
             args: $crate::store::script!(@arity $args $($args_each)?),
         };

@@ -47,9 +47,14 @@ impl Source {
         if module == "lib" { "" } else { module.trim_end_matches("/mod") }
     }
 
-    /// Lines of code that ship: no comments, no unit tests (which stand at the end, or in a file of that name).
+    /// Unit tests in a file, or a folder, of that name.
+    fn is_test(&self) -> bool {
+        self.module().split('/').any(|part| part == "tests")
+    }
+
+    /// Lines of code that ship: no comments, no unit tests (which stand at the end, or apart).
     fn code(&self) -> Vec<&str> {
-        let ships = !self.module().ends_with("/tests");
+        let ships = !self.is_test();
         self.text
             .lines()
             .take_while(|_| ships)
@@ -230,7 +235,7 @@ const ENGINE: [&str; 27] = [
 
 /// A part of the engine that ships.
 fn is_part(module: &str) -> bool {
-    module.starts_with("engine/") && !is_list(module) && !module.ends_with("/tests")
+    module.starts_with("engine/") && !is_list(module)
 }
 
 /// A list of modules: whoever imports from there hides what it uses.
@@ -244,7 +249,7 @@ fn no_arrow_inside_the_engine_runs_back_up() {
     let modules: BTreeSet<String> = files.iter().map(|file| file.module().to_owned()).collect();
     let place = |module: &str| ENGINE.iter().position(|part| Some(*part) == module.strip_prefix("engine/"));
     let (mut wrong, mut uses) = (Vec::new(), 0);
-    for file in files.iter().filter(|file| is_part(file.module())) {
+    for file in files.iter().filter(|file| is_part(file.module()) && !file.is_test()) {
         let own = place(file.module());
         assert!(own.is_some(), "{}: it has no place; add it to ENGINE here, and to ARCHITECTURE.md", file.path);
         for used in used_modules(file, &modules) {
@@ -390,13 +395,21 @@ fn fred_is_of_the_line_that_never_re_sends() {
 
 // --- Lua ---
 
-/// What `script!` in `src/lock` declares: name -> keys and arguments, and how many more for each lock.
-fn declared() -> BTreeMap<String, [(usize, usize); 2]> {
+/// What `script!` in `src/lock` declares of a script.
+struct Declared {
+    parts: Vec<String>,
+    /// Keys and arguments, and how many more for each lock.
+    arity: [(usize, usize); 2],
+}
+
+fn declared() -> BTreeMap<String, Declared> {
     let mut declared = BTreeMap::new();
     for file in sources("src/lock", "rs") {
         for line in file.code() {
             let Some(inside) = line.strip_prefix("script!(").and_then(|line| line.strip_suffix(");")) else { continue };
             let name = inside.split('"').nth(1).unwrap().to_owned();
+            let parts = inside.split(['[', ']']).nth(1).unwrap_or_default();
+            let parts = parts.split(", ").map(|part| part.trim_matches('"').to_owned()).filter(|part| !part.is_empty());
             let arity = ["keys", "args"].map(|what| {
                 let said = inside.split(&format!("{what} = ")).nth(1).unwrap().split(',').next().unwrap();
                 let (fixed, each) = said.split_once(" + ").unwrap_or((said, "0 per_lock"));
@@ -404,18 +417,42 @@ fn declared() -> BTreeMap<String, [(usize, usize); 2]> {
             });
             let kind = file.module().trim_start_matches("lock/");
             assert!(name.starts_with(&format!("{kind}/")), "{}: declares {name} of another kind", file.path);
-            assert!(declared.insert(name.clone(), arity).is_none(), "{name} is declared twice");
+            assert!(
+                declared.insert(name.clone(), Declared { parts: parts.collect(), arity }).is_none(),
+                "{name} is declared twice"
+            );
         }
     }
     declared
+}
+
+/// The scripts, and what several of them begin with.
+fn lua() -> (Vec<Source>, Vec<Source>) {
+    sources("lua", "lua").into_iter().partition(|file| !file.path.starts_with("lua/parts/"))
+}
+
+/// The parts that the header names.
+fn parts(file: &Source) -> Vec<Source> {
+    let line = header(file).into_iter().find_map(|line| line.strip_prefix("-- Parts "));
+    let names = line.into_iter().flat_map(|line| line.split(',')).map(str::trim);
+    names
+        .map(|name| {
+            let path = format!("lua/parts/{name}.lua");
+            Source { text: fs::read_to_string(root().join(&path)).unwrap(), path }
+        })
+        .collect()
 }
 
 fn header(file: &Source) -> Vec<&str> {
     file.text.lines().take_while(|line| line.starts_with("--")).collect()
 }
 
-/// The lines after the header, without comments and blank lines.
+/// The lines of the parts and those after the header, without comments and blank lines.
 fn lua_code(file: &Source) -> Vec<String> {
+    parts(file).iter().flat_map(own_code).chain(own_code(file)).collect()
+}
+
+fn own_code(file: &Source) -> Vec<String> {
     let body = file.text.lines().skip(header(file).len());
     body.map(|line| line.split("--").next().unwrap().trim_end().to_owned()).filter(|line| !line.is_empty()).collect()
 }
@@ -439,13 +476,16 @@ fn indices<'a>(code: &'a str, what: &str) -> BTreeSet<&'a str> {
         .collect()
 }
 
-fn assert_header_fits(file: &Source, arity: [(usize, usize); 2]) {
+fn assert_header_fits(file: &Source, declared: &Declared) {
     let (header, code, path) = (header(file), lua_code(file), &file.path);
     let name = path.trim_start_matches("lua/").trim_end_matches(".lua");
     assert!(header[0].starts_with(&format!("-- {name}: ")), "{path}: first line is {:?}", header[0]);
     assert!(header.iter().any(|line| line.starts_with("-- Returns  ")), "{path}: no `Returns`");
     assert!(header.len() > 3 && header[1] == "--", "{path}: a blank line after the first");
-    for (what, (count, per_lock)) in ["KEYS", "ARGV"].into_iter().zip(arity) {
+    let parts: Vec<_> =
+        parts(file).iter().map(|part| part.path.replace("lua/parts/", "").replace(".lua", "")).collect();
+    assert_eq!(parts, declared.parts, "{path}: parts of the header and of script!(..)");
+    for (what, (count, per_lock)) in ["KEYS", "ARGV"].into_iter().zip(declared.arity) {
         let each = match (per_lock, count) {
             (0, _) => vec![],
             (1, 0) => vec!["n".to_owned()],
@@ -469,39 +509,44 @@ fn assert_header_fits(file: &Source, arity: [(usize, usize); 2]) {
 
 #[test]
 fn every_script_is_declared_and_every_declaration_is_a_script() {
-    let files: BTreeSet<String> = sources("lua", "lua")
-        .iter()
-        .map(|file| file.path.trim_start_matches("lua/").trim_end_matches(".lua").to_owned())
-        .filter(|name| !name.rsplit('/').next().unwrap().starts_with('_'))
-        .collect();
+    let (scripts, all) = lua();
+    let files: BTreeSet<String> =
+        scripts.iter().map(|file| file.path.trim_start_matches("lua/").trim_end_matches(".lua").to_owned()).collect();
     let declared: BTreeSet<String> = declared().into_keys().collect();
     assert_eq!(files, declared);
+    for part in all {
+        let users = scripts.iter().filter(|file| parts(file).iter().any(|used| used.path == part.path)).count();
+        assert!(users > 1, "{}: a part of {users} scripts", part.path);
+    }
 }
 
 #[test]
 fn every_script_header_fits_its_body_and_its_declaration() {
     let declared = declared();
-    for file in sources("lua", "lua") {
+    for file in lua().0 {
         let name = file.path.trim_start_matches("lua/").trim_end_matches(".lua");
-        if let Some(arity) = declared.get(name) {
-            assert_header_fits(&file, *arity);
-        }
+        assert_header_fits(&file, &declared[name]);
     }
 }
 
 #[test]
 fn every_script_names_its_arguments_first_and_is_short() {
-    for file in sources("lua", "lua") {
-        let code = lua_code(&file);
+    let (scripts, parts) = lua();
+    for file in &scripts {
+        let code = own_code(file);
         // a screen. fair/acquire judges a queue, takes a place in it and takes back what is refused
         let most = if file.path == "lua/fair/acquire.lua" { 100 } else { 60 };
         assert!(code.len() < most, "{}: {} lines", file.path, code.len());
-        let first = &code[0];
-        assert!(first.starts_with("local ") && first.contains(" = "), "{}: first statement: {first}", file.path);
-        let per_lock = header(&file).iter().any(|line| line.contains("[n]"));
+        let first = &lua_code(file)[0];
+        let names = first.starts_with("local ") && (first.contains(" = ") || first.starts_with("local function "));
+        assert!(names, "{}: first statement: {first}", file.path);
+    }
+    for file in scripts.iter().chain(&parts) {
+        let code = own_code(file);
+        let per_lock = header(file).iter().any(|line| line.contains("[n]"));
         for (at, line) in code.iter().enumerate().skip(1) {
             // what does not fit into one line
-            if at == 1 && line.starts_with("local ") && line.contains(" = ARGV[1]") && !first.contains("ARGV[") {
+            if at == 1 && line.starts_with("local ") && line.contains(" = ARGV[1]") && !code[0].contains("ARGV[") {
                 continue;
             }
             let each = per_lock && (line.contains("ARGV[n + 1]") || line.contains("ARGV[2 * n"));
@@ -552,7 +597,7 @@ const COMMANDS: [&str; 34] = [
 /// R109: no managed cluster refuses a script of ours, since every command is a literal. P14: none looks at all keys.
 #[test]
 fn r109_p14_scripts_call_known_commands_by_name() {
-    for file in sources("lua", "lua") {
+    for file in lua().0 {
         let code = lua_code(&file).join("\n");
         let mut calls = 0;
         for (at, _) in code.match_indices("redis.") {
@@ -597,7 +642,7 @@ fn p14_the_client_never_looks_at_all_keys_at_once() {
 
 #[test]
 fn scripts_have_no_globals() {
-    for file in sources("lua", "lua") {
+    for file in lua().0 {
         let mut locals = BTreeSet::new();
         for line in lua_code(&file) {
             let code = line.trim();

@@ -113,7 +113,11 @@ fn scripts_per_second(addr: SocketAddr) -> Result<f64> {
 
 /// Runs the script of an acquire, 100 in flight.
 fn scripts(addr: SocketAddr, count: usize) -> Result<Duration> {
-    let source = include_str!("../../../lua/reentrant/acquire.lua");
+    let source = concat!(
+        include_str!("../../../lua/parts/owner.lua"),
+        include_str!("../../../lua/parts/claim.lua"),
+        include_str!("../../../lua/reentrant/acquire.lua"),
+    );
     let mut stream = BufReader::new(TcpStream::connect(addr)?);
     stream.get_mut().set_nodelay(true)?;
     let request = |words: &[&str]| {

@@ -64,6 +64,7 @@ impl<'a> Round<'a> {
                 0 => b"0".to_vec(),
                 _ => self.lease(),
             },
+            ("side", "string") => self.rng.pick(&["read", "read", "write", "write", "no side"]).into(),
             ("waits", "integer") => self.rng.pick(&["0", "1", "1", "yes"]).into(),
             ("token", "integer") => match self.rng.below(10) {
                 0 => self.times.junk(),

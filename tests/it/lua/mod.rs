@@ -9,8 +9,9 @@ mod refused;
 mod signal;
 mod string;
 
-use std::{cell::RefCell, collections::BTreeSet, fs, path::Path};
+use std::cell::RefCell;
 
+pub use crate::support::scripts::source;
 use crate::support::{
     Server,
     wire::{Reply, Wire},
@@ -151,25 +152,6 @@ impl Ears {
             }
         }
     }
-}
-
-/// The names of all scripts: `<kind>/<verb>`.
-pub fn scripts() -> BTreeSet<String> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("lua");
-    let kinds = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).filter(|path| path.is_dir());
-    let files =
-        kinds.flat_map(|kind| fs::read_dir(kind).unwrap()).map(|entry| entry.unwrap().path().with_extension(""));
-    let name = |path: &Path| {
-        let words: Vec<_> = path.iter().rev().take(2).map(|word| word.to_str().unwrap()).collect();
-        format!("{}/{}", words[1], words[0])
-    };
-    files.map(|path| name(&path)).collect()
-}
-
-/// The text of a script.
-pub fn source(script: &str) -> String {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("lua").join(format!("{script}.lua"));
-    fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
 /// The command that runs a script's text.

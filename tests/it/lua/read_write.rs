@@ -13,12 +13,11 @@ const B: &str = "0a1b2c3d-1111-4222-8333-444455556666:43";
 const READ: &str = "read_write/read_acquire";
 const READ_RELEASE: &str = "read_write/read_release";
 const READ_RENEW: &str = "read_write/read_renew";
-const READ_FORCE: &str = "read_write/read_force_release";
 const READ_INSPECT: &str = "read_write/read_inspect";
 const WRITE: &str = "read_write/write_acquire";
 const WRITE_RELEASE: &str = "read_write/write_release";
 const WRITE_RENEW: &str = "read_write/write_renew";
-const WRITE_FORCE: &str = "read_write/write_force_release";
+const FORCE: &str = "read_write/force_release";
 const WRITE_INSPECT: &str = "read_write/write_inspect";
 
 const KEYS: [&str; 2] = [LOCK, INTENT];
@@ -51,13 +50,13 @@ fn every_script() -> Vec<Step> {
         (READ_RELEASE, vec![LOCK], args(&[A, "0", CHANNEL, HOLDS])),
         (READ_RELEASE, vec![LOCK], args(&[A, "1", CHANNEL, HOLDS])),
         (READ_RENEW, vec![LOCK], args(&[A, "30000"])),
-        (READ_FORCE, vec![LOCK], args(&[CHANNEL, HOLDS])),
+        (FORCE, vec![LOCK], args(&[CHANNEL, HOLDS, "read"])),
         (READ_INSPECT, vec![LOCK], args(&[])),
         (WRITE, KEYS.to_vec(), args(&[A, "30000", "1", PATIENCE])),
         (WRITE_RELEASE, KEYS.to_vec(), args(&[A, "0", CHANNEL, HOLDS])),
         (WRITE_RELEASE, KEYS.to_vec(), args(&[A, "1", CHANNEL, HOLDS])),
         (WRITE_RENEW, vec![LOCK], args(&[A, "30000"])),
-        (WRITE_FORCE, vec![LOCK], args(&[CHANNEL, HOLDS])),
+        (FORCE, vec![LOCK], args(&[CHANNEL, HOLDS, "write"])),
         (WRITE_INSPECT, vec![LOCK], args(&[])),
     ]
 }
@@ -838,26 +837,26 @@ fn renew_of_a_single_lock_answers_the_servers_refusal() {
 fn force_release_ends_the_own_side_only() {
     let bench = Bench::new();
     let mut ears = bench.listen(CHANNEL);
-    let args = [CHANNEL, HOLDS];
-    assert_eq!(bench.untouched(READ_FORCE, &[LOCK], &args), Reply::Int(0));
-    assert_eq!(bench.untouched(WRITE_FORCE, &[LOCK], &args), Reply::Int(0));
+    let (reading, writing) = ([CHANNEL, HOLDS, "read"], [CHANNEL, HOLDS, "write"]);
+    assert_eq!(bench.untouched(FORCE, &[LOCK], &reading), Reply::Int(0));
+    assert_eq!(bench.untouched(FORCE, &[LOCK], &writing), Reply::Int(0));
     assert_eq!(bench.read(A, "30000", "1"), ACQUIRED);
     assert_eq!(bench.read(A, "30000", "2"), ACQUIRED);
     assert_eq!(bench.read(B, "30000", "1"), ACQUIRED);
-    assert_eq!(bench.untouched(WRITE_FORCE, &[LOCK], &args), Reply::Int(0));
+    assert_eq!(bench.untouched(FORCE, &[LOCK], &writing), Reply::Int(0));
     assert_eq!(ears.heard(&bench), [] as [&str; 0]);
-    assert_eq!(bench.run(READ_FORCE, &[LOCK], &args), Reply::Int(1));
+    assert_eq!(bench.run(FORCE, &[LOCK], &reading), Reply::Int(1));
     assert_eq!(bench.snapshot(), [], "holds as well");
     assert_eq!(ears.heard(&bench), ["1"]);
-    assert_eq!(bench.untouched(READ_FORCE, &[LOCK], &args), Reply::Int(0), "sent twice");
+    assert_eq!(bench.untouched(FORCE, &[LOCK], &reading), Reply::Int(0), "sent twice");
     assert_eq!(bench.write(A, "30000", "1", "0"), ACQUIRED);
     assert_eq!(bench.read(A, "30000", "1"), ACQUIRED);
-    assert_eq!(bench.untouched(READ_FORCE, &[LOCK], &args), Reply::Int(0));
+    assert_eq!(bench.untouched(FORCE, &[LOCK], &reading), Reply::Int(0));
     assert_eq!(ears.heard(&bench), [] as [&str; 0]);
-    assert_eq!(bench.run(WRITE_FORCE, &[LOCK], &args), Reply::Int(1));
+    assert_eq!(bench.run(FORCE, &[LOCK], &writing), Reply::Int(1));
     assert_eq!(bench.snapshot(), []);
     assert_eq!(ears.heard(&bench), ["1"]);
-    assert_eq!(bench.untouched(WRITE_FORCE, &[LOCK], &args), Reply::Int(0), "sent twice");
+    assert_eq!(bench.untouched(FORCE, &[LOCK], &writing), Reply::Int(0), "sent twice");
 }
 
 /// R67: each side answers for itself.
@@ -1067,12 +1066,12 @@ fn h12_f25_without_memory_locks_can_be_released_and_renewed() {
     assert_eq!(bench.unwrite(A, "1"), Reply::Int(0));
     assert_eq!(bench.unwrite(A, "0"), Reply::Int(1));
     bench.assert_fields(&[(A, "1"), ("mode", "read")]);
-    assert_eq!(bench.run(READ_FORCE, &[LOCK], &[CHANNEL, HOLDS]), Reply::Int(1));
+    assert_eq!(bench.run(FORCE, &[LOCK], &[CHANNEL, HOLDS, "read"]), Reply::Int(1));
     assert_eq!(bench.snapshot(), []);
     memory("0");
     assert_eq!(bench.write(A, "10000", "1", "0"), ACQUIRED);
     memory("1");
-    assert_eq!(bench.run(WRITE_FORCE, &[LOCK], &[CHANNEL, HOLDS]), Reply::Int(1));
+    assert_eq!(bench.run(FORCE, &[LOCK], &[CHANNEL, HOLDS, "write"]), Reply::Int(1));
     assert_eq!(bench.snapshot(), []);
 }
 

@@ -3,8 +3,8 @@
 
 use std::{collections::BTreeSet, fmt::Write as _};
 
-use super::{Bench, eval, leases, scripts, source};
-use crate::support::wire::Reply;
+use super::{Bench, eval, leases, source};
+use crate::support::{scripts, wire::Reply};
 
 const A: &str = "0a1b2c3d-1111-4222-8333-444455556666:42";
 const B: &str = "0a1b2c3d-1111-4222-8333-444455556666:43";
@@ -136,7 +136,7 @@ fn cases() -> Vec<Case> {
     of("read_write/read_renew", &[L], &[A, "30000"], &[reads, reads_twice, writes_and_reads]);
     let no_key = &*format!("HSET l mode read {A} 1;PEXPIRE l 20000");
     of("read_write/read_renew", &[L, "m"], &leases(&[A, A], "30000"), &[reads, no_key]);
-    of("read_write/read_force_release", &[L], &["c", HOLDS], &[both]);
+    of("read_write/force_release", &[L], &["c", HOLDS, "read"], &[both]);
     of("read_write/read_inspect", &[L], &[], &[both]);
     of("read_write/write_acquire", &[L, INTENT], &[A, "30000", "1", "2000"], &["", intent, both, writes]);
     of("read_write/write_acquire", &[L, INTENT], &[A, "30000", "2", "2000"], &[writes]);
@@ -144,7 +144,7 @@ fn cases() -> Vec<Case> {
     of("read_write/write_release", &[L, INTENT], &[A, "1", "c", HOLDS], &[&writes.replace(":write 1", ":write 2")]);
     of("read_write/write_renew", &[L], &[A, "30000"], &[writes]);
     of("read_write/write_renew", &[L, "m"], &leases(&[A, A], "30000"), &[writes]);
-    of("read_write/write_force_release", &[L], &["c", HOLDS], &[writes_and_reads]);
+    of("read_write/force_release", &[L], &["c", HOLDS, "write"], &[writes_and_reads]);
     of("read_write/write_inspect", &[L], &[], &[writes]);
     cases
 }
@@ -201,7 +201,7 @@ fn same(before: &[(String, Reply, i64)], after: &[(String, Reply, i64)]) -> bool
 #[test]
 fn every_script_has_cases() {
     let tested: BTreeSet<String> = cases().iter().map(|case| case.script.to_owned()).collect();
-    assert_eq!(tested, scripts());
+    assert_eq!(tested, scripts::names());
 }
 
 /// Scripts that fail where a TTL ends.

@@ -6,6 +6,7 @@ pub mod clock;
 pub mod history;
 pub mod proxy;
 pub mod redisson;
+pub mod scripts;
 pub mod server;
 pub mod wire;
 

@@ -30,7 +30,7 @@ use tokio::{
     time::{Instant, sleep, sleep_until, timeout},
 };
 
-use super::Server;
+use super::{Server, scripts};
 
 /// What becomes of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -69,22 +69,19 @@ fn script_verbs() -> &'static HashMap<String, Verb> {
     static VERBS: OnceLock<HashMap<String, Verb>> = OnceLock::new();
     VERBS.get_or_init(|| {
         let mut verbs = HashMap::new();
-        let kinds = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/lua")).expect("the scripts");
-        for kind in kinds.flatten().filter(|kind| kind.path().is_dir()) {
-            for file in std::fs::read_dir(kind.path()).expect("a folder").flatten() {
-                let name = file.file_name().into_string().expect("a name");
-                let verb = match name.trim_start_matches("read_").trim_start_matches("write_") {
-                    name if name.starts_with("acquire") => Verb::Acquire,
-                    name if name.starts_with("release") => Verb::Release,
-                    name if name.starts_with("renew") => Verb::Renew,
-                    name if name.starts_with("inspect") => Verb::Inspect,
-                    name if name.starts_with("force_release") => Verb::ForceRelease,
-                    _ => continue,
-                };
-                let source = std::fs::read_to_string(file.path()).expect("a script");
-                verbs.insert(nestlock::fred::util::sha1_hash(&source), verb);
-                verbs.insert(source, verb);
-            }
+        for script in scripts::names() {
+            let verb = script.rsplit('/').next().expect("<kind>/<verb>");
+            let verb = match verb.trim_start_matches("read_").trim_start_matches("write_") {
+                name if name.starts_with("acquire") => Verb::Acquire,
+                name if name.starts_with("release") => Verb::Release,
+                name if name.starts_with("renew") => Verb::Renew,
+                name if name.starts_with("inspect") => Verb::Inspect,
+                name if name.starts_with("force_release") => Verb::ForceRelease,
+                _ => continue,
+            };
+            let source = scripts::source(&script);
+            verbs.insert(nestlock::fred::util::sha1_hash(&source), verb);
+            verbs.insert(source, verb);
         }
         verbs
     })

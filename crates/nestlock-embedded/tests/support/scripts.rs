@@ -21,6 +21,7 @@ pub struct Word {
 pub struct Script {
     /// `reentrant/acquire`
     pub name: String,
+    /// With its parts.
     pub source: String,
     pub keys: Vec<Word>,
     pub args: Vec<Word>,
@@ -34,12 +35,13 @@ impl Script {
     }
 
     fn read(folder: &Path, path: &Path) -> Self {
-        let source = fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        let text = |path: &Path| fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        let source = text(path);
         let name = path.strip_prefix(folder).expect("inside").with_extension("");
         let name = name.to_str().expect("a name").replace('\\', "/");
-        let mut script = Self { name, source, keys: vec![], args: vec![], returns: vec![] };
+        let mut script = Self { name, source: String::new(), keys: vec![], args: vec![], returns: vec![] };
         let mut returning = false;
-        for line in script.source.lines().map_while(|line| line.strip_prefix("--")) {
+        for line in source.lines().map_while(|line| line.strip_prefix("--")) {
             let words: Vec<&str> = line.split_whitespace().collect();
             let indexed = |array: &str| {
                 let index = words.first()?.strip_prefix(array)?.strip_suffix(']')?;
@@ -48,13 +50,17 @@ impl Script {
             };
             script.keys.extend(indexed("KEYS["));
             script.args.extend(indexed("ARGV["));
-            if words.first() == Some(&"Returns") {
+            if words.first() == Some(&"Parts") {
+                let parts = words[1..].iter().map(|part| part.trim_end_matches(','));
+                script.source = parts.map(|part| text(&folder.join(format!("parts/{part}.lua")))).collect();
+            } else if words.first() == Some(&"Returns") {
                 returning = true;
                 script.returns.extend(words.get(1).map(ToString::to_string));
             } else if returning {
                 script.returns.extend(words.first().map(ToString::to_string));
             }
         }
+        script.source += &source;
         assert!(!script.keys.is_empty() && !script.returns.is_empty(), "{}: a header is missing", script.name);
         script
     }
@@ -68,7 +74,7 @@ pub fn sha1(source: &str) -> String {
     })
 }
 
-/// Every file in `lua`, by name.
+/// Every script in `lua`, by name.
 pub fn all() -> Vec<Script> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../lua");
     let mut paths = vec![];
@@ -81,7 +87,9 @@ pub fn all() -> Vec<Script> {
 fn walk(folder: &Path, found: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display())) {
         let path = entry.expect("an entry").path();
-        if path.is_dir() {
+        if path.ends_with("parts") {
+            // no scripts
+        } else if path.is_dir() {
             walk(&path, found);
         } else if path.extension().is_some_and(|extension| extension == "lua") {
             found.push(path);

@@ -1,16 +1,16 @@
--- read_write/write_force_release: end the writing of whoever writes, and his reading with it. Safe to send twice.
+-- read_write/force_release: end one side, whoever holds it; a writer's reading ends with it. Safe to send twice.
 --
 -- KEYS[1]  lock     hash     mode -> read or write, reader -> hold count, writer:write -> hold count; has a TTL
 -- ARGV[1]  channel  string   where waiters listen
 -- ARGV[2]  holds of string   the keys of all readers' holds: this, the reader, ":rwlock_timeout:" and a number
+-- ARGV[3]  side     string   which side is to end: read or write
+-- Parts    mode
 -- Returns  1        free now; waiters were told
---          0        nobody writes
+--          0        nobody holds this side
 --          -3       WRONG_KIND: the hash at this name is not a record of this kind
-local lock, channel, of = KEYS[1], ARGV[1], ARGV[2]
+local channel, of, side = ARGV[1], ARGV[2], ARGV[3]
 
-local mode = redis.call('hget', lock, 'mode')
-if mode ~= 'read' and mode ~= 'write' and redis.call('hlen', lock) > 0 then return -3 end
-if mode ~= 'write' then return 0 end
+if mode ~= side then return 0 end
 
 local fields = redis.call('hgetall', lock)
 -- told first: where PUBLISH is refused, nothing is written
