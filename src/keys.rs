@@ -96,7 +96,9 @@ impl LockName {
 
 /// `prefix:{name}`, or `prefix:name` where the name has braces already (Redisson tests for `{` only).
 fn derive(prefix: &str, name: &str) -> String {
-    if name.contains('{') { format!("{prefix}:{name}") } else { format!("{prefix}:{{{name}}}") }
+    let (open, close) = if name.contains('{') { ("", "") } else { ("{", "}") };
+    // not by `format!`: each release of a plain lock makes one
+    [prefix, ":", open, name, close].concat()
 }
 
 /// The part of a key that decides its cluster slot: between the first `{` and the next `}`, unless that is empty.

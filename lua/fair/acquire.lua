@@ -32,7 +32,7 @@ if held then
     return set
 end
 local field = fields == 1 and redis.call('hkeys', lock)[1] or ''
-if fields > 0 and not string.find(field, OWNER) then return -3 end
+if fields > 0 and not is_owner(field) then return -3 end
 if holds ~= '1' then return -2 end
 
 local score, known = redis.call('zscore', timeouts, owner), redis.call('zscore', seen, owner)

@@ -11,7 +11,7 @@ local lock, queue, channel = KEYS[1], KEYS[2], ARGV[1]
 
 local fields = redis.call('hlen', lock)
 if fields == 0 then return 0 end
-if fields > 1 or not string.find(redis.call('hkeys', lock)[1], OWNER) then return -3 end
+if fields > 1 or not is_owner(redis.call('hkeys', lock)[1]) then return -3 end
 
 -- told first: where PUBLISH is refused, nothing is written. If the next waiter is gone, the others look for themselves
 local head = redis.call('lindex', queue, 0)

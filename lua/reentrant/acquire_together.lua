@@ -20,7 +20,7 @@ for n, lock in ipairs(KEYS) do
     if ttls[n] ~= -2 then
         -- a record of this kind has exactly one field
         local record = redis.call('hlen', lock) == 1 and redis.call('hgetall', lock) or {''}
-        if not string.find(record[1], OWNER) then return {n, -3} end
+        if not is_owner(record[1]) then return {n, -3} end
         if record[1] ~= owner then return {n, ttls[n]} end
         held[n] = record[2]
     end

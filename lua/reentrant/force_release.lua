@@ -10,7 +10,7 @@ local lock, channel = KEYS[1], ARGV[1]
 
 local fields = redis.call('hlen', lock)
 if fields == 0 then return 0 end
-if fields > 1 or not string.find(redis.call('hgetall', lock)[1], OWNER) then return -3 end
+if fields > 1 or not is_owner(redis.call('hgetall', lock)[1]) then return -3 end
 
 -- told first: where PUBLISH is refused, nothing is written
 if channel ~= '' then redis.call('publish', channel, '0') end

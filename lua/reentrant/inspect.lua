@@ -13,5 +13,5 @@ if fields == 0 then return nil end
 if fields > 1 then return -3 end
 local record = redis.call('hgetall', lock)
 local owner, holds = record[1], record[2]
-if not string.find(owner, OWNER) or not string.find(holds, '^%d+$') then return -3 end
+if not is_owner(owner) or not string.find(holds, '^%d+$') then return -3 end
 return {redis.call('pttl', lock), owner, tonumber(holds)}

@@ -122,7 +122,7 @@ impl<'a> Acquire<'a> {
                 // an outage ends the call when its patience is over, not an attempt later
                 let outage = failing.as_ref().map(|failing| failing.since + self.core.config.outage_patience);
                 // nothing of an attempt lives on while its waiter sleeps. In a box, so that a waiter stays small
-                let attempt = match Box::pin(self.attempt(self.attempt_deadline(outage))).await {
+                let attempt = match Box::pin(self.attempt(self.attempt_deadline(outage), tried)).await {
                     Err(error) => {
                         return Err(match &mut failing {
                             Some(failing) => failing.as_a_whole(error),
@@ -282,8 +282,8 @@ impl<'a> Acquire<'a> {
         Door { about, waits, max_holds, after_loss: self.after_loss }
     }
 
-    /// One attempt, in the owner's turn.
-    async fn attempt(&self, deadline: Option<Instant>) -> Result<Attempt<'a>> {
+    /// One attempt, in the owner's turn, from `tried` on.
+    async fn attempt(&self, deadline: Option<Instant>, tried: Instant) -> Result<Attempt<'a>> {
         let Self { core, kind, .. } = *self;
         if self.owner.is_value()
             && let Some(attempt) = self.attempt_by_a_value_that_was_handed_over(deadline).await
@@ -293,16 +293,17 @@ impl<'a> Acquire<'a> {
         let under_way = UnderWay { core, hold: core.holds.get_or_insert(kind, &self.owner) };
         let hold = &under_way.hold;
         // whoever has the turn sends two requests at most
-        let longest = Instant::now() + 2 * core.config.command_timeout();
+        let longest = tried + 2 * core.config.command_timeout();
         let _turn = match core.turn(hold, deadline.map_or(longest, |deadline| deadline.min(longest))).await {
             Ok(turn) => turn,
             Err(error) => return self.failed(error),
         };
 
         // what this owner left behind comes first: a dropped guard, a cancelled call, a lost reply
-        let request = loop {
-            match hold.plan(self.door(kind, self.waits), core.holds.around(hold))? {
-                Next::Send(request) => break request,
+        let (request, sent) = loop {
+            let now = Instant::now();
+            match hold.plan(self.door(kind, self.waits), core.holds.around(hold), now)? {
+                Next::Send(request) => break (request, now),
                 Next::Forget => {
                     core.holds.forget(hold);
                     return Ok(Attempt::Again);
@@ -317,13 +318,12 @@ impl<'a> Acquire<'a> {
                 None => return Ok(Attempt::GivenUp),
             }
         };
-        hold.send(&request, self.lease, core.epoch(hold));
+        hold.send(&request, self.lease, core.epoch(hold), sent);
         // looked at after the hold is in doubt: a shutdown that this look misses will wait for this turn
         if let Err(closed) = core.check_open() {
             hold.not_executed(&request);
             return Err(closed);
         }
-        let sent = Instant::now();
         let terms =
             Terms { owner: &request.owner, lease_ms: self.lease.millis(), holds: request.count, waits: self.waits };
         let Some(answer) = self.in_time(deadline, pin!(core.store.acquire(kind.acquire(terms)))).await else {

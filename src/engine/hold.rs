@@ -111,11 +111,11 @@ impl Hold {
 
     /// Changes the state. Afterwards the watchdog knows when to look, and guards are told of their end: in this order,
     /// and the latter without the mutex, since wakers are the user's code.
-    fn change<T>(self: &Arc<Self>, transition: impl FnOnce(&mut State, Instant, &mut Effects) -> T) -> T {
+    fn change<T>(self: &Arc<Self>, transition: impl FnOnce(&mut State, &mut Effects) -> T) -> T {
         let mut effects = Effects::default();
         let outcome = {
             let mut state = self.state();
-            let outcome = transition(&mut state, Instant::now(), &mut effects);
+            let outcome = transition(&mut state, &mut effects);
             state.forget_ended();
             self.due.put(self, state.next_look(self.due.overdue()));
             outcome
@@ -221,8 +221,8 @@ impl Hold {
     // --- acquiring: in turn ---
 
     /// What the next acquire should do.
-    pub(crate) fn plan(self: &Arc<Self>, door: Door, around: Around) -> Result<Next> {
-        match self.change(|state, now, effects| state.plan(door, around, now, effects)) {
+    pub(crate) fn plan(self: &Arc<Self>, door: Door, around: Around, now: Instant) -> Result<Next> {
+        match self.change(|state, effects| state.plan(door, around, now, effects)) {
             Planned::Send(request) => Ok(Next::Send(request)),
             Planned::Unsettled => Ok(Next::Agree),
             Planned::Gone => Ok(Next::Forget),
@@ -231,8 +231,8 @@ impl Hold {
     }
 
     /// From here on the request is under way: if nobody hears its answer, the server's side is unknown.
-    pub(crate) fn send(self: &Arc<Self>, request: &Request, lease: Lease, epoch: u64) {
-        self.change(|state, now, _| {
+    pub(crate) fn send(self: &Arc<Self>, request: &Request, lease: Lease, epoch: u64, now: Instant) {
+        self.change(|state, _| {
             state.ends = state.ends.max(lease.record_ends(now));
             state.send(request, epoch, now);
         });
@@ -240,22 +240,22 @@ impl Hold {
 
     /// The server did not execute the request: nothing new is in doubt.
     pub(crate) fn not_executed(self: &Arc<Self>, request: &Request) {
-        self.change(|state, _, _| state.not_executed(request));
+        self.change(|state, _| state.not_executed(request));
     }
 
     /// The server said that somebody else holds the lock. `queued`: this request has a place in its queue.
     pub(crate) fn busy(self: &Arc<Self>, request: &Request, queued: bool, epoch: u64) {
-        self.change(|state, _, _| state.busy(request, queued, epoch));
+        self.change(|state, _| state.busy(request, queued, epoch));
     }
 
     /// The server said that the record is of another kind. A place in the queue is as it was.
     pub(crate) fn refused_as_another_kind(self: &Arc<Self>, request: &Request) {
-        self.change(|state, _, effects| state.refused_as_another_kind(request, effects));
+        self.change(|state, effects| state.refused_as_another_kind(request, effects));
     }
 
     /// The server said that this owner does not hold what it re-entered.
     pub(crate) fn refused_as_lost(self: &Arc<Self>, request: &Request) -> Error {
-        self.change(|state, _, effects| state.refused_as_lost(effects));
+        self.change(State::refused_as_lost);
         self.lost_error(&request.owner, LossReason::RecordMissing)
     }
 
@@ -266,7 +266,7 @@ impl Hold {
     ///
     /// [`Error::Lost`]: the hold that it was to be nested in was lost meanwhile.
     pub(crate) fn granted(self: &Arc<Self>, request: &Request, grant: &Grant, epoch: u64) -> Result<Option<Ticket>> {
-        let granted = self.change(|state, now, effects| state.granted(request, grant, epoch, now, effects));
+        let granted = self.change(|state, effects| state.granted(request, grant, epoch, Instant::now(), effects));
         granted.map_err(|(generation, end)| self.end_error(&generation, end))
     }
 
@@ -274,7 +274,7 @@ impl Hold {
     /// polls, and the watchdog looks again later. `false`: that is not so.
     pub(super) fn bear_with_queue(self: &Arc<Self>) -> bool {
         let turn = self.turn.try_lock();
-        turn.is_ok() && self.change(|state, now, _| state.bear_with_queue(now))
+        turn.is_ok() && self.change(|state, _| state.bear_with_queue(Instant::now()))
     }
 
     /// Counts a waiter in the queue. In nobody's turn; nothing that the watchdog looks at changes.
@@ -284,19 +284,19 @@ impl Hold {
 
     /// One waiter less; with the last one the place in the queue is given up, by the next who makes the server agree.
     pub(crate) fn leave_queue_once(self: &Arc<Self>, epoch: u64) {
-        self.change(|state, now, _| state.leave_queue_once(epoch, now));
+        self.change(|state, _| state.leave_queue_once(epoch, Instant::now()));
     }
 
     /// All waiters leave the queue.
     pub(crate) fn leave_queue(self: &Arc<Self>, epoch: u64) {
-        self.change(|state, now, _| state.leave_queue(epoch, now));
+        self.change(|state, _| state.leave_queue(epoch, Instant::now()));
     }
 
     // --- holding ---
 
     /// What is due.
     pub(crate) fn look(self: &Arc<Self>, now: Instant) -> Look {
-        match self.change(|state, _, effects| state.look(now, self.due.overdue(), effects)) {
+        match self.change(|state, effects| state.look(now, self.due.overdue(), effects)) {
             Due::Nothing => Look::Nothing,
             Due::Ended => Look::Ended,
             Due::Stuck => Look::Stuck,
@@ -308,7 +308,7 @@ impl Hold {
 
     /// Asks at once whether the record is still there, and renews it if it is to be renewed.
     pub(crate) fn check_soon(self: &Arc<Self>, now: Instant) {
-        self.change(|state, _, _| state.check_soon(now));
+        self.change(|state, _| state.check_soon(now));
     }
 
     /// Takes in what a renewal sent at `sent` was answered. `next`: when it is due again, `None`: that stays as it is.
@@ -320,25 +320,25 @@ impl Hold {
         lease: Duration,
         next: Option<Instant>,
     ) {
-        self.change(|state, now, effects| state.renewed(generation, answer, (sent, lease), next, now, effects));
+        self.change(|state, effects| state.renewed(generation, answer, (sent, lease), next, Instant::now(), effects));
     }
 
     /// The renewal was not confirmed; it is due again at `next`.
     pub(crate) fn not_renewed(self: &Arc<Self>, generation: &Arc<Generation>, next: Instant) {
-        self.change(|state, now, effects| state.not_renewed(generation, next, now, effects));
+        self.change(|state, effects| state.not_renewed(generation, next, Instant::now(), effects));
     }
 
     // --- ending ---
 
     /// Gives one hold back, in our books; the server is told by `Core::agree`.
-    pub(crate) fn leave(self: &Arc<Self>, ticket: &Ticket) -> Result<Left> {
-        let left = self.change(|state, now, effects| state.leave(ticket, now, effects));
+    pub(crate) fn leave(self: &Arc<Self>, ticket: &Ticket, now: Instant) -> Result<Left> {
+        let left = self.change(|state, effects| state.leave(ticket, now, effects));
         left.map_err(|end| self.end_error(&ticket.generation, end))
     }
 
     /// Gives one hold of the generation back that is held under this name, whichever guard it has.
     pub(crate) fn leave_without_guard(self: &Arc<Self>, owner: &OwnerId) -> Result<Left> {
-        let left = self.change(State::leave_without_guard);
+        let left = self.change(|state, effects| state.leave_without_guard(Instant::now(), effects));
         left.map_err(|end| match end {
             Some(End::Lost(reason)) => self.lost_error(&self.owner(), reason),
             _ => self.not_held_error(owner),
@@ -348,12 +348,12 @@ impl Hold {
     /// A guard is let go of without a release: from here on the hold is somebody else's to release. `None`: there is
     /// nothing to hand over, the lock was lost.
     pub(crate) fn hand_over(self: &Arc<Self>, ticket: &Ticket) -> Option<Unsettled> {
-        self.change(|state, now, effects| state.hand_over(ticket, now, effects))
+        self.change(|state, effects| state.hand_over(ticket, Instant::now(), effects))
     }
 
     /// Nobody knows any more how many holds the server records.
     pub(crate) fn stop_watching(self: &Arc<Self>) {
-        self.change(|state, _, _| state.stop_watching());
+        self.change(|state, _| state.stop_watching());
     }
 
     /// The name is shared with a hold that was handed over.
@@ -365,7 +365,7 @@ impl Hold {
     /// Gives up on a request that is never answered to anybody. `None`: it was answered meanwhile. `retire` is told the
     /// name, before anybody can see that the hold is nobody's; it must not come back to a hold.
     pub(crate) fn orphan(self: &Arc<Self>, retire: impl FnOnce(&OwnerId)) -> Option<Abandoned> {
-        self.change(|state, _, _| state.orphan().inspect(|abandoned| retire(&abandoned.owner)))
+        self.change(|state, _| state.orphan().inspect(|abandoned| retire(&abandoned.owner)))
     }
 
     /// What the release of a generation came to, if another release of the same owner settled it first.
@@ -382,12 +382,12 @@ impl Hold {
 
     /// The lock is not ours any more.
     pub(crate) fn lose(self: &Arc<Self>, reason: LossReason) {
-        self.change(|state, _, effects| state.lose(reason, effects));
+        self.change(|state, effects| state.lose(reason, effects));
     }
 
     /// Ends the guards that are left of a lock that was handed over. How many: the server records a hold for each.
     pub(crate) fn lose_guards(self: &Arc<Self>, reason: LossReason) -> u32 {
-        self.change(|state, _, effects| {
+        self.change(|state, effects| {
             let guards = state.held().map_or(0, |(_, books)| books.guards);
             if guards > 0 {
                 state.lose(reason, effects);
@@ -398,7 +398,7 @@ impl Hold {
 
     /// The lock is not ours any more, if `generation` still is the current one.
     pub(crate) fn lose_generation(self: &Arc<Self>, generation: &Arc<Generation>, reason: LossReason) {
-        self.change(|state, _, effects| {
+        self.change(|state, effects| {
             if state.is_current(generation) {
                 state.lose(reason, effects);
             }
@@ -409,27 +409,27 @@ impl Hold {
 
     /// Leaves the record to its lease.
     pub(crate) fn write_off(self: &Arc<Self>, refusal: StoreErrorKind) {
-        self.change(|state, _, _| state.write_off(refusal));
+        self.change(|state, _| state.write_off(refusal));
     }
 
     /// The release that makes the server agree, which is about to be sent: from here on the server's side is in doubt.
     /// `None`: it agrees already, or it is not ours to tell.
     pub(crate) fn send_release(self: &Arc<Self>, epoch: u64) -> Option<Request> {
-        self.change(|state, now, _| {
+        self.change(|state, _| {
             let request = state.plan_release()?;
-            state.send(&request, epoch, now);
+            state.send(&request, epoch, Instant::now());
             Some(request)
         })
     }
 
     /// The server answered the release while the link was in `epoch`.
     pub(super) fn released(self: &Arc<Self>, request: &Request, released: Released, epoch: u64) -> Answered {
-        self.change(|state, _, effects| state.released(request, released, epoch, effects))
+        self.change(|state, effects| state.released(request, released, epoch, effects))
     }
 
     /// Leaves the owner's name to late executions of what is in doubt. `None`: nothing is, or the lock is held.
     pub(crate) fn abandon_name_in_doubt(self: &Arc<Self>) -> Option<Abandoned> {
-        self.change(|state, _, _| state.abandon_name_in_doubt())
+        self.change(|state, _| state.abandon_name_in_doubt())
     }
 }
 

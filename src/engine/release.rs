@@ -31,8 +31,9 @@ impl Core {
     /// Gives up one hold, and waits until the server knows. Dropped midway, the janitor goes on, if the caller tidies then.
     pub(crate) async fn release(&self, hold: &Arc<Hold>, ticket: Ticket) -> Result<()> {
         // before the first await: from here on it is neither renewed nor relied on
-        let left = hold.leave(&ticket)?;
-        self.left(hold, left, Instant::now() + self.config.command_timeout()).await
+        let now = Instant::now();
+        let left = hold.leave(&ticket, now)?;
+        self.left(hold, left, now + self.config.command_timeout()).await
     }
 
     /// Waits until the server knows what was given up in our books.
@@ -90,7 +91,7 @@ impl Core {
     /// Gives up one hold without waiting.
     pub(crate) fn release_later(&self, hold: &Arc<Hold>, ticket: &Ticket) {
         // lost already: nothing to give up
-        if let Ok(Left::Elsewhere(owner)) = hold.leave(ticket) {
+        if let Ok(Left::Elsewhere(owner)) = hold.leave(ticket, Instant::now()) {
             self.take_off_later(hold, &owner, 1);
         }
         self.tidy(hold);

@@ -54,7 +54,7 @@ impl Acquire<'_> {
         let Some(scripts) = scripts(core, kinds.iter()) else { return Ok(Outcome::NotThisWay) };
         let under_way: Vec<_> =
             kinds.iter().map(|kind| UnderWay { core, hold: core.holds.get_or_insert(kind, &self.owner) }).collect();
-        let (mut turns, mut requests) = (Vec::new(), Vec::new());
+        let (mut turns, mut requests, sent) = (Vec::new(), Vec::new(), Instant::now());
         for (UnderWay { hold, .. }, kind) in under_way.iter().zip(kinds) {
             // also where one lock is named twice
             let Ok(turn) = hold.turn.try_lock() else { return Ok(Outcome::NotThisWay) };
@@ -62,7 +62,7 @@ impl Acquire<'_> {
             if hold.count() > 0 {
                 return Ok(Outcome::NotThisWay);
             }
-            let Next::Send(request) = hold.plan(self.door(kind, false), core.holds.around(hold))? else {
+            let Next::Send(request) = hold.plan(self.door(kind, false), core.holds.around(hold), sent)? else {
                 return Ok(Outcome::NotThisWay);
             };
             requests.push((hold, request));
@@ -73,7 +73,7 @@ impl Acquire<'_> {
             return Ok(Outcome::NotThisWay);
         }
         for (hold, request) in &requests {
-            hold.send(request, self.lease, core.epoch(hold));
+            hold.send(request, self.lease, core.epoch(hold), sent);
         }
         let not_executed = || {
             for (hold, request) in &requests {
@@ -85,7 +85,6 @@ impl Acquire<'_> {
 
         let names = kinds.iter().map(|kind| Arc::clone(kind.name())).collect();
         let call = Call::new(scripts.acquire, names, vec![Arg::from(&owner), self.lease.millis().into()]);
-        let sent = Instant::now();
         match core.store.acquire_together(call).await {
             Ok(None) => {
                 core.round_trip.take(sent.elapsed());
@@ -139,7 +138,7 @@ impl Core {
             .into_iter()
             .map(|(hold, ticket)| {
                 let under_way = UnderWay { core: self, hold };
-                let left = under_way.hold.leave(&ticket)?;
+                let left = under_way.hold.leave(&ticket, Instant::now())?;
                 Ok((under_way, left))
             })
             .collect();

@@ -368,8 +368,10 @@ impl Link {
         // not an async fn: that would keep room for the whole future beside the box
         self.in_own_runtime(async move {
             let deadline = clock::Instant::now() + self.command_timeout;
-            self.check_up().await?;
-            not_over(deadline)?;
+            if !self.is_up() {
+                self.check_up().await?;
+                not_over(deadline)?;
+            }
             let mut answer = self.run(&call, deadline).await;
             let mut tries = MAX_UNSENT;
             while tries > 0 && matches!(&answer, Err(error) if *error.kind() == FredKind::Canceled) {

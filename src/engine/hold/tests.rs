@@ -20,7 +20,9 @@ fn kind() -> Arc<dyn Kind> {
 
 fn entered(holds: &Holds, hold: &Arc<Hold>, sent: Instant, lease: Duration) -> Option<Ticket> {
     let door = Door { after_loss: true, ..DOOR };
-    let Ok(Next::Send(request)) = hold.plan(door, holds.around(hold)) else { panic!("nothing is in doubt") };
+    let Ok(Next::Send(request)) = hold.plan(door, holds.around(hold), Instant::now()) else {
+        panic!("nothing is in doubt")
+    };
     let grant = Grant { sent, lease: Lease::Fixed(Millis::of(lease)), kept_every: None, token: None };
     hold.granted(&request, &grant, 1).unwrap()
 }
@@ -37,15 +39,15 @@ fn a_stale_ticket_never_gives_back_a_later_hold() {
     let lease = Duration::from_secs(30);
     let stale = entered(&holds, &hold, Instant::now(), lease).unwrap();
     hold.lose_generation(&stale.generation, LossReason::RecordMissing);
-    let inside = hold.plan(DOOR, holds.around(&hold));
+    let inside = hold.plan(DOOR, holds.around(&hold), Instant::now());
     assert!(matches!(inside, Err(Error::Lost { .. })), "a guard of what was lost lives");
     let fresh = entered(&holds, &hold, Instant::now(), lease).unwrap();
     for _ in 0..2 {
-        assert!(matches!(hold.leave(&stale), Err(Error::Lost { .. })));
+        assert!(matches!(hold.leave(&stale, Instant::now()), Err(Error::Lost { .. })));
         assert_eq!(hold.count(), 1);
     }
     assert!(fresh.generation.remaining().is_ok());
-    assert!(matches!(hold.leave(&fresh), Ok(Left::Here(_))));
+    assert!(matches!(hold.leave(&fresh, Instant::now()), Ok(Left::Here(_))));
     assert_eq!(hold.count(), 0);
 }
 
@@ -59,7 +61,7 @@ fn a_hold_that_was_taken_anew_does_not_expire() {
     let due = holds.due.take(Instant::now());
     assert_eq!(due.len(), usize::from(stale.is_some()));
     if let Some(stale) = stale {
-        assert!(hold.leave(&stale).is_err());
+        assert!(hold.leave(&stale, Instant::now()).is_err());
     }
     // the record is gone, too
     if let Some(request) = hold.send_release(1) {
@@ -80,7 +82,7 @@ fn a_loss_is_final() {
     std::thread::sleep(Duration::from_millis(40));
     hold.renewed(&ticket.generation, Renewed::Yes, sent, Duration::from_secs(30), Some(sent));
     assert!(ticket.generation.remaining().is_err());
-    assert!(matches!(hold.leave(&ticket), Err(Error::Lost { reason: LossReason::LeaseExpired, .. })));
+    assert!(matches!(hold.leave(&ticket, Instant::now()), Err(Error::Lost { reason: LossReason::LeaseExpired, .. })));
 }
 
 /// What was handed over is nothing of its owner's.
@@ -90,7 +92,7 @@ fn a_hold_that_was_handed_over_is_neither_planned_nor_settled() {
     let hold = new(&holds);
     let ticket = entered(&holds, &hold, Instant::now(), Duration::from_secs(30)).unwrap();
     assert!(matches!(hold.hand_over(&ticket), Some(Unsettled::Nothing)));
-    assert!(matches!(hold.plan(DOOR, holds.around(&hold)), Ok(Next::Forget)));
+    assert!(matches!(hold.plan(DOOR, holds.around(&hold), Instant::now()), Ok(Next::Forget)));
     assert!(hold.send_release(1).is_none());
     assert_eq!(hold.leftover(), Leftover::Held);
     hold.lose(LossReason::RecordMissing);
