@@ -951,8 +951,11 @@ async fn a_second_acquire_of_a_non_reentrant_fair_lock_is_a_typed_error_and_asks
     let client = deaf_to_time(&server).await;
     let lock = client.non_reentrant_fair_lock(LOCK).unwrap();
     let guard = lock.lock().await.unwrap();
+    let before = server.script_count();
     let behind = waiter(&server, &client, &Arc::default()).await;
-    let scripts = server.script_count();
+    // it looks once more when it listens
+    let scripts = before + 2;
+    eventually("it sleeps", || async { server.script_count() == scripts }).await;
     for second in [lock.lock().await.map(Some), lock.try_lock_for(NEVER).await] {
         assert!(matches!(second, Err(Error::NotReentrant { .. })), "{second:?}");
     }
