@@ -8,7 +8,7 @@ use std::sync::{
 use tokio::sync::{Notify, Semaphore, mpsc, oneshot};
 
 use super::{hold::Hold, kind::Kind};
-use crate::{clock::Instant, error::Result, log, owner::OwnerId};
+use crate::{clock::Instant, error::Result, log, owner::OwnerId, store::Epoch};
 
 /// How many requests of settlements are under way at once; the rest waits its turn.
 const CONCURRENCY: usize = 512;
@@ -101,7 +101,7 @@ impl Janitor {
 pub(crate) struct Ghost {
     pub(crate) kind: Arc<dyn Kind>,
     pub(crate) owner: OwnerId,
-    pub(crate) epoch: u64,
+    pub(crate) epoch: Epoch,
     /// Until when it may live.
     pub(crate) ends: Instant,
 }

@@ -15,7 +15,7 @@ use tokio::{runtime::Handle, sync::OnceCell, time::timeout};
 
 use self::pace::Pace;
 pub(crate) use self::{
-    link::Link,
+    link::{Epoch, Link},
     reply::{Acquired, Forced, Guarded, Inspected, Released, Renewed},
     script::{Arg, Arity, Call, Script, script},
 };
@@ -162,7 +162,7 @@ impl Store {
     }
 
     /// Changes whenever the connection that carries scripts was made anew, to its epoch.
-    pub(crate) fn connections(&self) -> tokio::sync::watch::Receiver<u64> {
+    pub(crate) fn connections(&self) -> tokio::sync::watch::Receiver<Epoch> {
         self.scripts.connections()
     }
 

@@ -22,7 +22,7 @@ fn entered(holds: &Holds, hold: &Arc<Hold>, sent: Instant, lease: Duration) -> O
     let door = Door { after_loss: true, ..DOOR };
     let Ok(Next::Send(request)) = hold.plan(door, holds.around(hold)) else { panic!("nothing is in doubt") };
     let grant = Grant { sent, lease: Lease::Fixed(Millis::of(lease)), kept_every: None, token: None };
-    hold.granted(&request, &grant, 1).unwrap()
+    hold.granted(&request, &grant, Epoch::FIRST).unwrap()
 }
 
 fn new(holds: &Holds) -> Arc<Hold> {
@@ -62,8 +62,8 @@ fn a_hold_that_was_taken_anew_does_not_expire() {
         assert!(hold.leave(&stale).is_err());
     }
     // the record is gone, too
-    if let Some(request) = hold.send_release(1) {
-        hold.released(&request, Released::NotHeld, 1);
+    if let Some(request) = hold.send_release(Epoch::FIRST) {
+        hold.released(&request, Released::NotHeld, Epoch::FIRST);
     }
     let fresh = entered(&holds, &hold, Instant::now(), Duration::from_secs(30)).unwrap();
     assert!(matches!(hold.look(Instant::now()), Look::Nothing));
@@ -91,7 +91,7 @@ fn a_hold_that_was_handed_over_is_neither_planned_nor_settled() {
     let ticket = entered(&holds, &hold, Instant::now(), Duration::from_secs(30)).unwrap();
     assert!(matches!(hold.hand_over(&ticket), Some(Unsettled::Nothing)));
     assert!(matches!(hold.plan(DOOR, holds.around(&hold)), Ok(Next::Forget)));
-    assert!(hold.send_release(1).is_none());
+    assert!(hold.send_release(Epoch::FIRST).is_none());
     assert_eq!(hold.leftover(), Leftover::Held);
     hold.lose(LossReason::RecordMissing);
     assert_eq!(hold.leftover(), Leftover::Nothing);
