@@ -196,8 +196,8 @@ impl Hold {
         !self.to_be_reaped.swap(true, Ordering::AcqRel)
     }
 
-    pub(super) fn stays_marked(&self, left: bool) {
-        self.to_be_reaped.store(left, Ordering::Release);
+    pub(super) fn unmark_for_reaping(&self) {
+        self.to_be_reaped.store(false, Ordering::Release);
     }
 
     // --- errors ---

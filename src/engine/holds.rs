@@ -229,9 +229,9 @@ impl Holds {
         let mut left = std::mem::take(&mut *self.to_be_reaped());
         left.retain(|hold| {
             let Some(hold) = hold.upgrade() else { return false };
-            let left = !self.is_reaped(&hold);
-            hold.stays_marked(left);
-            left
+            // first: whoever is done with it while it is looked at, and in our hands, puts it on the list again
+            hold.unmark_for_reaping();
+            !self.is_reaped(&hold) && hold.mark_for_reaping()
         });
         let mut later = self.to_be_reaped();
         later.append(&mut left);
