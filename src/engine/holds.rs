@@ -3,14 +3,9 @@
 use std::{
     borrow::Borrow,
     hash::{Hash, Hasher},
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError, Weak,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::{Arc, PoisonError, Weak},
     time::Duration,
 };
-
-use dashmap::{DashMap, DashSet};
 
 use super::{
     due::DueQueue,
@@ -18,7 +13,14 @@ use super::{
     kind::{Kind, Sibling},
     state::{Around, HeldSibling, Leftover, Standing},
 };
-use crate::{clock::Instant, owner::OwnerId};
+use crate::{
+    clock::Instant,
+    owner::OwnerId,
+    sync::{
+        DashMap, DashSet, Mutex, MutexGuard,
+        atomic::{AtomicU64, Ordering},
+    },
+};
 
 /// All holds of one client.
 #[derive(Debug)]

@@ -160,7 +160,7 @@ impl Link {
         Ok(link)
     }
 
-    fn new(
+    pub(super) fn new(
         server: &FredConfig,
         config: &Config,
         own: Handle,
