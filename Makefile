@@ -6,18 +6,19 @@ FEATURES := --all-features
 EXAMPLES := $(notdir $(basename $(wildcard examples/*.rs)))
 SUDO     := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 
-.PHONY: help setup components check api api-record package test interop bench peers demo ci
+.PHONY: help setup components check api api-record package test mutants interop bench peers demo ci
 
 help:
 	@echo 'make setup   install redis-server if there is no server program'
 	@echo 'make check   format, clippy, docs, the public API and packaging, warnings denied'
 	@echo 'make api-record  writes api.txt, which check holds the public API against'
 	@echo 'make test    setup, then every test: on a real server, then on the embedded one'
+	@echo 'make mutants defects of the engine, each of which the tests under shuttle must find'
 	@echo 'make interop the libraries of other languages beside nestlock; installs them first'
 	@echo 'make demo    every example'
 	@echo 'make bench   setup, then the benchmarks'
 	@echo 'make peers   nestlock beside redsync and rslock; installs as `make interop` does'
-	@echo 'make ci      test, interop, check and demo: what CI runs'
+	@echo 'make ci      test, mutants, interop, check and demo: what CI runs'
 
 setup:
 	@server=$${NESTLOCK_SERVER_BIN:-$$(command -v redis-server || command -v valkey-server)}; \
@@ -61,6 +62,10 @@ test: export RUST_TEST_THREADS := 6
 test: setup
 	NESTLOCK_TEST_SERVER=real $(CARGO) test --workspace $(FEATURES)
 	NESTLOCK_TEST_SERVER=embedded $(CARGO) test --workspace $(FEATURES) --test it
+
+# in a copy of the tree
+mutants:
+	./tests/mutants/run.sh
 
 # four at a time, since they mostly wait
 interop: setup

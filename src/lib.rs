@@ -14,6 +14,7 @@ mod options;
 mod owner;
 mod rlock;
 mod store;
+mod sync;
 mod token;
 
 #[cfg(feature = "fred-config")]

@@ -3,11 +3,7 @@
 use std::{
     fmt,
     ops::Deref,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering},
-        mpsc,
-    },
+    sync::{Arc, mpsc},
     time::Duration,
 };
 
@@ -24,6 +20,7 @@ use crate::{
     options::{AcquireOptions, Config},
     owner::{ClientId, OwnerId},
     store::Store,
+    sync::atomic::{AtomicBool, AtomicU64, Ordering},
 };
 
 /// Locks in one script call: the server is blocked for a millisecond or so.

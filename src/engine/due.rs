@@ -6,16 +6,17 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU32, AtomicU64, Ordering::Relaxed},
-    },
+    sync::{Arc, PoisonError},
     time::Duration,
 };
 
-use tokio::sync::Notify;
-
-use crate::clock::Instant;
+use crate::{
+    clock::Instant,
+    sync::{
+        Mutex, MutexGuard, Notify,
+        atomic::{AtomicU32, AtomicU64, Ordering::Relaxed},
+    },
+};
 
 /// The watchdog looks this often while anything is held: a timer does not notice that the machine slept.
 pub(super) const LOOK: Duration = Duration::from_millis(250);
@@ -151,9 +152,14 @@ impl<T: Queued> DueQueue<T> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::pin::pin;
 
-    #[derive(Default)]
+    use shuttle::future::block_on;
+
+    use super::*;
+    use crate::sync::{spawn, tests::explore};
+
+    #[derive(Debug, Default)]
     struct Thing(Spot);
 
     impl Queued for Thing {
@@ -165,6 +171,10 @@ mod tests {
     /// Whatever is put, moved and taken out, each hold is found once: not before its slack, and not after its time.
     #[test]
     fn what_is_due_is_found_once_and_in_time() {
+        shuttle::check_random(what_is_due_is_found, 1);
+    }
+
+    fn what_is_due_is_found() {
         let queue = DueQueue::new(Duration::from_secs(3));
         let all: Vec<Arc<Thing>> = (0..200).map(|_| Arc::default()).collect();
         let mut wanted: Vec<Option<(u64, u64)>> = vec![None; all.len()];
@@ -193,5 +203,34 @@ mod tests {
         }
         drop(queue.take(Instant::from_millis(u64::MAX / 2)));
         assert!(queue.buckets().is_empty() && all.iter().all(|hold| Arc::strong_count(hold) == 1));
+    }
+
+    /// Whatever is put in while the watchdog goes to sleep is seen by it, or wakes it.
+    #[test]
+    fn nothing_is_due_sooner_than_the_watchdog_wakes() {
+        explore(1_000, &["it was woken", "it has seen what is due"], |seen| {
+            let queue = Arc::new(DueQueue::new(Duration::from_secs(3)));
+            let due = Instant::now() + Duration::from_millis(100);
+            let put = |later| {
+                let queue = Arc::clone(&queue);
+                spawn(async move {
+                    let thing = Arc::new(Thing::default());
+                    queue.put(&thing, Some((due + 3 * later, Duration::ZERO)));
+                    queue.put(&thing, Some((due + later, later / 2)));
+                })
+            };
+            let puts = [0, 7, 1_000].map(|later| put(Duration::from_millis(later)));
+            block_on(async {
+                let mut sleep = pin!(queue.wait(Duration::from_secs(60)));
+                let mut is_over = futures::poll!(&mut sleep).is_ready();
+                for put in puts {
+                    put.await.unwrap();
+                }
+                is_over = is_over || futures::poll!(&mut sleep).is_ready();
+                let has_seen = queue.asleep_until.load(Relaxed) <= due.as_millis();
+                assert!(is_over || has_seen, "asleep, and something is due at {due:?}: {queue:?}");
+                seen.note(if is_over { "it was woken" } else { "it has seen what is due" });
+            });
+        });
     }
 }

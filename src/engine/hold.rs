@@ -5,10 +5,7 @@
 
 use std::{
     fmt,
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, PoisonError},
     time::Duration,
 };
 
@@ -28,7 +25,11 @@ use crate::{
     error::{Error, LossReason, Result, StoreError, StoreErrorKind},
     log,
     owner::OwnerId,
-    store::{Released, Renewed},
+    store::{Epoch, Released, Renewed},
+    sync::{
+        Mutex, MutexGuard,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 /// What one owner has of one lock.
@@ -196,8 +197,8 @@ impl Hold {
         !self.to_be_reaped.swap(true, Ordering::AcqRel)
     }
 
-    pub(super) fn stays_marked(&self, left: bool) {
-        self.to_be_reaped.store(left, Ordering::Release);
+    pub(super) fn unmark_for_reaping(&self) {
+        self.to_be_reaped.store(false, Ordering::Release);
     }
 
     // --- errors ---
@@ -231,7 +232,7 @@ impl Hold {
     }
 
     /// From here on the request is under way: if nobody hears its answer, the server's side is unknown.
-    pub(crate) fn send(self: &Arc<Self>, request: &Request, lease: Lease, epoch: u64, now: Instant) {
+    pub(crate) fn send(self: &Arc<Self>, request: &Request, lease: Lease, epoch: Epoch, now: Instant) {
         self.change(|state, _| {
             state.ends = state.ends.max(lease.record_ends(now));
             state.send(request, epoch, now);
@@ -244,7 +245,7 @@ impl Hold {
     }
 
     /// The server said that somebody else holds the lock. `queued`: this request has a place in its queue.
-    pub(crate) fn busy(self: &Arc<Self>, request: &Request, queued: bool, epoch: u64) {
+    pub(crate) fn busy(self: &Arc<Self>, request: &Request, queued: bool, epoch: Epoch) {
         self.change(|state, _| state.busy(request, queued, epoch));
     }
 
@@ -265,7 +266,7 @@ impl Hold {
     /// # Errors
     ///
     /// [`Error::Lost`]: the hold that it was to be nested in was lost meanwhile.
-    pub(crate) fn granted(self: &Arc<Self>, request: &Request, grant: &Grant, epoch: u64) -> Result<Option<Ticket>> {
+    pub(crate) fn granted(self: &Arc<Self>, request: &Request, grant: &Grant, epoch: Epoch) -> Result<Option<Ticket>> {
         let granted = self.change(|state, effects| state.granted(request, grant, epoch, Instant::now(), effects));
         granted.map_err(|(generation, end)| self.end_error(&generation, end))
     }
@@ -283,12 +284,12 @@ impl Hold {
     }
 
     /// One waiter less; with the last one the place in the queue is given up, by the next who makes the server agree.
-    pub(crate) fn leave_queue_once(self: &Arc<Self>, epoch: u64) {
+    pub(crate) fn leave_queue_once(self: &Arc<Self>, epoch: Epoch) {
         self.change(|state, _| state.leave_queue_once(epoch, Instant::now()));
     }
 
     /// All waiters leave the queue.
-    pub(crate) fn leave_queue(self: &Arc<Self>, epoch: u64) {
+    pub(crate) fn leave_queue(self: &Arc<Self>, epoch: Epoch) {
         self.change(|state, _| state.leave_queue(epoch, Instant::now()));
     }
 
@@ -414,7 +415,7 @@ impl Hold {
 
     /// The release that makes the server agree, which is about to be sent: from here on the server's side is in doubt.
     /// `None`: it agrees already, or it is not ours to tell.
-    pub(crate) fn send_release(self: &Arc<Self>, epoch: u64) -> Option<Request> {
+    pub(crate) fn send_release(self: &Arc<Self>, epoch: Epoch) -> Option<Request> {
         self.change(|state, _| {
             let request = state.plan_release()?;
             state.send(&request, epoch, Instant::now());
@@ -423,7 +424,7 @@ impl Hold {
     }
 
     /// The server answered the release while the link was in `epoch`.
-    pub(super) fn released(self: &Arc<Self>, request: &Request, released: Released, epoch: u64) -> Answered {
+    pub(super) fn released(self: &Arc<Self>, request: &Request, released: Released, epoch: Epoch) -> Answered {
         self.change(|state, effects| state.released(request, released, epoch, effects))
     }
 

@@ -3,14 +3,9 @@
 use std::{
     borrow::Borrow,
     hash::{Hash, Hasher},
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError, Weak,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::{Arc, PoisonError, Weak},
     time::Duration,
 };
-
-use dashmap::{DashMap, DashSet};
 
 use super::{
     due::DueQueue,
@@ -18,7 +13,14 @@ use super::{
     kind::{Kind, Sibling},
     state::{Around, HeldSibling, Leftover, Standing},
 };
-use crate::{clock::Instant, owner::OwnerId};
+use crate::{
+    clock::Instant,
+    owner::OwnerId,
+    sync::{
+        DashMap, DashSet, Mutex, MutexGuard,
+        atomic::{AtomicU64, Ordering},
+    },
+};
 
 /// All holds of one client.
 #[derive(Debug)]
@@ -229,9 +231,9 @@ impl Holds {
         let mut left = std::mem::take(&mut *self.to_be_reaped());
         left.retain(|hold| {
             let Some(hold) = hold.upgrade() else { return false };
-            let left = !self.is_reaped(&hold);
-            hold.stays_marked(left);
-            left
+            // first: whoever is done with it while it is looked at, and in our hands, puts it on the list again
+            hold.unmark_for_reaping();
+            !self.is_reaped(&hold) && hold.mark_for_reaping()
         });
         let mut later = self.to_be_reaped();
         later.append(&mut left);

@@ -22,6 +22,7 @@ use crate::{
     log,
     owner::OwnerId,
     store::Released,
+    sync::spawn,
 };
 
 /// The longest pause after a settlement failed.
@@ -56,7 +57,7 @@ pub(crate) async fn run(core: Arc<Core>, mut list: mpsc::UnboundedReceiver<Job>)
         }
         for job in others {
             let core = Arc::clone(&core);
-            tokio::spawn(async move {
+            spawn(async move {
                 let _done = Done(&core.janitor, 1);
                 match job {
                     Job::Settle(_) => {}
@@ -70,7 +71,7 @@ pub(crate) async fn run(core: Arc<Core>, mut list: mpsc::UnboundedReceiver<Job>)
             });
         }
         if !holds.is_empty() {
-            tokio::spawn(settle_all(Arc::clone(&core), holds));
+            spawn(settle_all(Arc::clone(&core), holds));
         }
     }
 }
@@ -93,7 +94,7 @@ async fn settle_all(core: Arc<Core>, holds: Vec<Arc<Hold>>) {
     for hold in holds {
         done.1 -= 1;
         let core_of_task = Arc::clone(&core);
-        tokio::spawn(async move {
+        spawn(async move {
             let _done = Done(&core_of_task.janitor, 1);
             settle(&core_of_task, hold).await;
         });

@@ -1,14 +1,21 @@
 //! The janitor's list: what is to be settled though nobody awaits it.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicUsize, Ordering},
-};
+use std::sync::Arc;
 
-use tokio::sync::{Notify, Semaphore, mpsc, oneshot};
+use tokio::sync::{Semaphore, mpsc, oneshot};
 
 use super::{hold::Hold, kind::Kind};
-use crate::{clock::Instant, error::Result, log, owner::OwnerId};
+use crate::{
+    clock::Instant,
+    error::Result,
+    log,
+    owner::OwnerId,
+    store::Epoch,
+    sync::{
+        Notify,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
 
 /// How many requests of settlements are under way at once; the rest waits its turn.
 const CONCURRENCY: usize = 512;
@@ -101,7 +108,7 @@ impl Janitor {
 pub(crate) struct Ghost {
     pub(crate) kind: Arc<dyn Kind>,
     pub(crate) owner: OwnerId,
-    pub(crate) epoch: u64,
+    pub(crate) epoch: Epoch,
     /// Until when it may live.
     pub(crate) ends: Instant,
 }

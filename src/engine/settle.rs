@@ -8,7 +8,11 @@ use super::{
     jobs::Ghost,
     state::{Abandoned, Leftover, Request},
 };
-use crate::{error::StoreError, owner::OwnerId, store::Released};
+use crate::{
+    error::StoreError,
+    owner::OwnerId,
+    store::{Epoch, Released},
+};
 
 /// What came of [`Core::agree`].
 pub(crate) enum Agreement {
@@ -22,7 +26,7 @@ pub(crate) enum Agreement {
 
 impl Core {
     /// The number of the connection that carries requests about this hold.
-    pub(crate) fn epoch(&self, hold: &Hold) -> u64 {
+    pub(crate) fn epoch(&self, hold: &Hold) -> Epoch {
         self.store.link(hold.lock_name()).epoch()
     }
 

@@ -1,11 +1,6 @@
 //! Starts a client: its thread, its connections, and the tasks that run there.
 
-use std::{
-    future::Future,
-    sync::{Arc, atomic::AtomicBool},
-    thread,
-    time::Duration,
-};
+use std::{future::Future, sync::Arc, thread, time::Duration};
 
 use tokio::{
     runtime::{Builder, Handle},
@@ -27,6 +22,7 @@ use crate::{
     options::Config,
     owner::ClientId,
     store::{Endpoint, Store},
+    sync::atomic::AtomicBool,
 };
 
 /// Starts the client's thread and connects.

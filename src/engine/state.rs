@@ -14,7 +14,7 @@ use super::{
     lease::Millis,
     refusal::Refusal,
 };
-use crate::{clock::Instant, error::LossReason, owner::OwnerId};
+use crate::{clock::Instant, error::LossReason, owner::OwnerId, store::Epoch};
 
 /// The state of a hold.
 #[derive(Debug)]
@@ -32,7 +32,7 @@ pub(super) struct State {
     pub(super) server: ServerSide,
     /// An acquire under this name was answered over a newer connection than that of an earlier one, of this epoch, which
     /// may still be executed.
-    pub(super) late: Option<u64>,
+    pub(super) late: Option<Epoch>,
     /// When the last request was sent.
     asked: Instant,
     /// Until when a record may live that an acquire of this owner has asked for.
@@ -61,7 +61,7 @@ pub(super) enum ServerSide {
     Waits,
     /// A request is under way or its answer was lost; the first such went out in this epoch of the link.
     InDoubt {
-        epoch: u64,
+        epoch: Epoch,
         /// Whether a release is among them.
         release: bool,
     },
@@ -155,7 +155,7 @@ pub(super) struct Answered {
 #[derive(Debug)]
 pub(crate) struct Abandoned {
     pub(crate) owner: OwnerId,
-    pub(crate) epoch: u64,
+    pub(crate) epoch: Epoch,
     /// Until when a record under it may live.
     pub(crate) ends: Instant,
 }
@@ -315,7 +315,7 @@ impl State {
     }
 
     /// The epoch of the oldest request that may still be executed.
-    pub(super) fn oldest_doubt(&self, before: ServerSide) -> Option<u64> {
+    pub(super) fn oldest_doubt(&self, before: ServerSide) -> Option<Epoch> {
         match before {
             ServerSide::InDoubt { epoch, .. } => Some(self.late.map_or(epoch, |late| late.min(epoch))),
             _ => self.late,
@@ -386,7 +386,7 @@ impl State {
         self.waiters > 0
     }
 
-    pub(super) fn doubt(&mut self, epoch: u64, release: bool, now: Instant) {
+    pub(super) fn doubt(&mut self, epoch: Epoch, release: bool, now: Instant) {
         let (epoch, before) = match self.server {
             ServerSide::InDoubt { epoch, release } => (epoch, release),
             _ => (epoch, false),
@@ -395,7 +395,7 @@ impl State {
         self.asked = now;
     }
 
-    pub(super) fn abandon(&mut self, epoch: u64) -> Abandoned {
+    pub(super) fn abandon(&mut self, epoch: Epoch) -> Abandoned {
         self.server = ServerSide::Holds(0);
         self.late = None;
         Abandoned { owner: self.owner.clone(), epoch, ends: self.record_ends() }

@@ -14,7 +14,7 @@ use crate::{
     clock::Instant,
     error::{LossReason, StoreErrorKind},
     options::validity,
-    store::{Released, Renewed},
+    store::{Epoch, Released, Renewed},
 };
 
 // --- requests ---
@@ -85,7 +85,7 @@ impl State {
     }
 
     /// From here on the request is under way: if nobody hears its answer, the server's side is unknown.
-    pub(super) fn send(&mut self, request: &Request, epoch: u64, now: Instant) {
+    pub(super) fn send(&mut self, request: &Request, epoch: Epoch, now: Instant) {
         self.doubt(epoch, request.is_release, now);
     }
 
@@ -98,7 +98,7 @@ impl State {
 
     /// The answer to an acquire came while the link was in `epoch`: over the connection of an earlier one, it proves that
     /// this is over, too.
-    fn acquire_answered(&mut self, request: &Request, epoch: u64) {
+    fn acquire_answered(&mut self, request: &Request, epoch: Epoch) {
         self.late = self.oldest_doubt(request.before).filter(|doubt| *doubt != epoch);
     }
 
@@ -108,7 +108,7 @@ impl State {
         &mut self,
         request: &Request,
         grant: &Grant,
-        epoch: u64,
+        epoch: Epoch,
         now: Instant,
         effects: &mut Effects,
     ) -> Result<Option<Ticket>, (Arc<Generation>, End)> {
@@ -135,7 +135,7 @@ impl State {
     }
 
     /// The server said that somebody else holds the lock. `queued`: this request has a place in its queue.
-    pub(super) fn busy(&mut self, request: &Request, queued: bool, epoch: u64) {
+    pub(super) fn busy(&mut self, request: &Request, queued: bool, epoch: Epoch) {
         if self.standing != Standing::Ours {
             return;
         }
@@ -169,7 +169,7 @@ impl State {
         &mut self,
         request: &Request,
         released: Released,
-        epoch: u64,
+        epoch: Epoch,
         effects: &mut Effects,
     ) -> Answered {
         let Request { count, before, .. } = *request;
@@ -208,7 +208,7 @@ impl State {
 
 impl State {
     /// One waiter less; with the last one the place in the queue is given up, by the next who makes the server agree.
-    pub(super) fn leave_queue_once(&mut self, epoch: u64, now: Instant) {
+    pub(super) fn leave_queue_once(&mut self, epoch: Epoch, now: Instant) {
         self.waiters = self.waiters.saturating_sub(1);
         if self.waiters == 0 {
             self.leave_queue(epoch, now);
@@ -216,7 +216,7 @@ impl State {
     }
 
     /// All waiters leave the queue.
-    pub(super) fn leave_queue(&mut self, epoch: u64, now: Instant) {
+    pub(super) fn leave_queue(&mut self, epoch: Epoch, now: Instant) {
         self.waiters = 0;
         if self.server == ServerSide::Waits {
             self.doubt(epoch, false, now);

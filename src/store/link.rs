@@ -70,6 +70,26 @@ enum State {
     Down,
 }
 
+/// One of the connections that a link has had: answers of one epoch came in the order of their requests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Epoch(u64);
+
+impl Epoch {
+    /// Before there is a connection.
+    const NONE: Self = Self(0);
+    pub(crate) const FIRST: Self = Self::NONE.next();
+
+    pub(crate) const fn next(self) -> Self {
+        Self(self.0 + 1)
+    }
+}
+
+impl fmt::Display for Epoch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
 /// One connection.
 pub(crate) struct Link {
     client: Client,
@@ -86,9 +106,9 @@ pub(crate) struct Link {
     /// How long a request waits for the next connection.
     patience: Duration,
     /// The epoch of the connection that may be used now, or could be until a moment ago.
-    ready: watch::Sender<u64>,
+    ready: watch::Sender<Epoch>,
     /// The epoch of a connection that is of no use any more.
-    given_up: watch::Sender<u64>,
+    given_up: watch::Sender<Epoch>,
     /// Connections made so far: answers of one epoch came in the order of their requests.
     epoch: AtomicU64,
     connects: Mutex<broadcast::Receiver<Server>>,
@@ -140,7 +160,7 @@ impl Link {
         Ok(link)
     }
 
-    fn new(
+    pub(super) fn new(
         server: &FredConfig,
         config: &Config,
         own: Handle,
@@ -161,8 +181,8 @@ impl Link {
             command_timeout: config.command_timeout(),
             state: watch::Sender::new(State::Down),
             patience: BLINK.min(config.command_timeout()),
-            ready: watch::Sender::new(1),
-            given_up: watch::Sender::new(0),
+            ready: watch::Sender::new(Epoch::FIRST),
+            given_up: watch::Sender::new(Epoch::NONE),
             epoch: AtomicU64::new(0),
             connects,
             alive: AtomicBool::new(true),
@@ -315,7 +335,7 @@ impl Link {
     }
 
     /// Changes whenever a new connection can be used: to its epoch. The first one counts as seen.
-    pub(crate) fn connections(&self) -> watch::Receiver<u64> {
+    pub(crate) fn connections(&self) -> watch::Receiver<Epoch> {
         self.ready.subscribe()
     }
 
@@ -346,14 +366,14 @@ impl Link {
     }
 
     /// How many connections were made so far. A connect counts before the first command goes over it.
-    pub(crate) fn epoch(&self) -> u64 {
+    pub(crate) fn epoch(&self) -> Epoch {
         use broadcast::error::TryRecvError::Lagged;
         let mut connects = lock(&self.connects);
         loop {
             match connects.try_recv() {
                 Ok(_) => self.epoch.fetch_add(1, Ordering::AcqRel),
                 Err(Lagged(missed)) => self.epoch.fetch_add(missed, Ordering::AcqRel),
-                Err(_) => return self.epoch.load(Ordering::Acquire),
+                Err(_) => return Epoch(self.epoch.load(Ordering::Acquire)),
             };
         }
     }

@@ -15,7 +15,7 @@ use tokio::{runtime::Handle, sync::OnceCell, time::timeout};
 
 use self::pace::Pace;
 pub(crate) use self::{
-    link::Link,
+    link::{Epoch, Link},
     reply::{Acquired, Forced, Guarded, Inspected, Released, Renewed},
     script::{Arg, Arity, Call, Script, script},
 };
@@ -104,6 +104,9 @@ pub(crate) struct Store {
     endpoint: Endpoint,
     config: Config,
     own: Handle,
+    /// What answers in the server's place.
+    #[cfg(test)]
+    played: Option<Arc<tests::Server>>,
 }
 
 /// Keys that `SCAN` found, and where to go on.
@@ -137,7 +140,19 @@ impl Store {
         let (scripts, subscriptions, run_id) = links.map_err(unreachable)?;
         let address = link::address(&endpoint.0);
         let (endpoint, config, own) = (endpoint.clone(), config.clone(), own.clone());
-        Ok(Self { scripts, subscriptions, address, run_id, lists: OnceCell::new(), pace, endpoint, config, own })
+        Ok(Self {
+            scripts,
+            subscriptions,
+            address,
+            run_id,
+            lists: OnceCell::new(),
+            pace,
+            endpoint,
+            config,
+            own,
+            #[cfg(test)]
+            played: None,
+        })
     }
 
     /// The link that carries everything about this key. There is one on a standalone server.
@@ -162,7 +177,7 @@ impl Store {
     }
 
     /// Changes whenever the connection that carries scripts was made anew, to its epoch.
-    pub(crate) fn connections(&self) -> tokio::sync::watch::Receiver<u64> {
+    pub(crate) fn connections(&self) -> tokio::sync::watch::Receiver<Epoch> {
         self.scripts.connections()
     }
 
@@ -188,6 +203,10 @@ impl Store {
     }
 
     async fn eval(&self, call: Call) -> Result<fred::types::Value, StoreError> {
+        #[cfg(test)]
+        if let Some(server) = &self.played {
+            return server.answer(call).await;
+        }
         let link = self.link(call.keys.first().map_or("", |key| &**key));
         link.eval(call).await
     }
@@ -275,3 +294,6 @@ impl Store {
 pub(crate) fn sha1(source: &str) -> String {
     fred::util::sha1_hash(source)
 }
+
+#[cfg(test)]
+pub(crate) mod tests;

@@ -67,7 +67,7 @@ impl Source {
 // --- floors ---
 
 /// The floor of a module; the longest name that fits counts.
-const FLOORS: [(&str, u8); 22] = [
+const FLOORS: [(&str, u8); 23] = [
     ("", 5),
     ("client", 5),
     ("guide", 5),
@@ -83,6 +83,7 @@ const FLOORS: [(&str, u8); 22] = [
     ("engine/watchdog", 3),
     ("engine", 2),
     ("store", 1),
+    ("sync", 0),
     ("clock", 0),
     ("log", 0),
     ("owner", 0),

@@ -10,6 +10,10 @@ use crate::{
     keys::LockName,
     lock::Reentrant,
     owner::ClientId,
+    sync::{
+        spawn,
+        tests::{explore, moments},
+    },
 };
 
 const DOOR: Door = Door { about: About::plain("reentrant"), waits: false, max_holds: u32::MAX, after_loss: false };
@@ -24,7 +28,7 @@ fn entered(holds: &Holds, hold: &Arc<Hold>, sent: Instant, lease: Duration) -> O
         panic!("nothing is in doubt")
     };
     let grant = Grant { sent, lease: Lease::Fixed(Millis::of(lease)), kept_every: None, token: None };
-    hold.granted(&request, &grant, 1).unwrap()
+    hold.granted(&request, &grant, Epoch::FIRST).unwrap()
 }
 
 fn new(holds: &Holds) -> Arc<Hold> {
@@ -34,67 +38,186 @@ fn new(holds: &Holds) -> Arc<Hold> {
 /// A guard that is given up while its hold is lost and taken anew must not take the new hold along.
 #[test]
 fn a_stale_ticket_never_gives_back_a_later_hold() {
-    let holds = Holds::new(Duration::from_secs(3));
-    let hold = new(&holds);
-    let lease = Duration::from_secs(30);
-    let stale = entered(&holds, &hold, Instant::now(), lease).unwrap();
-    hold.lose_generation(&stale.generation, LossReason::RecordMissing);
-    let inside = hold.plan(DOOR, holds.around(&hold), Instant::now());
-    assert!(matches!(inside, Err(Error::Lost { .. })), "a guard of what was lost lives");
-    let fresh = entered(&holds, &hold, Instant::now(), lease).unwrap();
-    for _ in 0..2 {
-        assert!(matches!(hold.leave(&stale, Instant::now()), Err(Error::Lost { .. })));
-        assert_eq!(hold.count(), 1);
-    }
-    assert!(fresh.generation.remaining().is_ok());
-    assert!(matches!(hold.leave(&fresh, Instant::now()), Ok(Left::Here(_))));
-    assert_eq!(hold.count(), 0);
+    shuttle::check_random(
+        || {
+            let holds = Holds::new(Duration::from_secs(3));
+            let hold = new(&holds);
+            let lease = Duration::from_secs(30);
+            let stale = entered(&holds, &hold, Instant::now(), lease).unwrap();
+            hold.lose_generation(&stale.generation, LossReason::RecordMissing);
+            let inside = hold.plan(DOOR, holds.around(&hold), Instant::now());
+            assert!(matches!(inside, Err(Error::Lost { .. })), "a guard of what was lost lives");
+            let fresh = entered(&holds, &hold, Instant::now(), lease).unwrap();
+            for _ in 0..2 {
+                assert!(matches!(hold.leave(&stale, Instant::now()), Err(Error::Lost { .. })));
+                assert_eq!(hold.count(), 1);
+            }
+            assert!(fresh.generation.remaining().is_ok());
+            assert!(matches!(hold.leave(&fresh, Instant::now()), Ok(Left::Here(_))));
+            assert_eq!(hold.count(), 0);
+        },
+        1,
+    );
 }
 
 /// The watchdog takes a hold out of its queue, and looks a moment later.
 #[test]
 fn a_hold_that_was_taken_anew_does_not_expire() {
-    let holds = Holds::new(Duration::from_secs(3));
-    let hold = new(&holds);
-    let stale = entered(&holds, &hold, Instant::now() - Duration::from_millis(50), Duration::from_millis(60));
-    std::thread::sleep(Duration::from_millis(20));
-    let due = holds.due.take(Instant::now());
-    assert_eq!(due.len(), usize::from(stale.is_some()));
-    if let Some(stale) = stale {
-        assert!(hold.leave(&stale, Instant::now()).is_err());
-    }
-    // the record is gone, too
-    if let Some(request) = hold.send_release(1) {
-        hold.released(&request, Released::NotHeld, 1);
-    }
-    let fresh = entered(&holds, &hold, Instant::now(), Duration::from_secs(30)).unwrap();
-    assert!(matches!(hold.look(Instant::now()), Look::Nothing));
-    assert!(fresh.generation.remaining().is_ok());
+    shuttle::check_random(
+        || {
+            let holds = Holds::new(Duration::from_secs(3));
+            let hold = new(&holds);
+            let stale = entered(&holds, &hold, Instant::now() - Duration::from_millis(50), Duration::from_millis(60));
+            std::thread::sleep(Duration::from_millis(20));
+            let due = holds.due.take(Instant::now());
+            assert_eq!(due.len(), usize::from(stale.is_some()));
+            if let Some(stale) = stale {
+                assert!(hold.leave(&stale, Instant::now()).is_err());
+            }
+            // the record is gone, too
+            if let Some(request) = hold.send_release(Epoch::FIRST) {
+                hold.released(&request, Released::NotHeld, Epoch::FIRST);
+            }
+            let fresh = entered(&holds, &hold, Instant::now(), Duration::from_secs(30)).unwrap();
+            assert!(matches!(hold.look(Instant::now()), Look::Nothing));
+            assert!(fresh.generation.remaining().is_ok());
+        },
+        1,
+    );
 }
 
 /// A renewal that was sent before the lease ended, and answered after, brings nothing back.
 #[test]
 fn a_loss_is_final() {
-    let holds = Holds::new(Duration::from_secs(3));
-    let hold = new(&holds);
-    let sent = Instant::now();
-    let ticket = entered(&holds, &hold, sent, Duration::from_millis(30)).unwrap();
-    std::thread::sleep(Duration::from_millis(40));
-    hold.renewed(&ticket.generation, Renewed::Yes, sent, Duration::from_secs(30), Some(sent));
-    assert!(ticket.generation.remaining().is_err());
-    assert!(matches!(hold.leave(&ticket, Instant::now()), Err(Error::Lost { reason: LossReason::LeaseExpired, .. })));
+    shuttle::check_random(
+        || {
+            let holds = Holds::new(Duration::from_secs(3));
+            let hold = new(&holds);
+            let sent = Instant::now();
+            let ticket = entered(&holds, &hold, sent, Duration::from_millis(30)).unwrap();
+            std::thread::sleep(Duration::from_millis(40));
+            hold.renewed(&ticket.generation, Renewed::Yes, sent, Duration::from_secs(30), Some(sent));
+            assert!(ticket.generation.remaining().is_err());
+            assert!(matches!(
+                hold.leave(&ticket, Instant::now()),
+                Err(Error::Lost { reason: LossReason::LeaseExpired, .. })
+            ));
+        },
+        1,
+    );
 }
 
 /// What was handed over is nothing of its owner's.
 #[test]
 fn a_hold_that_was_handed_over_is_neither_planned_nor_settled() {
-    let holds = Holds::new(Duration::from_secs(3));
-    let hold = new(&holds);
-    let ticket = entered(&holds, &hold, Instant::now(), Duration::from_secs(30)).unwrap();
-    assert!(matches!(hold.hand_over(&ticket), Some(Unsettled::Nothing)));
-    assert!(matches!(hold.plan(DOOR, holds.around(&hold), Instant::now()), Ok(Next::Forget)));
-    assert!(hold.send_release(1).is_none());
-    assert_eq!(hold.leftover(), Leftover::Held);
-    hold.lose(LossReason::RecordMissing);
-    assert_eq!(hold.leftover(), Leftover::Nothing);
+    shuttle::check_random(
+        || {
+            let holds = Holds::new(Duration::from_secs(3));
+            let hold = new(&holds);
+            let ticket = entered(&holds, &hold, Instant::now(), Duration::from_secs(30)).unwrap();
+            assert!(matches!(hold.hand_over(&ticket), Some(Unsettled::Nothing)));
+            assert!(matches!(hold.plan(DOOR, holds.around(&hold), Instant::now()), Ok(Next::Forget)));
+            assert!(hold.send_release(Epoch::FIRST).is_none());
+            assert_eq!(hold.leftover(), Leftover::Held);
+            hold.lose(LossReason::RecordMissing);
+            assert_eq!(hold.leftover(), Leftover::Nothing);
+        },
+        1,
+    );
+}
+
+/// Takes an owner's hold, in its turn, gives it up, and forgets it if nobody else has it. `hands_over`: to somebody else,
+/// who gives it up. Whether a hold of the owner is known afterwards.
+async fn comes_and_goes(holds: &Holds, kind: &Arc<dyn Kind>, owner: &OwnerId, hands_over: bool) -> bool {
+    loop {
+        let hold = holds.get_or_insert(kind, owner);
+        let turn = hold.turn.lock().await;
+        if hold.standing() != Standing::Ours {
+            holds.forget(&hold);
+            continue;
+        }
+        let ticket = entered(holds, &hold, Instant::now(), Duration::from_secs(30)).unwrap();
+        moments(3).await;
+        let known = holds.get(kind, owner).expect("it is held");
+        assert!(Arc::ptr_eq(&known, &hold), "an owner has two holds");
+        drop(known);
+        if hands_over {
+            let name = holds.about_to_hand_over(&hold);
+            let unsettled = hold.hand_over(&ticket);
+            assert!(matches!(unsettled, Some(Unsettled::Nothing)));
+            holds.handed_it_over(&hold, &name, true);
+            drop(turn);
+            moments(3).await;
+            hold.lose(LossReason::RecordMissing);
+        } else {
+            assert!(matches!(hold.leave(&ticket, Instant::now()), Ok(Left::Here(_))));
+            let request = hold.send_release(Epoch::FIRST).expect("it was held");
+            hold.released(&request, Released::Free, Epoch::FIRST);
+            drop(turn);
+        }
+        drop(ticket);
+        holds.reap(&hold);
+        return holds.get(kind, owner).is_some();
+    }
+}
+
+#[test]
+fn a_hold_is_forgotten_with_its_last_user_and_never_before() {
+    explore(2_000, &["a hold that somebody else has"], |seen| {
+        let holds = Arc::new(Holds::new(Duration::from_secs(3)));
+        let (kind, owner) = (kind(), OwnerId::named(&ClientId::random(), "me").unwrap());
+        let user = |hands_over| {
+            let (holds, kind, owner) = (Arc::clone(&holds), Arc::clone(&kind), owner.clone());
+            let seen = seen.clone();
+            spawn(async move {
+                if comes_and_goes(&holds, &kind, &owner, hands_over).await {
+                    seen.note("a hold that somebody else has");
+                }
+            })
+        };
+        let users = [user(false), user(true), user(false)];
+        let watchdog = Arc::clone(&holds);
+        let reaper = spawn(async move {
+            for _ in 0..8 {
+                moments(4).await;
+                watchdog.reap_again();
+            }
+        });
+        shuttle::future::block_on(async {
+            for task in users.into_iter().chain([reaper]) {
+                task.await.unwrap();
+            }
+            while holds.reap_again() {
+                shuttle::future::yield_now().await;
+            }
+        });
+        assert_eq!(holds.len(), 0, "{holds:?}");
+    });
+}
+
+/// The watchdog looks at a hold that is still in use, and has it in its hands when the last user is done with it.
+#[test]
+fn a_hold_is_forgotten_whoever_looks_at_it_when_it_ends() {
+    explore(1_000, &["a hold that somebody else has"], |seen| {
+        let holds = Arc::new(Holds::new(Duration::from_secs(3)));
+        let (kind, owner) = (kind(), OwnerId::named(&ClientId::random(), "me").unwrap());
+        let (first, last) = (holds.get_or_insert(&kind, &owner), holds.get_or_insert(&kind, &owner));
+        holds.reap(&first);
+        drop(first);
+        let ticket = entered(&holds, &last, Instant::now(), Duration::from_secs(30)).unwrap();
+        let of_user = Arc::clone(&holds);
+        let user = spawn(async move {
+            assert!(matches!(last.leave(&ticket, Instant::now()), Ok(Left::Here(_))));
+            let request = last.send_release(Epoch::FIRST).expect("it was held");
+            last.released(&request, Released::Free, Epoch::FIRST);
+            of_user.reap(&last);
+        });
+        holds.reap_again();
+        if holds.len() > 0 {
+            seen.note("a hold that somebody else has");
+        }
+        shuttle::future::block_on(user).unwrap();
+        while holds.reap_again() {}
+        assert_eq!(holds.len(), 0, "{holds:?}");
+    });
 }

@@ -89,7 +89,7 @@ struct World {
     server: Server,
     late: VecDeque<Sent>,
     guards: Vec<Guard>,
-    epoch: u64,
+    epoch: Epoch,
     suffix: u64,
     millis: u64,
     /// Somebody else deleted the record of what is held.
@@ -110,7 +110,7 @@ impl World {
             server: Server::default(),
             late: VecDeque::new(),
             guards: Vec::new(),
-            epoch: 1,
+            epoch: Epoch::FIRST,
             suffix: 0,
             millis: 1_000,
             tampered: false,
@@ -284,7 +284,7 @@ impl World {
                 self.server.record = None;
             }
             Step::Look { heard } => self.look(heard, effects),
-            Step::Reconnect => self.epoch += 1,
+            Step::Reconnect => self.epoch = self.epoch.next(),
             Step::ExecuteLate(at) | Step::NeverExecute(at) if at < self.late.len() => {
                 let epoch = self.late[at].epoch;
                 let at = self.late.iter().position(|late| late.epoch == epoch).unwrap();

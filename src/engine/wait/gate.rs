@@ -3,14 +3,16 @@
 //! The gate of a read-write lock has a side for those who may hold the lock together, who are all woken by any message,
 //! and one for the others, of whom one is: it gets the lock, or somebody else has it, whose release tells the next.
 
-use std::sync::{
-    Arc, Mutex, MutexGuard, PoisonError,
-    atomic::{AtomicBool, AtomicUsize, Ordering},
+use std::sync::{Arc, PoisonError};
+
+use crate::{
+    clock::Instant,
+    engine::kind::Kind,
+    sync::{
+        Mutex, MutexGuard, Semaphore,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
 };
-
-use tokio::sync::Semaphore;
-
-use crate::{clock::Instant, engine::kind::Kind};
 
 /// Where the waiters of one channel sleep.
 #[derive(Debug)]

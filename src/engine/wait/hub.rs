@@ -1,18 +1,18 @@
 //! The gates of one client, and the line to the task that listens for them.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
-use dashmap::{DashMap, Entry};
 use tokio::sync::mpsc;
 
 use super::gate::Gate;
-use crate::{clock::Instant, engine::kind::Kind};
+use crate::{
+    clock::Instant,
+    engine::kind::Kind,
+    sync::{
+        DashMap, Entry,
+        atomic::{AtomicBool, Ordering},
+    },
+};
 
 /// How long a channel stays subscribed after its last waiter left, so that a hot lock does not flap.
 pub(super) const LINGER: Duration = Duration::from_millis(100);

@@ -16,6 +16,7 @@ use crate::{
     engine::{core::Core, kind::Kind},
     error::{StoreError, StoreErrorKind},
     log,
+    store::Epoch,
 };
 
 /// How long one BLPOP waits: a connection that died in silence is found out a little later.
@@ -67,7 +68,7 @@ struct Reader {
     /// When all lists were looked at last.
     looked: Instant,
     /// The connection that was asked last.
-    epoch: Option<u64>,
+    epoch: Option<Epoch>,
 }
 
 /// What one BLPOP is about.

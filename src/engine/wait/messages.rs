@@ -40,7 +40,7 @@ pub(crate) async fn read(hub: &Hub, link: &Link) {
     }
 }
 
-fn deliver(hub: &Hub, message: &ChannelMessage) {
+pub(super) fn deliver(hub: &Hub, message: &ChannelMessage) {
     let Some(gate) = hub.get(&message.channel) else { return };
     match message.value.as_bytes() {
         Some(b"0") => gate.wake_one(),

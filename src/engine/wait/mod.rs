@@ -8,3 +8,6 @@ pub(super) mod messages;
 
 pub(super) mod place;
 pub(super) mod waiter;
+
+#[cfg(test)]
+mod tests;

@@ -27,7 +27,7 @@ use crate::{
 pub(crate) struct Waiter<'a> {
     core: &'a Core,
     hub: &'a Hub,
-    gate: Arc<Gate>,
+    pub(super) gate: Arc<Gate>,
     /// Whether it may hold the lock together with others.
     shares: bool,
     /// Where the lock has a queue: the place in it.

@@ -1,6 +1,6 @@
 //! A server with one lock, which is held by one name at a time.
 
-use crate::store::Released;
+use crate::store::{Epoch, Released};
 
 /// How long a lease is, in milliseconds.
 pub(super) const TTL: u64 = 900;
@@ -11,7 +11,7 @@ pub(super) struct Sent {
     pub(super) owner: String,
     pub(super) count: u32,
     pub(super) is_release: bool,
-    pub(super) epoch: u64,
+    pub(super) epoch: Epoch,
 }
 
 impl Sent {

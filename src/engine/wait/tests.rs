@@ -1,0 +1,366 @@
+//! Whoever waits, comes, is dropped or is told at the same time as others: in thousands of orders, under shuttle.
+//!
+//! No timer fires here, so a waiter that was not told waits for ever, and the run fails.
+
+use std::{
+    pin::pin,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::SeqCst},
+    },
+    time::Duration,
+};
+
+use shuttle::future::{JoinHandle, block_on, yield_now};
+
+use super::{
+    hub::{Event, Hub, LINGER, remove_left},
+    messages::deliver,
+    waiter::{Waiter, Woken},
+};
+use crate::{
+    clock::Instant,
+    engine::{
+        acquire::{Acquire, Entered},
+        core::{Core, RoundTrip},
+        hold::Hold,
+        holds::Holds,
+        janitor,
+        jobs::Janitor,
+        kind::Kind,
+        settle::UnderWay,
+    },
+    keys::LockName,
+    lock::{self, Reentrant},
+    options::{AcquireOptions, Config, Wait},
+    owner::{ClientId, OwnerId},
+    store::{
+        Store,
+        tests::{Server, message, stopped},
+    },
+    sync::{
+        atomic::AtomicBool,
+        spawn,
+        tests::{Seen, explore, moments},
+    },
+};
+
+/// A client, and its server.
+struct World {
+    core: Arc<Core>,
+    server: Arc<Server>,
+    kind: Arc<dyn Kind>,
+    /// Guards that are alive, of whatever owner.
+    guards: AtomicUsize,
+    seen: Seen,
+}
+
+impl World {
+    fn new(seen: &Seen) -> Arc<Self> {
+        let (server, mut published) = Server::start();
+        let ((hub, mut events), (signals, _), (janitor, list)) = (Hub::new(), Hub::new(), Janitor::new());
+        let config = Config::default();
+        let core = Arc::new(Core {
+            client: ClientId::random(),
+            holds: Holds::new(config.command_timeout()),
+            config,
+            store: Store::played_by(&server),
+            hub,
+            signals,
+            janitor,
+            round_trip: RoundTrip::new(Duration::ZERO),
+            renewals_are_refused: AtomicBool::new(false),
+            runtime: stopped(),
+            is_driven: false,
+            closed: AtomicBool::new(false),
+        });
+        spawn(janitor::run(Arc::clone(&core), list));
+        let reader = Arc::clone(&core);
+        spawn(async move {
+            while let Some(message) = published.recv().await {
+                deliver(&reader.hub, &message);
+            }
+        });
+        let (subscriber, at, noted) = (Arc::clone(&core), Arc::clone(&server), seen.clone());
+        // as `messages::subscribe` does, but nobody lingers
+        spawn(async move {
+            while let Some(event) = events.recv().await {
+                match event {
+                    Event::Subscribe(gate) => {
+                        noted.note("a waiter");
+                        at.subscribe(&gate.channel);
+                        yield_now().await;
+                        gate.live();
+                    }
+                    Event::Left(gate) => {
+                        let mut left = vec![(Instant::now() - LINGER, gate)];
+                        for channel in remove_left(&subscriber.hub, &mut left) {
+                            noted.note("a gate was removed");
+                            at.unsubscribe(&channel);
+                        }
+                    }
+                }
+                yield_now().await;
+            }
+        });
+        let kind: Arc<dyn Kind> = Arc::new(Reentrant::new(&LockName::new("", "l", 1024).unwrap()));
+        Arc::new(Self { core, server, kind, guards: AtomicUsize::new(0), seen: seen.clone() })
+    }
+
+    fn owner(&self, name: &str) -> OwnerId {
+        OwnerId::named(&self.core.client, name).unwrap()
+    }
+
+    /// Acquires; or is dropped midway, if it `gives_up`.
+    async fn acquire(&self, owner: &OwnerId, gives_up: bool) -> Option<Entered> {
+        let options = AcquireOptions::new().owner(owner.clone());
+        let acquire = Acquire::new(&self.core, &self.kind, &options, Wait::Forever).unwrap().run();
+        if !gives_up {
+            return acquire.await.unwrap();
+        }
+        tokio::select! {
+            biased;
+            entered = pin!(acquire) => entered.unwrap(),
+            () = moments(20) => {
+                self.seen.note("an acquire was dropped");
+                None
+            }
+        }
+    }
+
+    /// What a guard stands for: the server records its owner, and its client goes on with this very hold.
+    fn check_held(&self, owner: &OwnerId, hold: &Arc<Hold>) {
+        let (holder, count) = self.server.record("l").expect("a guard lives");
+        assert!(*holder == *owner.as_str() && count > 0, "{owner:?}: {holder}, {count}");
+        let known = self.core.holds.get(&self.kind, owner).expect("a guard lives");
+        assert!(Arc::ptr_eq(&known, hold), "{owner:?} has two holds");
+    }
+
+    /// Acquires, looks, and gives it back: awaited, dropped midway, or without awaiting it.
+    async fn work(&self, name: &str, alone: bool, gives_up: bool) {
+        let owner = self.owner(name);
+        let Some((hold, ticket)) = self.acquire(&owner, gives_up).await else { return };
+        let others = self.guards.fetch_add(1, SeqCst);
+        assert!(!alone || others == 0, "two guards");
+        if others > 0 {
+            self.seen.note("a nested guard");
+        }
+        moments(3).await;
+        self.check_held(&ticket.generation.owner, &hold);
+        self.guards.fetch_sub(1, SeqCst);
+        if gives_up {
+            return self.core.release_later(&hold, &ticket);
+        }
+        let under_way = UnderWay { core: &self.core, hold };
+        tokio::select! {
+            biased;
+            released = self.core.release(&under_way.hold, ticket) => released.unwrap(),
+            () = moments(30) => self.seen.note("a release was dropped"),
+        }
+    }
+
+    /// Forgets what was in somebody's hands, as the watchdog does from time to time.
+    async fn reap(&self) {
+        for _ in 0..5 {
+            moments(12).await;
+            self.core.holds.reap_again();
+        }
+    }
+
+    /// In the end nothing is left, on the server or here.
+    async fn check_clean(&self) {
+        self.core.janitor.idle().await;
+        assert_eq!(self.server.record("l"), None);
+        if self.core.holds.len() > 0 {
+            self.seen.note("a hold was reaped later");
+        }
+        while self.core.holds.reap_again() {
+            yield_now().await;
+        }
+        assert_eq!(self.core.holds.len(), 0, "{:?}", self.core.holds);
+        while self.core.hub.channels() > 0 {
+            yield_now().await;
+        }
+    }
+}
+
+fn spawn_reaper(world: &Arc<World>) -> JoinHandle<()> {
+    let world = Arc::clone(world);
+    spawn(async move { world.reap().await })
+}
+
+fn sometimes() -> bool {
+    shuttle::rand::Rng::gen_bool(&mut shuttle::rand::thread_rng(), 0.5)
+}
+
+/// Lets others run until something is so; for ever, if it never is.
+async fn until(is_so: impl Fn() -> bool) {
+    while !is_so() {
+        yield_now().await;
+    }
+}
+
+/// Waits for so many tasks, none of which may wait for ever.
+async fn all(tasks: Vec<JoinHandle<()>>) {
+    for task in tasks {
+        task.await.unwrap();
+    }
+}
+
+#[test]
+fn nobody_waits_in_vain_whoever_is_dropped() {
+    let must_see = ["a waiter", "a gate was removed", "an acquire was dropped", "a release was dropped"];
+    explore(1_000, &must_see, |seen| {
+        let world = World::new(seen);
+        block_on(async {
+            let work = |name: &'static str| {
+                let world = Arc::clone(&world);
+                spawn(async move { world.work(name, true, sometimes()).await })
+            };
+            let mut tasks: Vec<_> = ["a", "b", "c"].map(work).into();
+            tasks.push(spawn_reaper(&world));
+            all(tasks).await;
+            world.check_clean().await;
+        });
+    });
+}
+
+/// Whoever was told may wait for the turn of its owner, and be dropped there.
+#[test]
+fn nobody_waits_in_vain_whoever_is_dropped_before_its_turn() {
+    explore(1_500, &["a waiter", "an acquire was dropped"], |seen| {
+        let world = World::new(seen);
+        block_on(async {
+            let work = |(name, gives_up)| {
+                let world = Arc::clone(&world);
+                spawn(async move { world.work(name, false, gives_up).await })
+            };
+            all([("a", false), ("b", true), ("b", false)].map(work).into()).await;
+        });
+    });
+}
+
+#[test]
+fn an_owner_has_one_hold_whoever_comes_while_it_is_forgotten() {
+    let must_see = ["a nested guard", "an acquire was dropped", "a release was dropped", "a hold was reaped later"];
+    explore(1_000, &must_see, |seen| {
+        let world = World::new(seen);
+        block_on(async {
+            let work = || {
+                let world = Arc::clone(&world);
+                spawn(async move {
+                    world.work("a", false, sometimes()).await;
+                    world.work("a", false, sometimes()).await;
+                })
+            };
+            all(vec![work(), work(), spawn_reaper(&world)]).await;
+            world.check_clean().await;
+        });
+    });
+}
+
+/// Waits for one half of a read-write lock, whose gate has two sides.
+fn half(world: &World, shares: bool) -> Waiter<'_> {
+    let name = LockName::new("", "rw", 1024).unwrap();
+    let kind: Arc<dyn Kind> = if shares { Arc::new(lock::Read::new(&name)) } else { Arc::new(lock::Write::new(&name)) };
+    world.core.join(&kind, &Arc::from("rw"), true)
+}
+
+/// Those who wait at the two sides of one gate.
+struct Sides {
+    world: Arc<World>,
+    /// How many have come to wait, were told and were not dropped.
+    waiting: AtomicUsize,
+    readers: AtomicUsize,
+    writers: AtomicUsize,
+    /// Writers that were told, and have done nothing about it yet.
+    told: AtomicUsize,
+}
+
+impl Sides {
+    /// Waits until told, then uses the permit; or is dropped before, with a permit or without.
+    async fn wait(&self, shares: bool, is_dropped: bool) {
+        let waiter = half(&self.world, shares);
+        self.waiting.fetch_add(1, SeqCst);
+        let woken = tokio::select! {
+            biased;
+            woken = waiter.wait(None) => woken,
+            () = moments(12), if is_dropped => return,
+        };
+        let Woken::Told(permit) = woken else { panic!("{woken:?}") };
+        assert!(shares || self.told.fetch_add(1, SeqCst) == 0, "one message has told two writers");
+        moments(3).await;
+        if !shares {
+            self.told.fetch_sub(1, SeqCst);
+        }
+        if is_dropped {
+            return self.world.seen.note(if shares { "a reader with a permit" } else { "a writer with a permit" });
+        }
+        permit.forget();
+        if shares { &self.readers } else { &self.writers }.fetch_add(1, SeqCst);
+    }
+}
+
+#[test]
+fn a_message_wakes_all_readers_and_one_writer_and_if_that_is_dropped_the_next() {
+    explore(1_000, &["a reader with a permit", "a writer with a permit"], |seen| {
+        let none = || AtomicUsize::new(0);
+        let world = World::new(seen);
+        let sides = Sides { world, waiting: none(), readers: none(), writers: none(), told: none() };
+        let sides = Arc::new(sides);
+        block_on(async {
+            let come = |(shares, is_dropped)| {
+                let sides = Arc::clone(&sides);
+                spawn(async move { sides.wait(shares, is_dropped).await })
+            };
+            let readers = [(true, false), (true, true), (true, false)].map(come);
+            let writers = [(false, true), (false, false), (false, false)].map(come);
+            until(|| sides.waiting.load(SeqCst) == 6).await;
+            for message_number in 1..=2 {
+                deliver(&sides.world.core.hub, &message("rw", "0"));
+                until(|| sides.readers.load(SeqCst) == 2 && sides.writers.load(SeqCst) >= message_number).await;
+            }
+            all(readers.into_iter().chain(writers).collect()).await;
+        });
+    });
+}
+
+#[test]
+fn a_gate_is_there_for_as_long_as_somebody_waits() {
+    explore(1_500, &["a gate was removed"], |seen| {
+        let world = World::new(seen);
+        block_on(async {
+            let passes = Arc::clone(&world);
+            let passes = spawn(async move { drop(half(&passes, true)) });
+            let stays = Arc::clone(&world);
+            let stays = spawn(async move {
+                let waiter = half(&stays, false);
+                moments(6).await;
+                let known = stays.core.hub.get("rw").expect("somebody waits");
+                assert!(Arc::ptr_eq(&known, &waiter.gate), "somebody waits at another gate");
+            });
+            all(vec![passes, stays]).await;
+        });
+    });
+}
+
+#[test]
+fn nobody_waits_at_a_client_that_was_shut_down() {
+    explore(300, &["a waiter"], |seen| {
+        let world = World::new(seen);
+        block_on(async {
+            let come = |shares| {
+                let world = Arc::clone(&world);
+                spawn(async move {
+                    let woken = half(&world, shares).wait(None).await;
+                    assert!(matches!(woken, Woken::Closed), "{woken:?}");
+                })
+            };
+            let come = [true, false, true].map(come);
+            moments(5).await;
+            world.core.close();
+            all(come.into()).await;
+            assert_eq!(world.core.hub.channels(), 0);
+        });
+    });
+}

@@ -1,0 +1,165 @@
+//! A server that a test plays: plain locks, one connection, and messages of those that were freed.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::{LazyLock, Mutex, MutexGuard, PoisonError},
+};
+
+use fred::types::Value;
+use tokio::{
+    runtime::{Builder, Runtime},
+    sync::{mpsc, oneshot},
+};
+
+use super::*;
+use crate::sync::spawn;
+
+/// Nobody drives it: what is spawned there does not run, and a timer does not fire.
+static STOPPED: LazyLock<Runtime> = LazyLock::new(|| Builder::new_current_thread().enable_time().build().unwrap());
+
+/// One for all tests: it leads nowhere.
+static NOWHERE: LazyLock<(Endpoint, Arc<Link>, Arc<Pace>)> = LazyLock::new(|| {
+    let (endpoint, pace) = (Endpoint::from_url("redis://127.0.0.1:1").unwrap(), Arc::new(Pace::new()));
+    let link = Link::new(&endpoint.0, &Config::default(), stopped(), stopped(), &pace, false).unwrap();
+    (endpoint, link, pace)
+});
+
+pub(crate) fn stopped() -> Handle {
+    STOPPED.handle().clone()
+}
+
+/// What the server knows.
+#[derive(Debug, Default)]
+struct Known {
+    /// Owner and count of each lock that is held.
+    records: BTreeMap<Arc<str>, (Arc<str>, u64)>,
+    subscribed: BTreeSet<String>,
+}
+
+/// The server. Requests are executed in their order, and answered; whether or not somebody still waits for that.
+#[derive(Debug)]
+pub(crate) struct Server {
+    known: Mutex<Known>,
+    requests: mpsc::UnboundedSender<(Call, oneshot::Sender<Value>)>,
+    messages: mpsc::UnboundedSender<ChannelMessage>,
+}
+
+impl Server {
+    pub(crate) fn start() -> (Arc<Self>, mpsc::UnboundedReceiver<ChannelMessage>) {
+        let (messages, published) = mpsc::unbounded_channel();
+        let (requests, mut connection) = mpsc::unbounded_channel();
+        let server = Arc::new(Self { known: Mutex::default(), requests, messages });
+        let executes = Arc::downgrade(&server);
+        spawn(async move {
+            while let Some((call, answer)) = connection.recv().await {
+                let Some(server) = executes.upgrade() else { return };
+                let _ = oneshot::Sender::send(answer, server.execute(&call));
+            }
+        });
+        (server, published)
+    }
+
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Who holds a lock, and how often.
+    pub(crate) fn record(&self, lock: &str) -> Option<(Arc<str>, u64)> {
+        self.known().records.get(lock).cloned()
+    }
+
+    pub(crate) fn subscribe(&self, channel: &str) {
+        self.known().subscribed.insert(channel.to_owned());
+    }
+
+    pub(crate) fn unsubscribe(&self, channel: &str) {
+        self.known().subscribed.remove(channel);
+    }
+
+    pub(super) async fn answer(&self, call: Call) -> Result<Value, StoreError> {
+        let (answer, answered) = oneshot::channel();
+        let _ = self.requests.send((call, answer));
+        answered.await.map_err(|_| StoreError::new(StoreErrorKind::Unavailable, true, "the test is over"))
+    }
+
+    fn execute(&self, call: &Call) -> Value {
+        let known = &mut *self.known();
+        let verb = call.script.name.rsplit('/').next().unwrap();
+        match (verb, &*call.args) {
+            ("acquire", [Arg::Text(owner), _, Arg::Number(holds)]) => {
+                let record = known.records.get(&call.keys[0]);
+                match record {
+                    Some((holder, _)) if holder != owner && *holds == 1 => {
+                        return Value::Array(vec![Value::Integer(0), Value::Integer(30_000)]);
+                    }
+                    Some((holder, _)) if holder == owner => {}
+                    _ if *holds > 1 => return Value::Integer(-2),
+                    _ => {}
+                }
+                known.records.insert(Arc::clone(&call.keys[0]), (Arc::clone(owner), *holds));
+                Value::Integer(1)
+            }
+            ("release", [Arg::Text(owner), Arg::Number(holds), channel]) => {
+                self.release(known, &call.keys[0], owner, *holds, channel)
+            }
+            ("release_together", args) => {
+                let each = call.keys.iter().zip(args.chunks(2));
+                let release = |(lock, args): (&Arc<str>, &[Arg])| match args {
+                    [Arg::Text(owner), channel] => self.release(known, lock, owner, 0, channel),
+                    _ => unreachable!("{args:?}"),
+                };
+                Value::Array(each.map(release).collect())
+            }
+            _ => unreachable!("{call:?}"),
+        }
+    }
+
+    fn release(&self, known: &mut Known, lock: &Arc<str>, owner: &Arc<str>, holds: u64, channel: &Arg) -> Value {
+        match known.records.get_mut(lock) {
+            Some((holder, count)) if holder == owner && holds > 0 => {
+                *count = holds.min(*count);
+                Value::Integer(0)
+            }
+            Some((holder, _)) if holder == owner => {
+                known.records.remove(lock);
+                let channel = match channel {
+                    Arg::ChannelOf(lock) => lock.channel_text(),
+                    Arg::Text(channel) => channel.to_string(),
+                    other => unreachable!("{other:?}"),
+                };
+                if known.subscribed.contains(&channel) {
+                    let _ = self.messages.send(message(&channel, "0"));
+                }
+                Value::Integer(1)
+            }
+            _ => Value::Null,
+        }
+    }
+}
+
+pub(crate) fn message(channel: &str, text: &str) -> ChannelMessage {
+    ChannelMessage {
+        channel: channel.into(),
+        value: Value::String(text.into()),
+        kind: fred::types::MessageKind::Message,
+        server: fred::types::config::Server::new("127.0.0.1", 1),
+    }
+}
+
+impl Store {
+    pub(crate) fn played_by(server: &Arc<Server>) -> Self {
+        let (endpoint, link, pace) = &*NOWHERE;
+        Self {
+            scripts: Arc::clone(link),
+            subscriptions: Arc::clone(link),
+            address: String::new(),
+            run_id: None,
+            lists: OnceCell::new(),
+            pace: Arc::clone(pace),
+            endpoint: endpoint.clone(),
+            config: Config::default(),
+            own: stopped(),
+            played: Some(Arc::clone(server)),
+        }
+    }
+}
