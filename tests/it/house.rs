@@ -394,6 +394,22 @@ fn fred_is_of_the_line_that_never_re_sends() {
     }
 }
 
+/// No second toolchain is at hand: clippy's `incompatible_msrv`, which warns by default, watches the oldest Rust.
+#[test]
+fn the_oldest_rust_is_said_and_watched() {
+    let read = |path: &str| fs::read_to_string(root().join(path)).unwrap();
+    let manifest = read("Cargo.toml");
+    let said = manifest.lines().find_map(|line| line.strip_prefix("rust-version = \"")?.strip_suffix('"')).unwrap();
+    assert!(read("README.md").contains(&format!("Rust {said}, and")), "README.md says another Rust than {said}");
+    for manifest in ["Cargo.toml", "crates/nestlock-embedded/Cargo.toml"] {
+        assert!(read(manifest).contains("rust-version.workspace = true"), "{manifest}");
+    }
+    for file in sources("src", "rs").iter().chain(&sources("crates", "rs")) {
+        assert!(!file.text.contains("clippy::incompatible_msrv"), "{}: who watches then?", file.path);
+    }
+    assert!(!manifest.contains("incompatible_msrv"));
+}
+
 // --- Lua ---
 
 /// What `script!` in `src/lock` declares of a script.
