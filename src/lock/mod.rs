@@ -117,7 +117,11 @@ impl Inspection {
     /// How often `owner` holds the lock, whatever suffix its name has.
     #[must_use]
     pub fn hold_count(&self, owner: &OwnerId) -> u32 {
-        self.holders.iter().find(|(holder, _)| holder.base() == owner.base()).map_or(0, |(_, holds)| *holds)
+        // one that holds anew what it gave away is recorded under both names
+        let is_it = |(holder, _): &&(OwnerId, u32)| owner.is_exact() && holder == owner;
+        let exact = self.holders.iter().find(is_it).map(|(_, holds)| *holds);
+        let under_any = self.holders.iter().filter(|(holder, _)| holder.base() == owner.base());
+        exact.unwrap_or_else(|| under_any.map(|(_, holds)| holds).sum())
     }
 }
 

@@ -16,7 +16,8 @@ use crate::{
 
 use super::{Inspection, Lock, Several, quorum::ask};
 
-/// The pause after a round in which some members were busy grows by this, up to [`MAX_PAUSE`]; all of it is random.
+/// The pause after a round in which some members were busy grows by this, up to [`MAX_PAUSE`]; all of it is random. A round
+/// trip or more counts as well: a pause that is short beside the rounds would not tear two apart that disturb each other.
 const PAUSE_STEP: Duration = Duration::from_millis(2);
 const MAX_PAUSE: Duration = Duration::from_millis(50);
 
@@ -128,7 +129,9 @@ impl Several for MultiLock {
             Round::Busy => return Ok(None),
             Round::Again(first) => first,
         };
-        let (mut pause, mut was_busy) = (PAUSE_STEP, false);
+        let (round_trip, mut was_busy) = (self.anchor.round_trip.get(), false);
+        let (step, most) = (PAUSE_STEP + round_trip, MAX_PAUSE + 2 * round_trip);
+        let mut pause = step;
         loop {
             let wait = match limit {
                 None => Wait::Forever,
@@ -147,7 +150,7 @@ impl Several for MultiLock {
             // two that take turns disturbing each other would go on for ever
             let until = Instant::now() + pause.mul_f64(random_fraction());
             self.anchor.sleep_until(limit.map_or(until, |limit| until.min(limit))).await;
-            pause = (pause + PAUSE_STEP).min(MAX_PAUSE);
+            pause = (pause + step).min(most);
         }
     }
 

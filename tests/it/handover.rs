@@ -270,3 +270,20 @@ async fn an_owner_as_text_is_exact() {
     b.reentrant_lock("l").unwrap().release(&read).await.unwrap();
     other.unlock().await.unwrap();
 }
+
+/// Who holds anew what it gave away is recorded twice, under two names.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn holds_beside_one_that_was_given_away_are_counted_by_name() {
+    let server = Server::start();
+    let client = quick(&server).await;
+    let me = client.owner("me").unwrap();
+    let read = client.read_write_lock("l").unwrap().read_lock();
+    let lock = || read.lock_with(AcquireOptions::new().owner(me.clone()));
+    let given = lock().await.unwrap().forget();
+    let anew = [lock().await.unwrap(), lock().await.unwrap()];
+    assert_eq!(read.hold_count(&anew[0].owner()).await.unwrap(), 2);
+    assert_eq!(read.hold_count(&given).await.unwrap(), 1);
+    assert_eq!(read.hold_count(&me).await.unwrap(), 3);
+    read.release(&given).await.unwrap();
+    assert_eq!(read.hold_count(&me).await.unwrap(), 2);
+}

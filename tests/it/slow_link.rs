@@ -160,3 +160,33 @@ async fn a_lock_that_is_denied_does_not_cost_the_others_their_renewal() {
     assert_eq!(guards.iter().filter(|guard| guard.is_lost()).count(), 0);
     server.call(&["ACL", "SETUSER", "default", "allkeys"]);
 }
+
+/// Two that take the same locks from different ends: what one holds while it asks for the other, it holds for a round trip.
+/// The simulator found them at it for more than a minute.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn multi_locks_do_not_disturb_each_other_for_ever_at_200_ms() {
+    let server = Server::start();
+    let proxy = far(&server, 200);
+    let near = server.client().await;
+    let [a, b] = ["a", "b"].map(|name| near.reentrant_lock(name).unwrap());
+    let mut rounds = Vec::new();
+    for round in 0..4 {
+        let held = (a.lock().await.unwrap(), b.lock().await.unwrap());
+        let mut waiting = Vec::new();
+        for names in [["a", "b"], ["b", "a"]] {
+            let far = LockClient::connect(proxy.url()).await.unwrap();
+            let members = names.map(|name| far.reentrant_lock(name).unwrap());
+            let both = far.multi_lock(members).unwrap();
+            waiting.push(tokio::spawn(async move { both.lock().await.unwrap().unlock().await.unwrap() }));
+        }
+        tokio::time::sleep(ms(1_500)).await;
+        let started = Instant::now();
+        let (first, second) = held;
+        let (first, second) = tokio::join!(first.unlock(), second.unlock());
+        first.and(second).unwrap();
+        join_all(waiting).await.into_iter().for_each(|ended| ended.unwrap());
+        rounds.push(started.elapsed().as_millis());
+        eprintln!("round {round}: {} ms", rounds[round]);
+        assert!(started.elapsed() < ms(15_000), "{rounds:?}");
+    }
+}
