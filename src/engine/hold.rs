@@ -409,8 +409,8 @@ impl Hold {
     // --- settling: in turn ---
 
     /// Leaves the record to its lease.
-    pub(crate) fn write_off(self: &Arc<Self>, refusal: StoreErrorKind) {
-        self.change(|state, _| state.write_off(refusal));
+    pub(crate) fn write_off(self: &Arc<Self>, refusal: StoreErrorKind) -> Option<Abandoned> {
+        self.change(|state, _| state.write_off(refusal))
     }
 
     /// The release that makes the server agree, which is about to be sent: from here on the server's side is in doubt.

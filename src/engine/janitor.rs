@@ -121,8 +121,7 @@ async fn settle(core: &Core, hold: Arc<Hold>) {
                     log::later!(
                         WARN, lock = hold.lock_name(), error = error; "cannot settle; the lease has freed the lock"
                     );
-                    core.abandon_name_in_doubt(&hold);
-                    hold.write_off(error.kind());
+                    core.write_off(&hold, error.kind());
                     None
                 } else {
                     Some(error)

@@ -9,7 +9,7 @@ use super::{
     state::{Abandoned, Leftover, Request},
 };
 use crate::{
-    error::StoreError,
+    error::{StoreError, StoreErrorKind},
     owner::OwnerId,
     store::{Epoch, Released},
 };
@@ -54,6 +54,11 @@ impl Core {
     /// Goes on under another name, if something under this one is in doubt and nothing is held.
     pub(crate) fn abandon_name_in_doubt(&self, hold: &Arc<Hold>) {
         self.abandon(hold, hold.abandon_name_in_doubt());
+    }
+
+    /// Gives up on a release that is refused.
+    pub(crate) fn write_off(&self, hold: &Arc<Hold>, refusal: StoreErrorKind) {
+        self.abandon(hold, hold.write_off(refusal));
     }
 
     /// A future that nobody polls has a request about this hold: undoes what it may do.

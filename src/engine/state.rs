@@ -308,6 +308,8 @@ impl State {
     /// Whether the server records what we want.
     pub(super) fn agrees(&self) -> bool {
         match self.server {
+            // what is late may still take it
+            ServerSide::Holds(0) if self.late.is_some() && self.current.is_none() => false,
             ServerSide::Holds(known) => known == self.wanted(),
             ServerSide::Waits => self.wanted() == 0 && self.waiters > 0,
             ServerSide::InDoubt { .. } => false,

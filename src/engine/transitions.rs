@@ -430,16 +430,17 @@ impl State {
         Some(self.abandon(epoch))
     }
 
-    /// Leaves the record to its lease.
-    pub(super) fn write_off(&mut self, refusal: StoreErrorKind) {
-        self.server = ServerSide::Holds(self.wanted());
-        self.late = None;
+    /// Leaves the record to its lease, and the name with it to what may still be executed.
+    pub(super) fn write_off(&mut self, refusal: StoreErrorKind) -> Option<Abandoned> {
         if let Some(generation) = &self.current {
             let mut books = generation.books();
             if books.end == Some(End::Released) {
                 books.end = Some(End::Refused(refusal));
             }
         }
+        let abandoned = self.abandon_name_in_doubt();
+        self.server = ServerSide::Holds(self.wanted());
+        abandoned
     }
 }
 

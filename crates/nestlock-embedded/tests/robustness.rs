@@ -271,6 +271,23 @@ fn a_million_strings_of_nonsense_leave_the_server_as_it_was() {
     assert_eq!(wire.call(&["EVAL", "return 1", "0"]).expect("an answer"), Value::Int(1));
 }
 
+/// The attack meets it once in some hundred million strings.
+#[test]
+fn fields_that_are_asked_for_without_end_take_no_memory() {
+    let server = EmbeddedServer::start().expect("a server");
+    let mut wire = connect(server.addr());
+    wire.call(&["HSET", "hash", "field", "value"]).expect("an answer");
+    for (count, more) in
+        [("-9223372036854775807", None), ("-4611686018427387903", Some("WITHVALUES")), ("-1000001", None)]
+    {
+        let words: Vec<&str> = ["HRANDFIELD", "hash", count].into_iter().chain(more).collect();
+        let answer = wire.call(&words).expect("an answer");
+        assert!(matches!(answer, Value::Error(_)), "{count}: {answer:?}");
+    }
+    let Value::List(fields) = wire.call(&["HRANDFIELD", "hash", "-3"]).expect("an answer") else { panic!("no list") };
+    assert_eq!(fields.len(), 3);
+}
+
 // --- that the attack would notice ---
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

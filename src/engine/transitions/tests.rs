@@ -277,10 +277,12 @@ impl World {
                 assert!(!held || abandoned.is_none(), "its name is in use");
                 self.suffix += u64::from(abandoned.is_some());
             }
-            // as the janitor does: after the name was left, and when the lease is over
+            // as the janitor does, when the lease is over
             Step::WriteOff if self.state.wanted() == 0 && self.state.plan_release().is_some() => {
-                self.suffix += u64::from(self.state.abandon_name_in_doubt().is_some());
-                self.state.write_off(StoreErrorKind::Other);
+                let given_up = self.state.current.clone();
+                self.suffix += u64::from(self.state.write_off(StoreErrorKind::Other).is_some());
+                let told = given_up.is_none_or(|given_up| given_up.books().end != Some(End::Released));
+                assert!(told, "whoever waits for its release is told that it was refused");
                 self.server.record = None;
             }
             Step::Look { heard } => self.look(heard, effects),
@@ -372,7 +374,8 @@ impl World {
         }
         match self.state.leftover() {
             Leftover::Nothing => {
-                assert_eq!((self.state.wanted(), self.state.server), (0, ServerSide::Holds(0)), "nothing is left");
+                let left = (self.state.wanted(), self.state.server, self.state.late);
+                assert_eq!(left, (0, ServerSide::Holds(0), None), "nothing is left");
             }
             Leftover::Doubt => assert!(self.state.plan_release().is_some(), "somebody settles it"),
             Leftover::Held => {}
@@ -396,6 +399,28 @@ proptest! {
     fn whatever_happens_in_whatever_order_the_rules_of_a_hold_stand(steps in prop::collection::vec(steps(), 1..60)) {
         run(steps);
     }
+}
+
+/// The same, and what was granted on the new connection is lost: nobody gives it up, so that nobody would settle it.
+#[test]
+fn a_name_that_a_late_acquire_may_meet_is_settled_after_a_loss() {
+    let mut world = World::new();
+    let mut step = |step| {
+        let mut effects = Effects::default();
+        world.step(step, &mut effects);
+        world.check(&effects);
+        world.state.leftover()
+    };
+    let acquire = |fate, waits| Step::Acquire { fate, watched: true, after_loss: false, waits };
+    step(acquire(Fate::Late, true));
+    step(Step::Reconnect);
+    step(acquire(Fate::Answered, true));
+    step(Step::SomebodyDeletes);
+    step(Step::Pass(400));
+    step(Step::Look { heard: true });
+    assert_eq!(step(Step::Leave(0)), Leftover::Doubt);
+    assert_eq!(step(Step::Settle(Fate::Answered)), Leftover::Nothing);
+    step(acquire(Fate::Answered, false));
 }
 
 /// An acquire is under way on an old connection, one on the new connection is answered; its release is refused until the

@@ -47,6 +47,9 @@ pub(super) fn hgetall(call: &mut Call) -> Outcome {
     Ok(Reply::Map(pairs.map(|(field, value)| (Reply::bulk(field.as_slice()), Reply::bulk(value.as_slice()))).collect()))
 }
 
+/// How many fields one answer repeats.
+const MAX_REPEATED: usize = 1_000_000;
+
 /// Some fields of a hash: so many in a row, from a random one on. A negative number may repeat them.
 pub(super) fn hrandfield(call: &mut Call) -> Outcome {
     let counted = call.args.len() > 2;
@@ -65,6 +68,10 @@ pub(super) fn hrandfield(call: &mut Call) -> Outcome {
         return Ok(if counted { Reply::list([]) } else { Reply::Nil });
     };
     let wanted = usize::try_from(count.unsigned_abs()).unwrap_or(usize::MAX);
+    // Redis would go on until its memory ends
+    if count < 0 && wanted > MAX_REPEATED {
+        return Err(format!("ERR the embedded server repeats at most {MAX_REPEATED} fields").into());
+    }
     let (wanted, first) = match (count < 0, wanted < hash.len()) {
         (false, false) => (hash.len(), 0),
         _ => (wanted, usize::try_from(random() % hash.len() as u64).unwrap_or(0)),
