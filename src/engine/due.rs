@@ -208,7 +208,7 @@ mod tests {
     /// Whatever is put in while the watchdog goes to sleep is seen by it, or wakes it.
     #[test]
     fn nothing_is_due_sooner_than_the_watchdog_wakes() {
-        explore(1_000, &["it was woken", "it has seen what is due"], |seen| {
+        explore(3_000, &["it was woken", "it has seen what is due"], |seen| {
             let queue = Arc::new(DueQueue::new(Duration::from_secs(3)));
             let due = Instant::now() + Duration::from_millis(100);
             let put = |later| {

@@ -198,7 +198,7 @@ fn a_hold_is_forgotten_with_its_last_user_and_never_before() {
 /// The watchdog looks at a hold that is still in use, and has it in its hands when the last user is done with it.
 #[test]
 fn a_hold_is_forgotten_whoever_looks_at_it_when_it_ends() {
-    explore(1_000, &["a hold that somebody else has"], |seen| {
+    explore(2_000, &["a hold that somebody else has"], |seen| {
         let holds = Arc::new(Holds::new(Duration::from_secs(3)));
         let (kind, owner) = (kind(), OwnerId::named(&ClientId::random(), "me").unwrap());
         let (first, last) = (holds.get_or_insert(&kind, &owner), holds.get_or_insert(&kind, &owner));
