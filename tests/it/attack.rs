@@ -143,8 +143,11 @@ async fn a06_a_future_that_was_polled_late_does_not_lengthen_the_waits_of_others
     let a = LockClient::connect(proxy.url()).await.unwrap();
     let (lock, other) = (a.reentrant_lock("l").unwrap(), a.reentrant_lock("other").unwrap());
     lock.lock().await.unwrap().unlock().await.unwrap();
+    // however long this thread is held up: no answer in the first poll
+    proxy.rule(|_| Action::Late(ms(50)));
     let mut parked = Box::pin(lock.lock());
     poll_once(&mut parked).await;
+    proxy.pass();
     tokio::time::sleep(ms(2000)).await;
     let guard = parked.await.unwrap();
     proxy.black_hole(Way::Both);
@@ -288,11 +291,14 @@ async fn a11_an_unlock_beside_a_nested_future_that_nobody_polls_does_not_say_not
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a12_a_future_that_is_polled_again_leaves_no_hold_that_nobody_has() {
     let server = Server::start();
-    let a = server.client_with(|builder| builder.command_timeout(ms(300))).await;
+    let proxy = Proxy::start(&server);
+    let a = LockClient::builder().command_timeout(ms(300)).connect(proxy.url()).await.unwrap();
     let lock = a.reentrant_lock("l").unwrap();
     // polled once; the server does not know the script, so that a second request is to follow
+    proxy.rule(|_| Action::Late(ms(50)));
     let mut parked = Box::pin(lock.lock());
     poll_once(&mut parked).await;
+    proxy.pass();
     tokio::time::sleep(ms(2500)).await;
     a.idle().await;
     let start = Instant::now();
@@ -465,14 +471,17 @@ async fn a21_a_wait_for_a_value_that_was_handed_over_survives_a_refusal() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a22_a_release_that_is_polled_again_late_does_not_end_a_later_hold_of_the_value() {
     let server = Server::start();
-    let a = server.client_with(|builder| builder.command_timeout(ms(300))).await;
+    let proxy = Proxy::start(&server);
+    let a = LockClient::builder().command_timeout(ms(300)).connect(proxy.url()).await.unwrap();
     let b = server.client().await;
     let lock = a.string_lock("l").unwrap();
     let options = || AcquireOptions::new().value("ticket-4711");
     let first = lock.try_lock_with(options()).await.unwrap().unwrap();
     // polled once; the server does not know the script, so that a second request is to follow
+    proxy.rule(|_| Action::Late(ms(50)));
     let mut parked = Box::pin(first.unlock());
     poll_once(&mut parked).await;
+    proxy.pass();
     tokio::time::sleep(ms(2500)).await;
     a.idle().await;
     let second = lock.try_lock_for_with(Duration::from_secs(2), options()).await.unwrap().unwrap();

@@ -47,8 +47,8 @@ impl Server {
                 self.record = Some((sent.owner.clone(), sent.count));
                 Answer::Released(Released::StillHeld)
             }
-            (false, None) if self.record.is_some() => Answer::Busy,
             (false, None) if sent.count > 1 => Answer::Lost,
+            (false, None) if self.record.is_some() => Answer::Busy,
             (false, _) => {
                 self.record = Some((sent.owner.clone(), sent.count));
                 self.ends = self.ends.max(now + TTL);
