@@ -122,7 +122,7 @@ impl<'a> Acquire<'a> {
                 // an outage ends the call when its patience is over, not an attempt later
                 let outage = failing.as_ref().map(|failing| failing.since + self.core.config.outage_patience);
                 // nothing of an attempt lives on while its waiter sleeps. In a box, so that a waiter stays small
-                let attempt = match Box::pin(self.attempt(self.attempt_deadline(outage), tried)).await {
+                let attempt = match Box::pin(self.attempt(self.attempt_deadline(outage))).await {
                     Err(error) => {
                         return Err(match &mut failing {
                             Some(failing) => failing.as_a_whole(error),
@@ -282,8 +282,8 @@ impl<'a> Acquire<'a> {
         Door { about, waits, max_holds, after_loss: self.after_loss }
     }
 
-    /// One attempt, in the owner's turn, from `tried` on.
-    async fn attempt(&self, deadline: Option<Instant>, tried: Instant) -> Result<Attempt<'a>> {
+    /// One attempt, in the owner's turn.
+    async fn attempt(&self, deadline: Option<Instant>) -> Result<Attempt<'a>> {
         let Self { core, kind, .. } = *self;
         if self.owner.is_value()
             && let Some(attempt) = self.attempt_by_a_value_that_was_handed_over(deadline).await
@@ -293,7 +293,7 @@ impl<'a> Acquire<'a> {
         let under_way = UnderWay { core, hold: core.holds.get_or_insert(kind, &self.owner) };
         let hold = &under_way.hold;
         // whoever has the turn sends two requests at most
-        let longest = tried + 2 * core.config.command_timeout();
+        let longest = Instant::now() + 2 * core.config.command_timeout();
         let _turn = match core.turn(hold, deadline.map_or(longest, |deadline| deadline.min(longest))).await {
             Ok(turn) => turn,
             Err(error) => return self.failed(error),
