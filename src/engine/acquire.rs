@@ -292,9 +292,7 @@ impl<'a> Acquire<'a> {
         }
         let under_way = UnderWay { core, hold: core.holds.get_or_insert(kind, &self.owner) };
         let hold = &under_way.hold;
-        // whoever has the turn sends two requests at most
-        let longest = Instant::now() + 2 * core.config.command_timeout();
-        let _turn = match core.turn(hold, deadline.map_or(longest, |deadline| deadline.min(longest))).await {
+        let _turn = match core.turn(hold, deadline).await {
             Ok(turn) => turn,
             Err(error) => return self.failed(error),
         };

@@ -184,11 +184,18 @@ impl Core {
         2 * self.config.command_timeout() + Duration::from_millis(100)
     }
 
-    /// The turn of a hold; no timer where it is free. Whoever has it may be a future that nobody polls any more.
-    pub(super) async fn turn<'h>(&self, hold: &'h Hold, deadline: Instant) -> Result<MutexGuard<'h, ()>, StoreError> {
+    /// The turn of a hold; no timer where it is free. Whoever has it sends two requests at most, but may be a future that
+    /// nobody polls any more.
+    pub(super) async fn turn<'h>(
+        &self,
+        hold: &'h Hold,
+        deadline: Option<Instant>,
+    ) -> Result<MutexGuard<'h, ()>, StoreError> {
         if let Ok(turn) = hold.turn.try_lock() {
             return Ok(turn);
         }
+        let longest = Instant::now() + 2 * self.config.command_timeout();
+        let deadline = deadline.map_or(longest, |deadline| deadline.min(longest));
         tokio::select! {
             biased;
             turn = hold.turn.lock() => Ok(turn),

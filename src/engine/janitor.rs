@@ -106,7 +106,7 @@ async fn settle(core: &Core, hold: Arc<Hold>) {
     let mut retry = retry();
     loop {
         // whoever has the turn may be a future that nobody polls any more: then the watchdog makes an orphan of the hold
-        let turn = core.turn(&hold, Instant::now() + core.holds.due.overdue()).await;
+        let turn = core.turn(&hold, Some(Instant::now() + core.holds.due.overdue())).await;
         if hold.standing() != Standing::Ours {
             hold.unlist();
             break;

@@ -57,7 +57,7 @@ impl Core {
         let mut retry = Retry::new(Duration::from_millis(5), Duration::MAX);
         let mut unconfirmed = None;
         loop {
-            let error = match self.turn(hold, deadline).await {
+            let error = match self.turn(hold, Some(deadline)).await {
                 Ok(_turn) => match self.agree(hold).await {
                     Agreement::Reached { held: true } => return hold.check_released(generation),
                     Agreement::Reached { held: false } => {

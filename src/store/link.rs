@@ -12,12 +12,13 @@ use std::{
     time::{Duration, Instant},
 };
 
+use bytes::Bytes;
 use fred::{
     clients::Client,
     error::{Error as FredError, ErrorKind as FredKind},
     interfaces::{ClientLike, EventInterface, LuaInterface, PubsubInterface},
     types::{
-        Builder, ClusterHash, ConnectHandle, CustomCommand, Message, RespVersion, Value,
+        Builder, ClusterHash, ConnectHandle, CustomCommand, Key, Message, RespVersion, Value,
         config::{Config as FredConfig, Options, Server, ServerConfig},
     },
 };
@@ -413,7 +414,7 @@ impl Link {
     }
 
     async fn run(&self, call: &Call, deadline: clock::Instant) -> Result<Value, FredError> {
-        match self.client.evalsha(call.script.sha1.as_str(), keys(call), args(call)).await {
+        match self.client.evalsha(call.script.sha1.clone(), keys(call), args(call)).await {
             Err(error) if error.details().starts_with("NOSCRIPT") && not_over(deadline).is_ok() => {
                 Box::pin(self.client.eval(call.script.source, keys(call), args(call))).await
             }
@@ -573,18 +574,34 @@ impl<F: Future> Future for InRuntime<'_, F> {
     }
 }
 
-fn keys(call: &Call) -> Vec<&str> {
-    call.keys.iter().map(|key| &**key).collect()
+/// A text that is written to the socket from where it is: fred copies what it is lent, and what it copies once more.
+struct Shared(Arc<str>);
+
+impl AsRef<[u8]> for Shared {
+    fn as_ref(&self) -> &[u8] {
+        self.0.as_bytes()
+    }
+}
+
+fn shared(text: &Arc<str>) -> Bytes {
+    Bytes::from_owner(Shared(Arc::clone(text)))
+}
+
+fn keys(call: &Call) -> Vec<Key> {
+    call.keys.iter().map(|key| shared(key).into()).collect()
 }
 
 fn args(call: &Call) -> Vec<Value> {
-    let value = |arg: &Arg| match arg {
-        Arg::Text(text) => Value::String((&**text).into()),
-        Arg::ChannelOf(name) => Value::String(name.channel_text().into()),
-        Arg::Number(number) => Value::String(number.to_string().into()),
-        Arg::Bytes(bytes) => bytes.as_slice().into(),
+    let bytes = |arg: &Arg| match arg {
+        Arg::Text(text) => shared(text),
+        Arg::ChannelOf(name) => name.channel_text().into(),
+        // most counts
+        Arg::Number(0) => Bytes::from_static(b"0"),
+        Arg::Number(1) => Bytes::from_static(b"1"),
+        Arg::Number(number) => number.to_string().into(),
+        Arg::Bytes(bytes) => Bytes::copy_from_slice(bytes),
     };
-    call.args.iter().map(value).collect()
+    call.args.iter().map(|arg| Value::Bytes(bytes(arg))).collect()
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {

@@ -7,9 +7,12 @@ mod script;
 
 use std::{sync::Arc, time::Duration};
 
-use fred::types::{
-    Message,
-    config::{Config as FredConfig, ServerConfig},
+use fred::{
+    bytes_utils::Str,
+    types::{
+        Message,
+        config::{Config as FredConfig, ServerConfig},
+    },
 };
 use tokio::{runtime::Handle, sync::OnceCell, time::timeout};
 
@@ -291,8 +294,8 @@ impl Store {
 }
 
 /// The digest by which the server knows a script.
-pub(crate) fn sha1(source: &str) -> String {
-    fred::util::sha1_hash(source)
+pub(crate) fn sha1(source: &str) -> Str {
+    fred::util::sha1_hash(source).into()
 }
 
 #[cfg(test)]

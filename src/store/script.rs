@@ -2,6 +2,8 @@
 
 use std::sync::{Arc, LazyLock};
 
+use fred::bytes_utils::Str;
+
 use crate::keys::LockName;
 
 /// A Lua script of `lua/`, embedded in the binary.
@@ -10,7 +12,7 @@ pub(crate) struct Script {
     /// `<kind>/<verb>`.
     pub(crate) name: &'static str,
     pub(crate) source: &'static str,
-    pub(crate) sha1: LazyLock<String>,
+    pub(crate) sha1: LazyLock<Str>,
     pub(crate) keys: Arity,
     pub(crate) args: Arity,
 }

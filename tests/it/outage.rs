@@ -138,16 +138,17 @@ async fn a_cluster_of_one_node_works_like_any_server() {
 
 // --- later ---
 
-/// A connection that is replaced at once is no outage.
+/// A connection that is replaced at once is no outage: a try waits a quarter of a second for the next one.
 #[tokio::test]
 async fn a_try_is_not_refused_because_of_a_connection_that_is_replaced_at_once() {
     let server = Server::start();
     let client = server.client().await;
     let lock = client.reentrant_lock("l").unwrap();
-    let (mut cut_off, mut held) = (0, 0);
+    let (mut cut_off, mut held, mut stalls) = (0, 0, 0);
     for _ in 0..40 {
         // the subscriber counts as well, as nobody waits
         assert_eq!(server.call(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]).int(), 2);
+        let killed = Instant::now();
         for _ in 0..20 {
             match lock.try_lock().await {
                 Ok(guard) => {
@@ -157,6 +158,13 @@ async fn a_try_is_not_refused_because_of_a_connection_that_is_replaced_at_once()
                 }
                 // under way when the connection broke
                 Err(Error::Unconfirmed { .. }) => cut_off += 1,
+                // a server that the machine stalls replaces nothing at once
+                Err(error @ Error::Store { .. }) if error.is_transient() => {
+                    let after = killed.elapsed();
+                    assert!(after >= Duration::from_millis(250), "{held} holds, {cut_off} cuts; {after:?}: {error}");
+                    stalls += 1;
+                    break;
+                }
                 Err(error) => panic!("after {held} holds and {cut_off} cuts: {error}"),
             }
         }
@@ -165,8 +173,8 @@ async fn a_try_is_not_refused_because_of_a_connection_that_is_replaced_at_once()
         })
         .await;
     }
-    println!("{held} holds, {cut_off} cut off");
-    assert!(held > 600, "{held} holds, {cut_off} cut off");
+    println!("{held} holds, {cut_off} cut off, {stalls} stalls");
+    assert!(stalls < 10 && held + 20 * stalls > 600, "{held} holds, {cut_off} cut off, {stalls} stalls");
     client.idle().await;
     assert_eq!(server.dump(), []);
 }
