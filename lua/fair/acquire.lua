@@ -12,7 +12,7 @@
 -- ARGV[5]  waits     integer  1: take a place in the queue if the lock is busy
 -- ARGV[6]  channel   string   where waiters listen, each with ":" and its name added
 -- Parts    owner
--- Returns  1                 acquired: the record says `holds`, its TTL is at least `lease`
+-- Returns  1                 acquired: the record says `holds`, or more, its TTL is at least `lease`
 --          {0, time, ahead}  busy: milliseconds until it is worth looking, and how many wait before it (17: or more)
 --          -2                LOST: `holds` is above 1, but this owner holds nothing
 --          -3                WRONG_KIND: the hash at this name is not a record of this kind
@@ -25,7 +25,8 @@ local held, fields, ttl = redis.call('hget', lock, owner), redis.call('hlen', lo
 -- a reader's field has the same name
 if fields > 1 and redis.call('hexists', lock, 'mode') == 1 then return -3 end
 if held then
-    if held ~= holds then redis.call('hset', lock, owner, holds) end
+    -- one that comes late, from before the last hold, takes none away
+    if (tonumber(held) or 0) < tonumber(holds) then redis.call('hset', lock, owner, holds) end
     -- a record without a TTL is left so
     local set = (ttl == -1 or ttl >= tonumber(lease)) and 1 or redis.pcall('pexpire', lock, lease)
     if set ~= 1 then redis.call('hset', lock, owner, held) end

@@ -7,7 +7,7 @@
 -- ARGV[3]  holds    integer  the count that this call leads to, 1 to 99999: each hold has a key
 -- ARGV[4]  hold     string   the keys of this owner's holds, without their numbers; each lives as long as its hold
 -- Parts    mode
--- Returns  1         acquired: the record says `holds`, and lives as long as its longest hold
+-- Returns  1         acquired: the record says `holds`, or more, and lives as long as its longest hold
 --          {0, ttl}  busy: milliseconds until the writer's lease ends, or a waiting writer's turn; -1: the record has no TTL
 --          -2        LOST: `holds` is above 1, but this owner holds nothing
 --          -3        WRONG_KIND: the hash at this name is not a record of this kind
@@ -29,7 +29,8 @@ local left = held and tonumber(held) >= tonumber(holds) and redis.call('pttl', h
 redis.call('set', hold .. holds, '1', 'PX', lease)
 local done, refused = pcall(function()
     if mode then
-        if held ~= holds then redis.call('hset', lock, owner, holds) end
+        -- one that comes late, from before the last hold, takes none away
+        if not held or (tonumber(held) or 0) < tonumber(holds) then redis.call('hset', lock, owner, holds) end
         -- a record without a TTL is left so
         if ttl >= 0 and ttl < tonumber(lease) then redis.call('pexpire', lock, lease) end
     else

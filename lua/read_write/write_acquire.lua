@@ -7,7 +7,7 @@
 -- ARGV[3]  holds    integer  the count that this call leads to, at least 1
 -- ARGV[4]  patience integer  milliseconds for which new readers are held back, at least 1; 0: the caller does not wait
 -- Parts    mode
--- Returns  1         acquired: the record says `holds`, its TTL is at least `lease`
+-- Returns  1         acquired: the record says `holds`, or more, its TTL is at least `lease`
 --          {0, ttl}  busy: milliseconds until the others' leases end; -1: the record has no TTL
 --          -2        LOST: `holds` is above 1, but this owner holds nothing
 --          -3        WRONG_KIND: the hash at this name is not a record of this kind
@@ -28,7 +28,8 @@ end
 if mode and not held then return {0, ttl} end
 
 if held then
-    if held ~= holds then redis.call('hset', lock, writer, holds) end
+    -- one that comes late, from before the last hold, takes none away
+    if (tonumber(held) or 0) < tonumber(holds) then redis.call('hset', lock, writer, holds) end
     -- a record without a TTL is left so
     local set = (ttl < 0 or ttl >= tonumber(lease)) and 1 or redis.pcall('pexpire', lock, lease)
     if set == 1 then return 1 end

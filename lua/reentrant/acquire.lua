@@ -5,11 +5,12 @@
 -- ARGV[2]  lease    integer  milliseconds, at least 1
 -- ARGV[3]  holds    integer  the count that this call leads to, at least 1
 -- Parts    owner, claim
--- Returns  1         acquired: the record says `holds`, its TTL is at least `lease`; one without a TTL is left so
+-- Returns  1         acquired: the record says `holds`, or more, its TTL is at least `lease`; one without a TTL is left so
 --          {0, ttl}  busy: milliseconds until the other owner's lease ends; -1: the record has no TTL
 --          -2        LOST: `holds` is above 1, but this owner holds nothing
 --          -3        WRONG_KIND: the hash at this name is not a record of this kind
-if held ~= holds then redis.call('hset', lock, owner, holds) end
+-- one that comes late, from before the last hold, takes none away
+if not held or (tonumber(held) or 0) < tonumber(holds) then redis.call('hset', lock, owner, holds) end
 if ttl ~= -1 and ttl < tonumber(lease) then
     local set = redis.pcall('pexpire', lock, lease)
     if set ~= 1 then

@@ -4,7 +4,7 @@
 -- ARGV[1]  owner    string   "<client>:<task>"
 -- ARGV[2]  lease    integer  milliseconds, at least 1
 -- Parts    owner
--- Returns  1        acquired: each record says 1, its TTL is at least `lease`
+-- Returns  1        acquired: each record says 1, or more, its TTL is at least `lease`
 --          {n, why}  nothing was written, since lock n could not be had:
 --          >= 0     busy: milliseconds until the other owner's lease ends
 --          -1       busy, and the record has no TTL
@@ -27,14 +27,15 @@ for n, lock in ipairs(KEYS) do
 end
 
 for n, lock in ipairs(KEYS) do
-    if held[n] ~= '1' then redis.call('hset', lock, owner, '1') end
+    -- one that comes late takes no hold away that was nested meanwhile
+    if not held[n] then redis.call('hset', lock, owner, '1') end
 end
 for n, lock in ipairs(KEYS) do
     local set = ttls[n] == -1 or ttls[n] >= tonumber(lease) or redis.pcall('pexpire', lock, lease)
     if type(set) == 'table' then
         -- take the writes back: a record without a TTL would never end. What is refused of one is refused of the first
         for at, taken in ipairs(KEYS) do
-            if held[at] then redis.call('hset', taken, owner, held[at]) else redis.call('del', taken) end
+            if not held[at] then redis.call('del', taken) end
         end
         return set
     end

@@ -62,8 +62,8 @@ pub(super) enum ServerSide {
     /// A request is under way or its answer was lost; the first such went out in this epoch of the link.
     InDoubt {
         epoch: Epoch,
-        /// Whether a release is among them.
-        release: bool,
+        /// Whether each asks for the first hold, and no more.
+        outermost: bool,
     },
 }
 
@@ -324,9 +324,9 @@ impl State {
         }
     }
 
-    /// Nothing but an acquire is in doubt: asking for the same again, under the same name, changes nothing.
+    /// Nothing but the acquire of a first hold is in doubt: asking for the same again, under the same name, changes nothing.
     pub(super) fn may_ask_again(&self) -> bool {
-        matches!(self.server, ServerSide::InDoubt { release: false, .. }) && self.current.is_none()
+        matches!(self.server, ServerSide::InDoubt { outermost: true, .. }) && self.current.is_none()
     }
 
     /// What a user of this hold leaves behind.
@@ -388,12 +388,12 @@ impl State {
         self.waiters > 0
     }
 
-    pub(super) fn doubt(&mut self, epoch: Epoch, release: bool, now: Instant) {
+    pub(super) fn doubt(&mut self, epoch: Epoch, outermost: bool, now: Instant) {
         let (epoch, before) = match self.server {
-            ServerSide::InDoubt { epoch, release } => (epoch, release),
-            _ => (epoch, false),
+            ServerSide::InDoubt { epoch, outermost } => (epoch, outermost),
+            _ => (epoch, true),
         };
-        self.server = ServerSide::InDoubt { epoch, release: release || before };
+        self.server = ServerSide::InDoubt { epoch, outermost: outermost && before };
         self.asked = now;
     }
 

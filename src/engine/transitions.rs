@@ -86,7 +86,7 @@ impl State {
 
     /// From here on the request is under way: if nobody hears its answer, the server's side is unknown.
     pub(super) fn send(&mut self, request: &Request, epoch: Epoch, now: Instant) {
-        self.doubt(epoch, request.is_release, now);
+        self.doubt(epoch, !request.is_release && request.count == 1, now);
     }
 
     /// The server did not execute the request: nothing new is in doubt.
@@ -219,7 +219,7 @@ impl State {
     pub(super) fn leave_queue(&mut self, epoch: Epoch, now: Instant) {
         self.waiters = 0;
         if self.server == ServerSide::Waits {
-            self.doubt(epoch, false, now);
+            self.doubt(epoch, true, now);
         }
     }
 }

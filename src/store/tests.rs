@@ -96,7 +96,9 @@ impl Server {
                     _ if *holds > 1 => return Value::Integer(-2),
                     _ => {}
                 }
-                known.records.insert(Arc::clone(&call.keys[0]), (Arc::clone(owner), *holds));
+                let record = known.records.entry(Arc::clone(&call.keys[0]));
+                let (_, count) = record.or_insert_with(|| (Arc::clone(owner), *holds));
+                *count = (*count).max(*holds);
                 Value::Integer(1)
             }
             ("release", [Arg::Text(owner), Arg::Number(holds), channel]) => {

@@ -280,6 +280,31 @@ async fn f7_a_nested_release_that_is_executed_late_does_not_end_the_hold() {
     bed.assert_clean().await;
 }
 
+/// Whoever waits in a queue keeps its name, so that a late copy of its acquire may come after an inner one: the record goes
+/// on counting both, for whoever the lock is handed over to. Found by the simulator.
+#[tokio::test]
+async fn f7_an_acquire_that_is_executed_late_takes_no_nested_hold_away() {
+    let bed = Bed::new().await;
+    let (lock, other) = (bed.client.fair_lock("l").unwrap(), bed.other.fair_lock("l").unwrap());
+    lock.lock().await.unwrap().unlock().await.unwrap(); // the scripts are known
+    let held = other.lock().await.unwrap();
+    let waiter = lock.try_lock_for(Duration::from_secs(20));
+    let end = async {
+        eventually("a waiter", || async { bed.server.exists("redisson_lock_queue:{l}") }).await;
+        bed.proxy.once(Verb::Acquire, Action::Ghost(T));
+        held.unlock().await.unwrap();
+    };
+    let (outer, ()) = tokio::join!(waiter, end);
+    let outer = outer.unwrap().expect("its turn");
+    let inner = lock.lock().await.unwrap();
+    bed.assert_held(&outer, 2);
+    eventually("the late acquire is executed", || async { bed.proxy.ghosts() == 1 }).await;
+    bed.assert_held(&outer, 2);
+    inner.unlock().await.unwrap();
+    outer.unlock().await.unwrap();
+    bed.assert_clean().await;
+}
+
 #[tokio::test]
 async fn r19_the_hold_after_a_release_over_a_bad_link_is_renewed() {
     let bed = Bed::new().await;

@@ -235,6 +235,8 @@ fn r68_r72_read_release_counts_the_holds_that_are_left() {
     assert_eq!(bench.read(A, "60000", "1"), ACQUIRED);
     assert_eq!(bench.read(B, "20000", "1"), ACQUIRED);
     assert_eq!(bench.read(B, "30000", "2"), ACQUIRED);
+    // late: from before the second
+    assert_eq!(bench.read(B, "20000", "1"), ACQUIRED);
     assert_eq!(bench.unread(A, "0"), Reply::Int(0));
     bench.assert_fields(&[(B, "2"), ("mode", "read")]);
     assert!(about(bench.left(LOCK), 30_000));
@@ -634,7 +636,7 @@ fn write_acquire_of_a_free_lock_answers_nil_and_ends_the_intent() {
 }
 
 #[test]
-fn write_acquire_on_re_entry_sets_the_count_and_never_shortens() {
+fn write_acquire_on_re_entry_takes_no_hold_away_and_never_shortens() {
     let bench = Bench::new();
     assert_eq!(bench.write(A, "60000", "1", "0"), ACQUIRED);
     let expires = bench.expires(LOCK);
@@ -643,7 +645,8 @@ fn write_acquire_on_re_entry_sets_the_count_and_never_shortens() {
         bench.assert_fields(&[(&format!("{A}:write"), holds), ("mode", "write")]);
         assert_eq!(bench.expires(LOCK), expires);
     }
-    assert_eq!(bench.write(A, "90000", "4", "0"), ACQUIRED);
+    assert_eq!(bench.write(A, "90000", "2", "0"), ACQUIRED);
+    bench.assert_fields(&[(&format!("{A}:write"), "3"), ("mode", "write")]);
     assert!(about(bench.left(LOCK), 90_000));
 }
 

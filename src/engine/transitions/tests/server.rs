@@ -15,7 +15,7 @@ pub(super) struct Sent {
 }
 
 impl Sent {
-    /// It takes or frees the lock. Others only move the count, which each later request sets anew.
+    /// It takes or frees the lock. Others only move the count.
     pub(super) fn decides(&self) -> bool {
         self.count == u32::from(!self.is_release)
     }
@@ -43,14 +43,14 @@ impl Server {
                 self.record = None;
                 Answer::Released(Released::Free)
             }
-            (true, Some(_)) => {
-                self.record = Some((sent.owner.clone(), sent.count));
+            (true, Some(held)) => {
+                self.record = Some((sent.owner.clone(), held.min(sent.count)));
                 Answer::Released(Released::StillHeld)
             }
             (false, None) if sent.count > 1 => Answer::Lost,
             (false, None) if self.record.is_some() => Answer::Busy,
-            (false, _) => {
-                self.record = Some((sent.owner.clone(), sent.count));
+            (false, held) => {
+                self.record = Some((sent.owner.clone(), sent.count.max(held.unwrap_or(0))));
                 self.ends = self.ends.max(now + TTL);
                 Answer::Held
             }
