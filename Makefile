@@ -57,8 +57,8 @@ api-record:
 package:
 	$(CARGO) package --allow-dirty
 
-# six at a time, since they mostly wait
-test: export RUST_TEST_THREADS := 6
+# ten at a time, since they mostly wait
+test: export RUST_TEST_THREADS := 10
 test: setup
 	NESTLOCK_TEST_SERVER=real $(CARGO) test --workspace $(FEATURES)
 	NESTLOCK_TEST_SERVER=embedded $(CARGO) test --workspace $(FEATURES) --test it

@@ -75,13 +75,7 @@ impl Nodes {
         for (at, answer) in answers {
             nodes[at].said = answer.map_or_else(|error| NodeSaid::Failed(Box::new(error)), &read);
         }
-        let final_at = |at: usize| nodes[at].said.failure().filter(|error| !may_pass(error)).map(discriminant);
-        let all = 0..nodes.len();
-        let most = |at: &usize| {
-            let said = final_at(*at);
-            said.is_some() && all.clone().filter(|other| final_at(*other) == said).count() > self.spare()
-        };
-        if let Some(at) = all.clone().find(most)
+        if let Some(at) = said_by_more_than(self.spare(), &nodes)
             && let NodeSaid::Failed(error) = nodes.swap_remove(at).said
         {
             return *error;
@@ -129,6 +123,18 @@ pub(crate) fn may_pass(error: &Error) -> bool {
         Error::Store { source, .. } => source.is_transient(),
         _ => false,
     }
+}
+
+/// The first that said the one thing, which is final, that more than `spare` say.
+fn said_by_more_than(spare: usize, nodes: &[NodeAnswer]) -> Option<usize> {
+    // whoever had entered when its client was shut down has lost it by that
+    let what = |error: &Error| match error {
+        Error::Lost { reason: LossReason::ShutDown, .. } => discriminant(&Error::Closed),
+        other => discriminant(other),
+    };
+    let said: Vec<_> =
+        nodes.iter().map(|node| node.said.failure().filter(|error| !may_pass(error)).map(what)).collect();
+    said.iter().position(|one| one.is_some() && said.iter().filter(|other| *other == one).count() > spare)
 }
 
 /// The holds of a quorum lock. When dropped, each is released by its own client.
@@ -417,5 +423,27 @@ impl Held for Quorum {
 impl fmt::Debug for Quorum {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Quorum").field("nodes", &self.nodes).field("first", &self.first).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::owner::ClientId;
+
+    #[test]
+    fn a_shutdown_is_one_thing_whether_it_met_a_hold_or_an_acquire() {
+        let owner = || OwnerId::named(&ClientId::random(), "me").unwrap();
+        let lost = |reason| Error::Lost { lock: "l".into(), owner: owner(), reason };
+        let node = |said: Option<Error>| NodeAnswer {
+            node: "n".into(),
+            said: said.map_or(NodeSaid::Agreed, |error| NodeSaid::Failed(Box::new(error))),
+        };
+        let (closed, shut_down) = (|| Some(Error::Closed), || Some(lost(LossReason::ShutDown)));
+        let of = |said: [Option<Error>; 3]| said_by_more_than(1, &said.map(node));
+        assert_eq!(of([None, closed(), shut_down()]), Some(1));
+        assert_eq!(of([shut_down(), None, closed()]), Some(0));
+        assert_eq!(of([None, None, closed()]), None);
+        assert_eq!(of([None, closed(), Some(lost(LossReason::RecordMissing))]), None, "two things");
     }
 }
