@@ -9,6 +9,7 @@
 --          {0, ttl}  busy: milliseconds until the other owner's lease ends; -1: the record has no TTL
 --          -2        LOST: `holds` is above 1, but this owner holds nothing
 --          -3        WRONG_KIND: the hash at this name is not a record of this kind
+
 -- one that comes late, from before the last hold, takes none away
 if not held or (tonumber(held) or 0) < tonumber(holds) then redis.call('hset', lock, owner, holds) end
 if ttl ~= -1 and ttl < tonumber(lease) then
