@@ -20,6 +20,7 @@ use tokio::runtime::{Builder, Handle, Runtime};
 const ACQUIRE: &str = concat!(
     include_str!("../lua/parts/owner.lua"),
     include_str!("../lua/parts/claim.lua"),
+    include_str!("../lua/parts/raises.lua"),
     include_str!("../lua/reentrant/acquire.lua"),
 );
 const RELEASE: &str = concat!(

@@ -1,4 +1,4 @@
--- fair/acquire: make this owner hold the lock `holds` times, in its turn. Safe to send twice.
+-- fair/acquire: make this owner hold the lock at least `holds` times, in its turn. Safe to send twice.
 --
 -- KEYS[1]  lock      hash     owner -> hold count; its TTL is the lease
 -- KEYS[2]  queue     list     waiting owners, the next one first
@@ -11,7 +11,7 @@
 -- ARGV[4]  patience  integer  milliseconds after which a silent waiter counts as gone, at least 1
 -- ARGV[5]  waits     integer  1: take a place in the queue if the lock is busy
 -- ARGV[6]  channel   string   where waiters listen, each with ":" and its name added
--- Parts    owner
+-- Parts    owner, raises
 -- Returns  1                 acquired: the record says `holds`, or more, its TTL is at least `lease`
 --          {0, time, ahead}  busy: milliseconds until it is worth looking, and how many wait before it (17: or more)
 --          -2                LOST: `holds` is above 1, but this owner holds nothing
@@ -25,11 +25,10 @@ local held, fields, ttl = redis.call('hget', lock, owner), redis.call('hlen', lo
 -- a reader's field has the same name
 if fields > 1 and redis.call('hexists', lock, 'mode') == 1 then return -3 end
 if held then
-    -- one that comes late, from before the last hold, takes none away
-    if (tonumber(held) or 0) < tonumber(holds) then redis.call('hset', lock, owner, holds) end
+    local raised = raises(held, holds, 9) and redis.call('hset', lock, owner, holds)
     -- a record without a TTL is left so
     local set = (ttl == -1 or ttl >= tonumber(lease)) and 1 or redis.pcall('pexpire', lock, lease)
-    if set ~= 1 then redis.call('hset', lock, owner, held) end
+    if set ~= 1 and raised then redis.call('hset', lock, owner, held) end
     return set
 end
 local field = fields == 1 and redis.call('hkeys', lock)[1] or ''

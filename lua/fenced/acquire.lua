@@ -5,7 +5,7 @@
 -- ARGV[1]  owner    string   "<client>:<task>"
 -- ARGV[2]  lease    integer  milliseconds, at least 1
 -- ARGV[3]  holds    integer  the count that this call leads to, at least 1
--- Parts    owner, claim
+-- Parts    owner, claim, raises
 -- Returns  {1, token}  acquired: the record says `holds`, or more, its TTL is at least `lease`; one without a TTL is left so
 --          {0, ttl}    busy: milliseconds until the other owner's lease ends; -1: the record has no TTL
 --          -2          LOST: `holds` is above 1, but this owner holds nothing
@@ -20,8 +20,8 @@ end
 -- never given, or lost: the server's microseconds are above all that were
 local now = not last and redis.call('time')
 
--- one that comes late, from before the last hold, takes none away
-if not held or (tonumber(held) or 0) < tonumber(holds) then redis.call('hset', lock, owner, holds) end
+local raised = raises(held, holds, 9)
+if raised then redis.call('hset', lock, owner, holds) end
 local given, refused = last, nil
 if not last then
     given = now[1] .. string.format('%06d', now[2])
@@ -36,7 +36,7 @@ if not refused and ttl ~= -1 and ttl < tonumber(lease) then
 end
 if refused then
     -- take the writes back: a record without a TTL would never end
-    if held then redis.call('hset', lock, owner, held) else redis.call('del', lock) end
+    if not held then redis.call('del', lock) elseif raised then redis.call('hset', lock, owner, held) end
     if last then redis.call('set', token, last) else redis.call('del', token) end
     return redis.error_reply(refused)
 end

@@ -1,4 +1,4 @@
--- read_write/read_acquire: make this owner read-hold the lock `holds` times, one more than now. Safe to send twice.
+-- read_write/read_acquire: make this owner read-hold the lock at least `holds` times. Safe to send twice.
 --
 -- KEYS[1]  lock     hash     mode -> read or write, reader -> hold count, writer:write -> hold count; has a TTL
 -- KEYS[2]  intent   string   there while a writer waits for readers
@@ -6,7 +6,7 @@
 -- ARGV[2]  lease    integer  milliseconds, at least 1
 -- ARGV[3]  holds    integer  the count that this call leads to, 1 to 99999: each hold has a key
 -- ARGV[4]  hold     string   the keys of this owner's holds, without their numbers; each lives as long as its hold
--- Parts    mode
+-- Parts    mode, raises
 -- Returns  1         acquired: the record says `holds`, or more, and lives as long as its longest hold
 --          {0, ttl}  busy: milliseconds until the writer's lease ends, or a waiting writer's turn; -1: the record has no TTL
 --          -2        LOST: `holds` is above 1, but this owner holds nothing
@@ -29,8 +29,7 @@ local left = held and tonumber(held) >= tonumber(holds) and redis.call('pttl', h
 redis.call('set', hold .. holds, '1', 'PX', lease)
 local done, refused = pcall(function()
     if mode then
-        -- one that comes late, from before the last hold, takes none away
-        if not held or (tonumber(held) or 0) < tonumber(holds) then redis.call('hset', lock, owner, holds) end
+        if raises(held, holds, 5) then redis.call('hset', lock, owner, holds) end
         -- a record without a TTL is left so
         if ttl >= 0 and ttl < tonumber(lease) then redis.call('pexpire', lock, lease) end
     else

@@ -1,4 +1,4 @@
--- read_write/write_acquire: make this owner write-hold the lock `holds` times, one more than now. Safe to send twice.
+-- read_write/write_acquire: make this owner write-hold the lock at least `holds` times. Safe to send twice.
 --
 -- KEYS[1]  lock     hash     mode -> read or write, reader -> hold count, writer:write -> hold count; has a TTL
 -- KEYS[2]  intent   string   there while a writer waits for readers: the last one that said so
@@ -6,7 +6,7 @@
 -- ARGV[2]  lease    integer  milliseconds, at least 1
 -- ARGV[3]  holds    integer  the count that this call leads to, at least 1
 -- ARGV[4]  patience integer  milliseconds for which new readers are held back, at least 1; 0: the caller does not wait
--- Parts    mode
+-- Parts    mode, raises
 -- Returns  1         acquired: the record says `holds`, or more, its TTL is at least `lease`
 --          {0, ttl}  busy: milliseconds until the others' leases end; -1: the record has no TTL
 --          -2        LOST: `holds` is above 1, but this owner holds nothing
@@ -28,12 +28,12 @@ end
 if mode and not held then return {0, ttl} end
 
 if held then
-    -- one that comes late, from before the last hold, takes none away
-    if (tonumber(held) or 0) < tonumber(holds) then redis.call('hset', lock, writer, holds) end
+    local raised = raises(held, holds, 9)
+    if raised then redis.call('hset', lock, writer, holds) end
     -- a record without a TTL is left so
     local set = (ttl < 0 or ttl >= tonumber(lease)) and 1 or redis.pcall('pexpire', lock, lease)
     if set == 1 then return 1 end
-    redis.call('hset', lock, writer, held)
+    if raised then redis.call('hset', lock, writer, held) end
     return set
 end
 redis.call('hset', lock, writer, holds, 'mode', 'write')

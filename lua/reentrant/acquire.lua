@@ -1,22 +1,21 @@
--- reentrant/acquire: make this owner hold the lock `holds` times, one more than now. Safe to send twice.
+-- reentrant/acquire: make this owner hold the lock at least `holds` times. Safe to send twice.
 --
 -- KEYS[1]  lock     hash     owner -> hold count; its TTL is the lease
 -- ARGV[1]  owner    string   "<client>:<task>"
 -- ARGV[2]  lease    integer  milliseconds, at least 1
 -- ARGV[3]  holds    integer  the count that this call leads to, at least 1
--- Parts    owner, claim
+-- Parts    owner, claim, raises
 -- Returns  1         acquired: the record says `holds`, or more, its TTL is at least `lease`; one without a TTL is left so
 --          {0, ttl}  busy: milliseconds until the other owner's lease ends; -1: the record has no TTL
 --          -2        LOST: `holds` is above 1, but this owner holds nothing
 --          -3        WRONG_KIND: the hash at this name is not a record of this kind
-
--- one that comes late, from before the last hold, takes none away
-if not held or (tonumber(held) or 0) < tonumber(holds) then redis.call('hset', lock, owner, holds) end
+local raised = raises(held, holds, 9)
+if raised then redis.call('hset', lock, owner, holds) end
 if ttl ~= -1 and ttl < tonumber(lease) then
     local set = redis.pcall('pexpire', lock, lease)
     if set ~= 1 then
         -- take the write back: a record without a TTL would never end
-        if held then redis.call('hset', lock, owner, held) else redis.call('del', lock) end
+        if not held then redis.call('del', lock) elseif raised then redis.call('hset', lock, owner, held) end
         return set
     end
 end

@@ -3,13 +3,13 @@
 -- KEYS[n]  lock     hash     owner -> hold count; its TTL is the lease
 -- ARGV[1]  owner    string   "<client>:<task>"
 -- ARGV[2]  lease    integer  milliseconds, at least 1
--- Parts    owner
+-- Parts    owner, raises
 -- Returns  1        acquired: each record says 1, or more, its TTL is at least `lease`
 --          {n, why}  nothing was written, since lock n could not be had:
 --          >= 0     busy: milliseconds until the other owner's lease ends
 --          -1       busy, and the record has no TTL
 --          -3       WRONG_KIND: the hash at this name is not a record of this kind
-local owner, lease, ttls, held = ARGV[1], ARGV[2], {}, {}
+local owner, lease, ttls, held, raised = ARGV[1], ARGV[2], {}, {}, {}
 
 if not string.find(lease, '^[1-9]%d*$') then
     return redis.error_reply('ERR nestlock: lease must be an integer of at least 1')
@@ -27,15 +27,19 @@ for n, lock in ipairs(KEYS) do
 end
 
 for n, lock in ipairs(KEYS) do
-    -- one that comes late takes no hold away that was nested meanwhile
-    if not held[n] then redis.call('hset', lock, owner, '1') end
+    raised[n] = raises(held[n], '1', 9)
+    if raised[n] then redis.call('hset', lock, owner, '1') end
 end
 for n, lock in ipairs(KEYS) do
     local set = ttls[n] == -1 or ttls[n] >= tonumber(lease) or redis.pcall('pexpire', lock, lease)
     if type(set) == 'table' then
         -- take the writes back: a record without a TTL would never end. What is refused of one is refused of the first
         for at, taken in ipairs(KEYS) do
-            if not held[at] then redis.call('del', taken) end
+            if not held[at] then
+                redis.call('del', taken)
+            elseif raised[at] then
+                redis.call('hset', taken, owner, held[at])
+            end
         end
         return set
     end

@@ -184,8 +184,8 @@ impl Core {
         2 * self.config.command_timeout() + Duration::from_millis(100)
     }
 
-    /// The turn of a hold; no timer where it is free. Whoever has it sends two requests at most, but may be a future that
-    /// nobody polls any more.
+    /// The turn of a hold; no timer where it is free. Whoever has it sends two requests at most, so nobody waits for longer
+    /// than those may take, whatever the deadline; but it may be a future that nobody polls any more.
     pub(super) async fn turn<'h>(
         &self,
         hold: &'h Hold,

@@ -11,7 +11,7 @@ use super::{
     core::{Core, LOCKS_AT_ONCE},
     hold::Hold,
     jobs::{Ghost, Janitor, Job},
-    kind::Kind,
+    kind::{Kind, Terms},
     retry::Retry,
     settle::Agreement,
     state::{Leftover, Standing},
@@ -66,7 +66,7 @@ pub(crate) async fn run(core: Arc<Core>, mut list: mpsc::UnboundedReceiver<Job>)
                         core.holds.doubt_is_over(&ghost.kind, &ghost.owner);
                     }
                     Job::TakeOff { kind, owner, hold, tell } => take_off(&core, &kind, &owner, hold, tell).await,
-                    Job::Lower { hold, holds } => lower(&core, &hold, holds).await,
+                    Job::SetCount { hold, holds } => set_count(&core, &hold, holds).await,
                 }
             });
         }
@@ -213,12 +213,19 @@ async fn take_off(
     }
 }
 
-/// Makes the server record so many holds of a lock that was handed over while a request was under way.
-async fn lower(core: &Core, hold: &Arc<Hold>, holds: u32) {
-    let deadline = deadline(core, hold.kind(), hold.record_ends());
+/// Makes the server record so many holds of a lock that was handed over while a request was under way, or might come late.
+async fn set_count(core: &Core, hold: &Arc<Hold>, holds: u32) {
+    let (deadline, owner) = (deadline(core, hold.kind(), hold.record_ends()), hold.owner());
     let mut retry = retry();
     while Instant::now() < deadline {
-        if core.store.release(hold.kind().release(&hold.owner(), holds)).await.is_ok() {
+        // of what is gone, nothing but a first hold would be acquired anew
+        let raised = holds == 1 || {
+            // as long as it lives anyhow
+            let lease_ms = hold.record_ends().saturating_duration_since(Instant::now()).as_millis().max(1) as u64;
+            let terms = Terms { owner: &owner, lease_ms, holds, waits: false };
+            core.store.acquire(hold.kind().acquire(terms)).await.is_ok()
+        };
+        if raised && core.store.release(hold.kind().release(&owner, holds)).await.is_ok() {
             return;
         }
         pause(core, hold.lock_name(), &mut retry).await;

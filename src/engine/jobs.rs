@@ -42,7 +42,7 @@ pub(crate) enum Job {
         tell: Option<oneshot::Sender<Result<()>>>,
     },
     /// Make the server record so many holds of a lock that was handed over.
-    Lower {
+    SetCount {
         hold: Arc<Hold>,
         holds: u32,
     },

@@ -115,7 +115,7 @@ impl Core {
             match unsettled {
                 Unsettled::Nothing => {}
                 Unsettled::Owed(holds) => self.take_off_later(hold, &ticket.generation.owner, holds),
-                Unsettled::InDoubt(holds) => self.janitor.post(Job::Lower { hold: Arc::clone(hold), holds }),
+                Unsettled::InDoubt(holds) => self.janitor.post(Job::SetCount { hold: Arc::clone(hold), holds }),
             }
         }
         self.tidy(hold);

@@ -62,7 +62,7 @@ pub(super) enum ServerSide {
     /// A request is under way or its answer was lost; the first such went out in this epoch of the link.
     InDoubt {
         epoch: Epoch,
-        /// Whether each asks for the first hold, and no more.
+        /// Whether none asks for more than a first hold, or gives one back.
         outermost: bool,
     },
 }

@@ -194,9 +194,8 @@ impl State {
             }
             _ => self.server = ServerSide::Holds(count),
         }
-        if count == 0 {
-            self.late = None;
-        }
+        // nor does it prove that of nested ones
+        self.late = self.oldest_doubt(before).filter(|doubt| count > 0 && *doubt != epoch);
         if count > 0 && released == Released::NotHeld {
             self.lose(LossReason::RecordMissing, effects);
         }
@@ -392,9 +391,11 @@ impl State {
         if books.deadline == Instant::NEVER && !generation.owner.is_value() {
             books.end = Some(End::Released);
         }
+        // as long is what comes late waited for everywhere
+        let is_certain = self.late.is_none() || self.ends <= now;
         Some(match self.server {
-            ServerSide::Holds(known) if known == books.count => Unsettled::Nothing,
-            ServerSide::Holds(known) if known > books.count => Unsettled::Owed(known - books.count),
+            ServerSide::Holds(known) if is_certain && known == books.count => Unsettled::Nothing,
+            ServerSide::Holds(known) if is_certain && known > books.count => Unsettled::Owed(known - books.count),
             _ => {
                 books.stop_watching();
                 Unsettled::InDoubt(books.count)
@@ -421,7 +422,7 @@ impl State {
     }
 
     /// Leaves the owner's name to late executions of what is in doubt, or was before something newer was answered. `None`:
-    /// nothing is, or the lock is held: late copies of nested requests change nothing.
+    /// nothing is, or the lock is held: late copies of nested requests change its count, which each release sets anew.
     pub(super) fn abandon_name_in_doubt(&mut self) -> Option<Abandoned> {
         if self.wanted() > 0 || self.standing != Standing::Ours {
             return None;

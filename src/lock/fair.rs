@@ -11,7 +11,7 @@ use crate::{
     store::{Call, Script, script},
 };
 
-script!(ACQUIRE = "fair/acquire", parts = ["owner"], keys = 4, args = 6);
+script!(ACQUIRE = "fair/acquire", parts = ["owner", "raises"], keys = 4, args = 6);
 script!(RELEASE = "fair/release", parts = ["fewer"], keys = 4, args = 3);
 script!(FORCE_RELEASE = "fair/force_release", parts = ["owner"], keys = 2, args = 1);
 

@@ -11,7 +11,7 @@ use crate::{
     token::FencingToken,
 };
 
-script!(ACQUIRE = "fenced/acquire", parts = ["owner", "claim"], keys = 2, args = 3);
+script!(ACQUIRE = "fenced/acquire", parts = ["owner", "claim", "raises"], keys = 2, args = 3);
 script!(SET = "fenced/set", keys = 2, args = 2);
 script!(GET = "fenced/get", keys = 2, args = 1);
 

@@ -2,7 +2,7 @@
 
 use std::{
     fmt,
-    mem::discriminant,
+    mem::{Discriminant, discriminant},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -128,13 +128,16 @@ pub(crate) fn may_pass(error: &Error) -> bool {
 /// The first that said the one thing, which is final, that more than `spare` say.
 fn said_by_more_than(spare: usize, nodes: &[NodeAnswer]) -> Option<usize> {
     // whoever had entered when its client was shut down has lost it by that
-    let what = |error: &Error| match error {
+    let shut_down_is_closed = |error: &Error| match error {
         Error::Lost { reason: LossReason::ShutDown, .. } => discriminant(&Error::Closed),
         other => discriminant(other),
     };
-    let said: Vec<_> =
-        nodes.iter().map(|node| node.said.failure().filter(|error| !may_pass(error)).map(what)).collect();
-    said.iter().position(|one| one.is_some() && said.iter().filter(|other| *other == one).count() > spare)
+    let first_by = |what: fn(&Error) -> Discriminant<Error>| {
+        let said: Vec<_> =
+            nodes.iter().map(|node| node.said.failure().filter(|error| !may_pass(error)).map(what)).collect();
+        said.iter().position(|one| one.is_some() && said.iter().filter(|other| *other == one).count() > spare)
+    };
+    first_by(discriminant).or_else(|| first_by(shut_down_is_closed))
 }
 
 /// The holds of a quorum lock. When dropped, each is released by its own client.
@@ -445,5 +448,6 @@ mod tests {
         assert_eq!(of([shut_down(), None, closed()]), Some(0));
         assert_eq!(of([None, None, closed()]), None);
         assert_eq!(of([None, closed(), Some(lost(LossReason::RecordMissing))]), None, "two things");
+        assert_eq!(of([None, shut_down(), Some(lost(LossReason::RecordMissing))]), Some(1), "lost");
     }
 }

@@ -16,11 +16,11 @@ use crate::{
     store::{Arg, Call, Script, script},
 };
 
-script!(READ_ACQUIRE = "read_write/read_acquire", parts = ["mode"], keys = 2, args = 4);
+script!(READ_ACQUIRE = "read_write/read_acquire", parts = ["mode", "raises"], keys = 2, args = 4);
 script!(READ_RELEASE = "read_write/read_release", parts = ["fewer"], keys = 1, args = 4);
 script!(READ_RENEW = "read_write/read_renew", parts = ["renew_each"], keys = 0 + 1 per_lock, args = 0 + 2 per_lock);
 script!(READ_INSPECT = "read_write/read_inspect", keys = 1, args = 0);
-script!(WRITE_ACQUIRE = "read_write/write_acquire", parts = ["mode"], keys = 2, args = 4);
+script!(WRITE_ACQUIRE = "read_write/write_acquire", parts = ["mode", "raises"], keys = 2, args = 4);
 script!(WRITE_RELEASE = "read_write/write_release", parts = ["fewer"], keys = 2, args = 4);
 script!(WRITE_RENEW = "read_write/write_renew", parts = ["renew_each"], keys = 0 + 1 per_lock, args = 0 + 2 per_lock);
 script!(FORCE_RELEASE = "read_write/force_release", parts = ["mode"], keys = 1, args = 3);

@@ -9,9 +9,9 @@ use crate::{
     store::{Arg, Call, Script, script},
 };
 
-script!(ACQUIRE = "reentrant/acquire", parts = ["owner", "claim"], keys = 1, args = 3);
+script!(ACQUIRE = "reentrant/acquire", parts = ["owner", "claim", "raises"], keys = 1, args = 3);
 script!(RELEASE = "reentrant/release", parts = ["fewer", "held"], keys = 1, args = 3);
-script!(ACQUIRE_TOGETHER = "reentrant/acquire_together", parts = ["owner"], keys = 0 + 1 per_lock, args = 2);
+script!(ACQUIRE_TOGETHER = "reentrant/acquire_together", parts = ["owner", "raises"], keys = 0 + 1 per_lock, args = 2);
 script!(RELEASE_TOGETHER = "reentrant/release_together", parts = ["held"], keys = 0 + 1 per_lock, args = 0 + 2 per_lock);
 script!(RENEW = "reentrant/renew", parts = ["held", "renew_each"], keys = 0 + 1 per_lock, args = 0 + 2 per_lock);
 script!(FORCE_RELEASE = "reentrant/force_release", parts = ["owner"], keys = 1, args = 1);

@@ -305,6 +305,63 @@ async fn f7_an_acquire_that_is_executed_late_takes_no_nested_hold_away() {
     bed.assert_clean().await;
 }
 
+/// It would be renewed for ever, and nobody could give it back.
+#[tokio::test]
+async fn f7_what_was_handed_over_and_given_back_is_not_renewed_when_its_acquire_comes_late() {
+    let bed = Bed::new().await;
+    let (lock, other) = (bed.client.fair_lock("l").unwrap(), bed.other.fair_lock("l").unwrap());
+    lock.lock().await.unwrap().unlock().await.unwrap(); // the scripts are known
+    let held = other.lock().await.unwrap();
+    let waiter = lock.try_lock_for(Duration::from_secs(20));
+    let end = async {
+        eventually("a waiter", || async { bed.server.exists("redisson_lock_queue:{l}") }).await;
+        bed.proxy.once(Verb::Acquire, Action::Ghost(2 * T));
+        held.unlock().await.unwrap();
+    };
+    let (guard, ()) = tokio::join!(waiter, end);
+    let given = guard.unwrap().expect("its turn").forget();
+    bed.client.idle().await;
+    other.release(&given).await.unwrap();
+    assert_eq!(bed.server.record("l"), []);
+    eventually("the late acquire is executed", || async { bed.proxy.ghosts() == 1 }).await;
+    let came = Instant::now();
+    eventually("it dies by its lease", || async { bed.server.record("l").is_empty() }).await;
+    assert!(came.elapsed() < LEASE + T, "{:?}", came.elapsed());
+    bed.assert_clean().await;
+}
+
+/// What comes late has changed the count: it is set right for whoever the holds are handed over to.
+#[tokio::test]
+async fn f7_holds_that_are_handed_over_count_whatever_has_come_late() {
+    let bed = Bed::new().await;
+    let (lock, other) = (bed.lock("l"), bed.other_lock("l"));
+    // the count that the record says when both holds are handed over: too many by an acquire, too few by a release
+    for (verb, says) in [(Verb::Acquire, 3), (Verb::Release, 1)] {
+        let outer = lock.lock().await.unwrap();
+        let inner = lock.lock().await.unwrap();
+        let ghosts = bed.proxy.ghosts();
+        bed.proxy.once(verb, Action::Ghost(2 * T));
+        let inner = if verb == Verb::Acquire {
+            assert!(lock.try_lock().await.is_err());
+            bed.client.idle().await;
+            inner
+        } else {
+            inner.unlock().await.unwrap();
+            lock.lock().await.unwrap()
+        };
+        bed.assert_held(&outer, 2);
+        eventually("it is executed late", || async { bed.proxy.ghosts() == ghosts + 1 }).await;
+        bed.assert_held(&outer, says);
+        let (outer, inner) = (outer.forget(), inner.forget());
+        bed.client.idle().await;
+        other.release(&outer).await.unwrap();
+        assert!(other.try_lock().await.unwrap().is_none(), "the inner hold is still somebody's");
+        other.release(&inner).await.unwrap();
+        assert_eq!(bed.server.record("l"), [], "both are given back");
+        bed.assert_clean().await;
+    }
+}
+
 #[tokio::test]
 async fn r19_the_hold_after_a_release_over_a_bad_link_is_renewed() {
     let bed = Bed::new().await;

@@ -116,6 +116,7 @@ fn scripts(addr: SocketAddr, count: usize) -> Result<Duration> {
     let source = concat!(
         include_str!("../../../lua/parts/owner.lua"),
         include_str!("../../../lua/parts/claim.lua"),
+        include_str!("../../../lua/parts/raises.lua"),
         include_str!("../../../lua/reentrant/acquire.lua"),
     );
     let mut stream = BufReader::new(TcpStream::connect(addr)?);

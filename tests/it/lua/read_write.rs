@@ -651,6 +651,24 @@ fn write_acquire_on_re_entry_takes_no_hold_away_and_never_shortens() {
 }
 
 #[test]
+fn acquires_overwrite_what_is_no_count() {
+    let bench = Bench::new();
+    for damaged in ["nan", "inf", "1e18", "100000", "-1", " 3"] {
+        assert_eq!(bench.read(A, "30000", "1"), ACQUIRED);
+        bench.set_up(&["HSET", LOCK, A, damaged]);
+        assert_eq!(bench.read(A, "30000", "2"), ACQUIRED);
+        bench.assert_fields(&[(A, "2"), ("mode", "read")]);
+        bench.set_up(&["FLUSHALL"]);
+        assert_eq!(bench.write(A, "30000", "1", "0"), ACQUIRED);
+        let large = if damaged == "100000" { "9999999999" } else { damaged };
+        bench.set_up(&["HSET", LOCK, &format!("{A}:write"), large]);
+        assert_eq!(bench.write(A, "30000", "2", "0"), ACQUIRED);
+        bench.assert_fields(&[(&format!("{A}:write"), "2"), ("mode", "write")]);
+        bench.set_up(&["FLUSHALL"]);
+    }
+}
+
+#[test]
 fn write_acquire_beside_a_writer_answers_its_ttl_and_leaves_no_intent() {
     let bench = Bench::new();
     assert_eq!(bench.write(A, "30000", "1", "0"), ACQUIRED);

@@ -110,6 +110,18 @@ fn acquire_raises_the_count_on_re_entry_and_takes_no_hold_away() {
     }
 }
 
+/// Lua reads more as a number than a count can be: NaN is below nothing.
+#[test]
+fn acquire_overwrites_what_is_no_count() {
+    let bench = Bench::new();
+    for damaged in ["nan", "-nan", "inf", "1e18", "0x10", " 3", "-1", "1.5", "text", "", "9999999999"] {
+        bench.set_up(&["HSET", LOCK, A, damaged]);
+        bench.set_up(&["PEXPIRE", LOCK, "30000"]);
+        assert_eq!(bench.acquire(A, "30000", "2"), ACQUIRED);
+        bench.assert_record(A, 2);
+    }
+}
+
 #[test]
 fn acquire_on_re_entry_lengthens_the_ttl_and_never_shortens_it() {
     let bench = Bench::new();

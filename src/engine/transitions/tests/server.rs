@@ -15,7 +15,8 @@ pub(super) struct Sent {
 }
 
 impl Sent {
-    /// It takes or frees the lock. Others only move the count.
+    /// It takes or frees the lock. Others only move the count, which matters where the lock is handed over: see
+    /// `State::hand_over`.
     pub(super) fn decides(&self) -> bool {
         self.count == u32::from(!self.is_release)
     }
