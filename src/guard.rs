@@ -227,9 +227,10 @@ impl LockGuard {
     /// was released elsewhere is noticed with the next renewal.
     ///
     /// If a request about this lock is under way (a nested acquire or release that was dropped a moment ago), or if the
-    /// connection broke while one was, less than a lease ago, nobody knows how many holds the server records: then it is not
-    /// renewed, and ends with its TTL at the latest. Against the first, await [`idle`](crate::LockClient::idle) before. Of a
-    /// lock that was lost, nothing is given away.
+    /// connection broke while one was, less than a lease ago, nobody knows how many holds the server records: then the count
+    /// is set once more, and what is not renewed for another guard's sake ends with its TTL at the latest. So that neither
+    /// meets the receiver's release, await [`idle`](crate::LockClient::idle) before, and after. Of a lock that was lost,
+    /// nothing is given away.
     ///
     /// A multi-lock lets go of all members; the owner returned is the first member's, and the others' only where all are
     /// of one client.

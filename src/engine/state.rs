@@ -33,6 +33,8 @@ pub(super) struct State {
     /// An acquire under this name was answered over a newer connection than that of an earlier one, of this epoch, which
     /// may still be executed.
     pub(super) late: Option<Epoch>,
+    /// For how long that is expected to come: what the last such request asked for is over then.
+    pub(super) late_until: Instant,
     /// When the last request was sent.
     asked: Instant,
     /// Until when a record may live that an acquire of this owner has asked for.
@@ -254,6 +256,7 @@ impl State {
             sibling_in_doubt: false,
             server: ServerSide::Holds(0),
             late: None,
+            late_until: now,
             asked: now,
             ends: now,
             current: None,
@@ -395,6 +398,15 @@ impl State {
         };
         self.server = ServerSide::InDoubt { epoch, outermost: outermost && before };
         self.asked = now;
+    }
+
+    /// An answer came while the link was in `epoch`: what was in doubt before may still be executed, unless it was sent over
+    /// that connection, too.
+    pub(super) fn overtake(&mut self, before: ServerSide, epoch: Epoch) {
+        if matches!(before, ServerSide::InDoubt { epoch: doubt, .. } if doubt != epoch) {
+            self.late_until = self.ends;
+        }
+        self.late = self.oldest_doubt(before).filter(|doubt| *doubt != epoch);
     }
 
     pub(super) fn abandon(&mut self, epoch: Epoch) -> Abandoned {

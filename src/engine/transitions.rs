@@ -96,12 +96,6 @@ impl State {
         }
     }
 
-    /// The answer to an acquire came while the link was in `epoch`: over the connection of an earlier one, it proves that
-    /// this is over, too.
-    fn acquire_answered(&mut self, request: &Request, epoch: Epoch) {
-        self.late = self.oldest_doubt(request.before).filter(|doubt| *doubt != epoch);
-    }
-
     /// The acquire was confirmed while the link was in `epoch`. `Ok(None)`: so late that the lease is over already, or
     /// that nobody counts on it any more. `Err`: the hold that it was to be nested in was lost meanwhile.
     pub(super) fn granted(
@@ -116,7 +110,7 @@ impl State {
             return Ok(None);
         }
         self.lose_if_over(now, effects);
-        self.acquire_answered(request, epoch);
+        self.overtake(request.before, epoch);
         self.server = ServerSide::Holds(request.count);
         self.forget_ended();
         if let Some(generation) = &self.current
@@ -139,7 +133,7 @@ impl State {
         if self.standing != Standing::Ours {
             return;
         }
-        self.acquire_answered(request, epoch);
+        self.overtake(request.before, epoch);
         let queued = queued || request.before == ServerSide::Waits;
         self.server = if queued { ServerSide::Waits } else { ServerSide::Holds(0) };
     }
@@ -195,7 +189,10 @@ impl State {
             _ => self.server = ServerSide::Holds(count),
         }
         // nor does it prove that of nested ones
-        self.late = self.oldest_doubt(before).filter(|doubt| count > 0 && *doubt != epoch);
+        self.overtake(before, epoch);
+        if count == 0 {
+            self.late = None;
+        }
         if count > 0 && released == Released::NotHeld {
             self.lose(LossReason::RecordMissing, effects);
         }
@@ -383,6 +380,12 @@ impl State {
         if !current || !books.is_held() {
             return None;
         }
+        let in_doubt =
+            matches!(self.server, ServerSide::InDoubt { .. }) || self.late.is_some() && now < self.late_until;
+        if in_doubt && books.guards == 0 {
+            // no guard is left here: what comes back under this name dies by its lease
+            books.stop_watching();
+        }
         if self.standing == Standing::HandedOver {
             return Some(Unsettled::Nothing);
         }
@@ -391,15 +394,10 @@ impl State {
         if books.deadline == Instant::NEVER && !generation.owner.is_value() {
             books.end = Some(End::Released);
         }
-        // as long is what comes late waited for everywhere
-        let is_certain = self.late.is_none() || self.ends <= now;
         Some(match self.server {
-            ServerSide::Holds(known) if is_certain && known == books.count => Unsettled::Nothing,
-            ServerSide::Holds(known) if is_certain && known > books.count => Unsettled::Owed(known - books.count),
-            _ => {
-                books.stop_watching();
-                Unsettled::InDoubt(books.count)
-            }
+            ServerSide::Holds(known) if !in_doubt && known == books.count => Unsettled::Nothing,
+            ServerSide::Holds(known) if !in_doubt && known > books.count => Unsettled::Owed(known - books.count),
+            _ => Unsettled::InDoubt(books.count),
         })
     }
 

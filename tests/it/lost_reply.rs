@@ -362,6 +362,41 @@ async fn f7_holds_that_are_handed_over_count_whatever_has_come_late() {
     }
 }
 
+/// What may come late is waited for as long as its own lease lasts, whatever is nested since; and never at the cost of a guard
+/// that is kept.
+#[tokio::test]
+async fn f7_a_connection_that_broke_long_ago_keeps_no_hand_over_from_being_renewed() {
+    let bed = Bed::new().await;
+    let lease = Duration::from_millis(1600);
+    let client = LockClient::builder().watchdog_timeout(lease).command_timeout(T).connect(bed.proxy.url());
+    let lock = client.await.unwrap().reentrant_lock("l").unwrap();
+    for long_ago in [true, false] {
+        let outer = lock.lock().await.unwrap();
+        let inner = lock.lock().await.unwrap();
+        bed.proxy.once(Verb::Acquire, Action::Lose);
+        let third = lock.try_lock().await;
+        assert!(third.is_err(), "{third:?}");
+        let broke = Instant::now();
+        while long_ago && broke.elapsed() < 2 * lease {
+            lock.lock().await.unwrap().unlock().await.unwrap();
+        }
+        let given = inner.forget();
+        // if it is long ago, nobody keeps one here
+        let kept = if long_ago { Err(outer.forget()) } else { Ok(outer) };
+        let handed_over = Instant::now();
+        while handed_over.elapsed() < 3 * lease {
+            assert!(bed.server.exists("l"), "not renewed after {:?}, {long_ago}", handed_over.elapsed());
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        bed.other_lock("l").release(&given).await.unwrap();
+        match kept {
+            Ok(guard) => guard.unlock().await.unwrap(),
+            Err(owner) => bed.other_lock("l").release(&owner).await.unwrap(),
+        }
+        eventually("it is given back", || async { !bed.server.exists("l") }).await;
+    }
+}
+
 #[tokio::test]
 async fn r19_the_hold_after_a_release_over_a_bad_link_is_renewed() {
     let bed = Bed::new().await;
