@@ -158,7 +158,7 @@ async fn a_try_is_not_refused_because_of_a_connection_that_is_replaced_at_once()
                 }
                 // under way when the connection broke
                 Err(Error::Unconfirmed { .. }) => cut_off += 1,
-                // a server that the machine stalls replaces nothing at once
+                // where the machine stalls, nothing is replaced at once
                 Err(error @ Error::Store { .. }) if error.is_transient() => {
                     let after = killed.elapsed();
                     assert!(after >= Duration::from_millis(250), "{held} holds, {cut_off} cuts; {after:?}: {error}");
