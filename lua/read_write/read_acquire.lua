@@ -27,9 +27,10 @@ if mode ~= 'write' and not held and redis.call('exists', intent) == 1 then retur
 local left = held and tonumber(held) >= tonumber(holds) and redis.call('pttl', hold .. holds)
 -- what is out of memory is refused here, before anything is written
 redis.call('set', hold .. holds, '1', 'PX', lease)
+local raised = raises(held, holds, 5)
 local done, refused = pcall(function()
     if mode then
-        if raises(held, holds, 5) then redis.call('hset', lock, owner, holds) end
+        if raised then redis.call('hset', lock, owner, holds) end
         -- a record without a TTL is left so
         if ttl >= 0 and ttl < tonumber(lease) then redis.call('pexpire', lock, lease) end
     else
@@ -41,10 +42,10 @@ if done then return 1 end
 -- take back what was written: a record without a TTL would never end
 if not mode then
     redis.pcall('del', lock)
-elseif held and held ~= holds then
-    redis.pcall('hset', lock, owner, held)
 elseif not held then
     redis.pcall('hdel', lock, owner)
+elseif raised then
+    redis.pcall('hset', lock, owner, held)
 end
 if left and left > 0 then
     redis.pcall('set', hold .. holds, '1', 'PX', left)

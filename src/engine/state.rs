@@ -30,7 +30,7 @@ pub(super) struct State {
     /// it was handed over to.
     pub(super) sibling_in_doubt: bool,
     pub(super) server: ServerSide,
-    /// An acquire under this name was answered over a newer connection than that of an earlier one, of this epoch, which
+    /// A request under this name was answered over a newer connection than that of an earlier one, of this epoch, which
     /// may still be executed.
     pub(super) late: Option<Epoch>,
     /// For how long that is expected to come: what the last such request asked for is over then.
@@ -304,7 +304,7 @@ impl State {
         self.current.as_ref().is_some_and(|current| Arc::ptr_eq(current, generation))
     }
 
-    fn is_in_doubt(&self) -> bool {
+    pub(super) fn is_in_doubt(&self) -> bool {
         matches!(self.server, ServerSide::InDoubt { .. })
     }
 
@@ -400,8 +400,8 @@ impl State {
         self.asked = now;
     }
 
-    /// An answer came while the link was in `epoch`: what was in doubt before may still be executed, unless it was sent over
-    /// that connection, too.
+    /// An answer came while the link was in `epoch`: over another connection it does not prove that what was in doubt before
+    /// is over.
     pub(super) fn overtake(&mut self, before: ServerSide, epoch: Epoch) {
         if matches!(before, ServerSide::InDoubt { epoch: doubt, .. } if doubt != epoch) {
             self.late_until = self.ends;

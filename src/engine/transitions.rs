@@ -173,9 +173,9 @@ impl State {
             return Answered { held, abandoned: None };
         }
         let mut abandoned = None;
-        match self.oldest_doubt(before) {
-            // an answer over another connection does not prove that earlier requests are over
-            Some(doubt) if count == 0 && doubt != epoch => abandoned = Some(self.abandon(doubt)),
+        self.overtake(before, epoch);
+        match self.late {
+            Some(doubt) if count == 0 => abandoned = Some(self.abandon(doubt)),
             _ if released == Released::NotHeld => {
                 self.server = ServerSide::Holds(0);
                 if !was_in_doubt && let Some(generation) = &self.current {
@@ -187,11 +187,6 @@ impl State {
                 }
             }
             _ => self.server = ServerSide::Holds(count),
-        }
-        // nor does it prove that of nested ones
-        self.overtake(before, epoch);
-        if count == 0 {
-            self.late = None;
         }
         if count > 0 && released == Released::NotHeld {
             self.lose(LossReason::RecordMissing, effects);
@@ -380,8 +375,7 @@ impl State {
         if !current || !books.is_held() {
             return None;
         }
-        let in_doubt =
-            matches!(self.server, ServerSide::InDoubt { .. }) || self.late.is_some() && now < self.late_until;
+        let in_doubt = self.is_in_doubt() || self.late.is_some() && now < self.late_until;
         if in_doubt && books.guards == 0 {
             // no guard is left here: what comes back under this name dies by its lease
             books.stop_watching();

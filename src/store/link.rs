@@ -574,17 +574,9 @@ impl<F: Future> Future for InRuntime<'_, F> {
     }
 }
 
-/// A text that is written to the socket from where it is: fred copies what it is lent, and what it copies once more.
-struct Shared(Arc<str>);
-
-impl AsRef<[u8]> for Shared {
-    fn as_ref(&self) -> &[u8] {
-        self.0.as_bytes()
-    }
-}
-
+/// A text that fred need not copy: what it is lent it copies, and shares the copy by one allocation more.
 fn shared(text: &Arc<str>) -> Bytes {
-    Bytes::from_owner(Shared(Arc::clone(text)))
+    Bytes::from_owner(Arc::<[u8]>::from(Arc::clone(text)))
 }
 
 fn keys(call: &Call) -> Vec<Key> {

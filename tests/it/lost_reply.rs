@@ -49,6 +49,22 @@ impl Bed {
         self.other.reentrant_lock(name).unwrap()
     }
 
+    /// Acquires the fair lock `l` after waiting for it: by a request that comes back as a ghost, and that was made again, under
+    /// the name that it has in the queue.
+    async fn fair_turn_with_a_ghost(&self, delay: Duration) -> LockGuard {
+        let (lock, other) = (self.client.fair_lock("l").unwrap(), self.other.fair_lock("l").unwrap());
+        lock.lock().await.unwrap().unlock().await.unwrap(); // the scripts are known
+        let held = other.lock().await.unwrap();
+        let waiter = lock.try_lock_for(Duration::from_secs(20));
+        let end = async {
+            eventually("a waiter", || async { self.server.exists("redisson_lock_queue:{l}") }).await;
+            self.proxy.once(Verb::Acquire, Action::Ghost(delay));
+            held.unlock().await.unwrap();
+        };
+        let (guard, ()) = tokio::join!(waiter, end);
+        guard.unwrap().expect("its turn")
+    }
+
     /// The record says that this guard holds its lock so often.
     fn assert_held(&self, guard: &LockGuard, holds: i64) {
         assert!(!guard.is_lost());
@@ -285,18 +301,8 @@ async fn f7_a_nested_release_that_is_executed_late_does_not_end_the_hold() {
 #[tokio::test]
 async fn f7_an_acquire_that_is_executed_late_takes_no_nested_hold_away() {
     let bed = Bed::new().await;
-    let (lock, other) = (bed.client.fair_lock("l").unwrap(), bed.other.fair_lock("l").unwrap());
-    lock.lock().await.unwrap().unlock().await.unwrap(); // the scripts are known
-    let held = other.lock().await.unwrap();
-    let waiter = lock.try_lock_for(Duration::from_secs(20));
-    let end = async {
-        eventually("a waiter", || async { bed.server.exists("redisson_lock_queue:{l}") }).await;
-        bed.proxy.once(Verb::Acquire, Action::Ghost(T));
-        held.unlock().await.unwrap();
-    };
-    let (outer, ()) = tokio::join!(waiter, end);
-    let outer = outer.unwrap().expect("its turn");
-    let inner = lock.lock().await.unwrap();
+    let outer = bed.fair_turn_with_a_ghost(T).await;
+    let inner = bed.client.fair_lock("l").unwrap().lock().await.unwrap();
     bed.assert_held(&outer, 2);
     eventually("the late acquire is executed", || async { bed.proxy.ghosts() == 1 }).await;
     bed.assert_held(&outer, 2);
@@ -309,19 +315,9 @@ async fn f7_an_acquire_that_is_executed_late_takes_no_nested_hold_away() {
 #[tokio::test]
 async fn f7_what_was_handed_over_and_given_back_is_not_renewed_when_its_acquire_comes_late() {
     let bed = Bed::new().await;
-    let (lock, other) = (bed.client.fair_lock("l").unwrap(), bed.other.fair_lock("l").unwrap());
-    lock.lock().await.unwrap().unlock().await.unwrap(); // the scripts are known
-    let held = other.lock().await.unwrap();
-    let waiter = lock.try_lock_for(Duration::from_secs(20));
-    let end = async {
-        eventually("a waiter", || async { bed.server.exists("redisson_lock_queue:{l}") }).await;
-        bed.proxy.once(Verb::Acquire, Action::Ghost(2 * T));
-        held.unlock().await.unwrap();
-    };
-    let (guard, ()) = tokio::join!(waiter, end);
-    let given = guard.unwrap().expect("its turn").forget();
+    let given = bed.fair_turn_with_a_ghost(2 * T).await.forget();
     bed.client.idle().await;
-    other.release(&given).await.unwrap();
+    bed.other.fair_lock("l").unwrap().release(&given).await.unwrap();
     assert_eq!(bed.server.record("l"), []);
     eventually("the late acquire is executed", || async { bed.proxy.ghosts() == 1 }).await;
     let came = Instant::now();
