@@ -291,8 +291,8 @@ async fn r68_r72_a_short_read_cuts_no_long_one_and_a_long_one_leaves_no_trace() 
     assert!(record() > 45_000, "{}", record());
     short.unlock().await.unwrap();
     assert!(record() > 45_000 && record() <= 50_000, "{}", record());
-    let short = leased(&read(&b), ms(700)).await;
     let start = Instant::now();
+    let short = leased(&read(&b), ms(700)).await;
     let writer = waiter(write(&c));
     intent_is_there(&server).await;
     long.unlock().await.unwrap();

@@ -476,8 +476,8 @@ async fn p2_a_waiter_slower_than_the_signals_life_acquires_within_the_poll_cap()
 async fn p7_a_wait_is_not_over_with_the_lease_that_is_asked_for() {
     let server = Server::start();
     let client = patient(&server).await;
-    server.call(&["SET", RECORD, PYTHON, "PX", "1800"]);
     let start = Instant::now();
+    server.call(&["SET", RECORD, PYTHON, "PX", "1800"]);
     let options = AcquireOptions::new().lease(ms(500));
     let guard = lock(&client).try_lock_for_with(SOON, options).await.unwrap().expect("the other's lease is over");
     assert!(start.elapsed() >= ms(1790), "{:?}", start.elapsed());

@@ -128,8 +128,8 @@ async fn a_spin_lock_tries_again_when_the_lease_it_was_told_of_is_over() {
     let server = Server::start();
     let (a, b) = (server.client().await, server.client().await);
     let lease = AcquireOptions::new().lease(ms(300));
+    let start = Instant::now(); // before the lease can begin
     let lost = a.spin_lock("l").unwrap().try_lock_with(lease).await.unwrap().unwrap();
-    let start = Instant::now();
     // its own pause would be an hour
     let lock = b.spin_lock_with("l", Backoff::constant(Duration::from_secs(3600))).unwrap();
     let guard = tokio::time::timeout(Duration::from_secs(15), lock.lock()).await.expect("in time").unwrap();

@@ -222,8 +222,8 @@ async fn a_hold_is_renewed_by_a_ttl_of_its_own() {
         assert!(!guard.is_lost() && server.pttl(&other) > 20_000 && longer.remaining() > ms(20_000));
         guard.unlock().await.unwrap();
         // a limit to the renewals
-        let guard = lock.try_lock_with(options().max_renewals(2)).await.unwrap().unwrap();
         let start = std::time::Instant::now();
+        let guard = lock.try_lock_with(options().max_renewals(2)).await.unwrap().unwrap();
         let lost = tokio::time::timeout(Duration::from_secs(10), guard.lost()).await.expect("it ends");
         assert!(matches!(lost, Error::Lost { reason: LossReason::LeaseExpired, .. }), "{lost}");
         // renewed after 500 and 1000 ms
