@@ -16,7 +16,7 @@ use fred::{
 };
 use tokio::{runtime::Handle, sync::OnceCell, time::timeout};
 
-use self::pace::Pace;
+use self::{link::Carries, pace::Pace};
 pub(crate) use self::{
     link::{Epoch, Link},
     reply::{Acquired, Forced, Guarded, Inspected, Released, Renewed},
@@ -129,8 +129,9 @@ impl Store {
         };
         let pace = Arc::new(Pace::new());
         let both = async {
-            let scripts = Link::connect(&endpoint.0, config, own.clone(), driver, &pace).await?;
-            let subscriptions = Link::connect(&endpoint.0, config, own.clone(), own.clone(), &pace).await?;
+            let scripts = Link::connect(&endpoint.0, config, own.clone(), driver, &pace, Carries::Scripts).await?;
+            let subscriptions =
+                Link::connect(&endpoint.0, config, own.clone(), own.clone(), &pace, Carries::Messages).await?;
             // some that speak the protocol say the same everywhere
             let run_id = scripts.run_id().await.filter(|id| id.len() == 40 && id.bytes().any(|byte| byte != b'0'));
             Ok((scripts, subscriptions, run_id))

@@ -20,7 +20,7 @@ static STOPPED: LazyLock<Runtime> = LazyLock::new(|| Builder::new_current_thread
 /// One for all tests: it leads nowhere.
 static NOWHERE: LazyLock<(Endpoint, Arc<Link>, Arc<Pace>)> = LazyLock::new(|| {
     let (endpoint, pace) = (Endpoint::from_url("redis://127.0.0.1:1").unwrap(), Arc::new(Pace::new()));
-    let link = Link::new(&endpoint.0, &Config::default(), stopped(), stopped(), &pace, false).unwrap();
+    let link = Link::new(&endpoint.0, &Config::default(), stopped(), stopped(), &pace, Carries::Scripts).unwrap();
     (endpoint, link, pace)
 });
 

@@ -3,12 +3,14 @@
 use std::{
     future::Future,
     pin::Pin,
+    sync::Arc,
     task::Poll,
     time::{Duration, Instant},
 };
 
 use futures::future::poll_fn;
 use nestlock::{AcquireOptions, Error, LockClient};
+use tokio::sync::Notify;
 
 use crate::support::{
     Server, eventually,
@@ -53,12 +55,21 @@ async fn a01_a_cancelled_acquire_with_a_long_lease_is_undone_after_refusals() {
     let (a, b) = (quick(&proxy).await, server.client().await);
     let here = a.reentrant_lock("l").unwrap();
     here.lock().await.unwrap().unlock().await.unwrap();
-    proxy.rule(|request| match request.verb() {
-        Some(Verb::Acquire) => Action::Late(ms(60)),
+    let sent = Arc::new(Notify::new());
+    let is_sent = Arc::clone(&sent);
+    proxy.rule(move |request| match request.verb() {
+        Some(Verb::Acquire) => {
+            is_sent.notify_one();
+            Action::Late(ms(60))
+        }
         Some(Verb::Release) => Action::Refuse("NOREPLICAS Not enough good replicas to write."),
         _ => Action::Pass,
     });
-    assert!(tokio::time::timeout(ms(30), here.lock_with(long())).await.is_err());
+    tokio::select! {
+        biased;
+        () = sent.notified() => {}
+        acquired = here.lock_with(long()) => panic!("before it is sent: {acquired:?}"),
+    }
     tokio::time::sleep(ms(2500)).await;
     proxy.pass();
     assert_free_soon(&server, &b).await;

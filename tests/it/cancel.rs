@@ -18,7 +18,7 @@ use rand::{Rng, SeedableRng, rngs::StdRng};
 
 use crate::{
     contract::nothing_is_left,
-    support::{Server, eventually, within},
+    support::{Server, came_too_late, eventually, within},
 };
 
 const SOON: Duration = Duration::from_secs(15);
@@ -304,8 +304,8 @@ async fn f32_f33_r45_twenty_thousand_random_drops_leave_nothing() {
                             drops.fetch_add(1, Ordering::Relaxed);
                             continue;
                         }
-                        // the wait was so short that the answer came too late: undone as a dropped one
-                        Some(Err(Error::Unconfirmed { .. })) => continue,
+                        // undone as a dropped one
+                        Some(Err(error)) if came_too_late(&error) => continue,
                         Some(acquired) => acquired.unwrap(),
                     };
                     let Some(guard) = acquired else { continue };

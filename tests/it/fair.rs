@@ -614,8 +614,8 @@ async fn f1_an_expired_hold_is_followed_within_the_poll_cap() {
     let server = Server::start();
     let client = server.client_with(|c| c.poll_cap(ms(300))).await;
     for ttl in [100, 700] {
-        let _other = ByHand::hold(&server, LOCK, ms(ttl));
         let start = Instant::now();
+        let _other = ByHand::hold(&server, LOCK, ms(ttl));
         let guard = client.fair_lock(LOCK).unwrap().lock().await.unwrap();
         let took = start.elapsed();
         assert!(took + ms(5) >= ms(ttl) && took < ms(ttl + 300) + SLACK, "{took:?}");

@@ -578,7 +578,8 @@ fn weather(rng: &mut StdRng) -> Action {
         0..100 => Action::Lose,
         100..160 => Action::Late(t.mul_f64(rng.random_range(0.5..2.0))),
         160..220 => Action::Slow(t.mul_f64(rng.random_range(0.5..2.0))),
-        220..280 => Action::Ghost(t.mul_f64(rng.random_range(0.0..0.8))),
+        // the janitor looks once more after a command timeout: what a stalled machine brings even later ends by its lease
+        220..280 => Action::Ghost(t.mul_f64(rng.random_range(0.0..0.5))),
         280..320 => Action::CutBefore,
         320..323 => Action::Mute,
         323..600 => Action::Twice,

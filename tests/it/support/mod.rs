@@ -15,7 +15,18 @@ use std::{
     time::{Duration, Instant},
 };
 
+use nestlock::{Error, StoreErrorKind};
+
 pub use self::server::Server;
+
+/// Whether a short wait ended before an answer came, or before this owner's earlier call was over: so it is on a busy machine.
+pub fn came_too_late(error: &Error) -> bool {
+    match error {
+        Error::Unconfirmed { .. } => true,
+        Error::Store { source, .. } => source.kind() == StoreErrorKind::Overloaded,
+        _ => false,
+    }
+}
 
 /// Waits for a state, with a deadline far beyond what a loaded machine needs. Panics with `what` when it passes.
 pub async fn eventually<F: Future<Output = bool>>(what: &str, mut state: impl FnMut() -> F) {
