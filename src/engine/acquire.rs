@@ -327,9 +327,6 @@ impl<'a> Acquire<'a> {
         let Some(answer) = self.in_time(deadline, pin!(core.store.acquire(kind.acquire(terms)))).await else {
             return Ok(Attempt::GivenUp);
         };
-        if answer.is_ok() {
-            core.round_trip.take(sent.elapsed());
-        }
         match answer {
             Ok(Acquired::Yes { token }) => match self.take_in(hold, &request, sent, token)? {
                 Some(ticket) => Ok(Attempt::Entered((Arc::clone(hold), ticket))),

@@ -20,7 +20,7 @@ use crate::{
     options::{AcquireOptions, Config},
     owner::{ClientId, OwnerId},
     store::Store,
-    sync::atomic::{AtomicBool, AtomicU64, Ordering},
+    sync::atomic::{AtomicBool, Ordering},
 };
 
 /// Locks in one script call: the server is blocked for a millisecond or so.
@@ -42,7 +42,6 @@ pub(crate) struct Core {
     /// The same for lists and their elements.
     pub(super) signals: Hub,
     pub(crate) janitor: Janitor,
-    pub(crate) round_trip: RoundTrip,
     /// The server refused the last renewals as a whole. Relaxed: a batch that reads it late asks a few times more.
     pub(super) renewals_are_refused: AtomicBool,
     pub(super) runtime: Handle,
@@ -99,35 +98,6 @@ impl Drop for Anchor {
     }
 }
 
-fn micros(duration: Duration) -> u64 {
-    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
-}
-
-/// How long a request takes: at least as long as the last one, and not much less than those before. Relaxed: nothing else
-/// depends on it, and a sample that gets lost is one of many.
-#[derive(Debug)]
-pub(crate) struct RoundTrip(AtomicU64);
-
-impl RoundTrip {
-    pub(super) fn new(first: Duration) -> Self {
-        Self(AtomicU64::new(micros(first)))
-    }
-
-    /// A future that is polled late takes its answer late: one sample counts for twice of what is known at most.
-    pub(crate) fn take(&self, sample: Duration) {
-        const NEW: u64 = 40_000;
-        let known = self.0.load(Ordering::Relaxed);
-        let sample = micros(sample).min(known.saturating_mul(2).saturating_add(NEW));
-        self.0.store(if sample >= known { sample } else { known - (known - sample) / 8 }, Ordering::Relaxed);
-    }
-
-    /// With a quarter more: they vary.
-    pub(crate) fn get(&self) -> Duration {
-        let micros = self.0.load(Ordering::Relaxed);
-        Duration::from_micros(micros.saturating_add(micros / 4))
-    }
-}
-
 impl Core {
     pub(super) fn check_open(&self) -> Result<()> {
         if self.closed.load(Ordering::Acquire) { Err(Error::Closed) } else { Ok(()) }
@@ -142,7 +112,7 @@ impl Core {
 
     /// How long past the end of a wait, or after it was asked, a server is waited for.
     pub(crate) fn grace(&self) -> Duration {
-        LATE_ANSWER + self.round_trip.get()
+        LATE_ANSWER + self.store.round_trip()
     }
 
     /// A timer of the client's own runtime: the caller's may have none, or a paused clock.

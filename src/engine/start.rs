@@ -8,7 +8,7 @@ use tokio::{
 };
 
 use super::{
-    core::{Anchor, Core, RoundTrip},
+    core::{Anchor, Core},
     holds::Holds,
     janitor,
     jobs::Janitor,
@@ -16,7 +16,6 @@ use super::{
     watchdog,
 };
 use crate::{
-    clock::Instant,
     error::{Error, Result},
     log,
     options::Config,
@@ -48,9 +47,8 @@ async fn start(endpoint: Endpoint, config: Config, runtime: Handle, driver: Opti
     let is_driven = driver.is_some();
     let driver = driver.unwrap_or_else(|| runtime.clone());
     let store = Store::connect(&endpoint, &config, &runtime, driver).await?;
-    let asked = Instant::now();
-    let answered = store.link("").barrier().await.is_ok();
-    let round_trip = RoundTrip::new(if answered { asked.elapsed() } else { Duration::ZERO });
+    // how long a round trip takes is known from here on. If it is not answered, the first request will be told
+    let _ = store.link("").barrier().await;
     let (hub, subscriptions) = Hub::new();
     let (signals, lists) = Hub::new();
     let (janitor, list) = Janitor::new();
@@ -62,7 +60,6 @@ async fn start(endpoint: Endpoint, config: Config, runtime: Handle, driver: Opti
         hub,
         signals,
         janitor,
-        round_trip,
         renewals_are_refused: AtomicBool::new(false),
         runtime: runtime.clone(),
         is_driven,

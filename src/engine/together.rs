@@ -87,7 +87,6 @@ impl Acquire<'_> {
         let call = Call::new(scripts.acquire, names, vec![Arg::from(&owner), self.lease.millis().into()]);
         match core.store.acquire_together(call).await {
             Ok(None) => {
-                core.round_trip.take(sent.elapsed());
                 let (mut entered, mut late) = (Vec::new(), false);
                 for (hold, request) in &requests {
                     match self.take_in(hold, request, sent, None)? {

@@ -92,7 +92,7 @@ pub(crate) async fn run(core: Arc<Core>) {
 }
 
 fn at_once(core: &Core) -> usize {
-    let fit = core.round_trip.get().as_nanos() / WORK.as_nanos();
+    let fit = core.store.round_trip().as_nanos() / WORK.as_nanos();
     MOST_UNDER_WAY.min(2 + fit as usize)
 }
 
@@ -133,7 +133,6 @@ async fn renew(core: &Arc<Core>, script: &'static Script, batch: Vec<Renewal>) {
         let ttls: Vec<Duration> = part.iter().map(|renewal| renewal.keep.ttl(now)).collect();
         match core.store.renew(call(script, &part, &ttls)).await {
             Ok(answers) => {
-                core.round_trip.take(now.elapsed());
                 core.renewals_are_refused.store(false, Relaxed);
                 refused_in_a_row = 0;
                 for ((renewal, ttl), answer) in part.iter().zip(ttls).zip(answers) {

@@ -129,7 +129,7 @@ impl Several for MultiLock {
             Round::Busy => return Ok(None),
             Round::Again(first) => first,
         };
-        let (round_trip, mut was_busy) = (self.anchor.round_trip.get(), false);
+        let (round_trip, mut was_busy) = (self.anchor.store.round_trip(), false);
         let (step, most) = (PAUSE_STEP + round_trip, MAX_PAUSE + 2 * round_trip);
         let mut pause = step;
         loop {

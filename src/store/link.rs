@@ -32,6 +32,7 @@ use uuid::Uuid;
 
 use super::{
     pace::{Pace, nobody_listens},
+    round_trip::RoundTrip,
     script::{Arg, Call},
 };
 use crate::{
@@ -111,6 +112,7 @@ pub(crate) struct Link {
     /// The runtime that drives the socket, until it ends.
     driver: Mutex<Handle>,
     carries: Carries,
+    round_trip: RoundTrip,
     pace: Arc<Pace>,
     connect_timeout: Duration,
     command_timeout: Duration,
@@ -189,6 +191,7 @@ impl Link {
             own,
             driver: Mutex::new(driver),
             carries,
+            round_trip: RoundTrip::default(),
             pace: Arc::clone(pace),
             connect_timeout: config.connect_timeout,
             command_timeout: config.command_timeout(),
@@ -426,12 +429,23 @@ impl Link {
     }
 
     async fn run(&self, call: &Call, deadline: clock::Instant) -> Result<Value, FredError> {
-        match self.client.evalsha(call.script.sha1.clone(), keys(call), args(call)).await {
+        let sent = Instant::now();
+        let answer = self.client.evalsha(call.script.sha1.clone(), keys(call), args(call)).await;
+        match answer {
             Err(error) if error.details().starts_with("NOSCRIPT") && not_over(deadline).is_ok() => {
                 Box::pin(self.client.eval(call.script.source, keys(call), args(call))).await
             }
-            answer => answer,
+            Err(error) => Err(error),
+            Ok(answer) => {
+                self.round_trip.take(sent.elapsed());
+                Ok(answer)
+            }
         }
+    }
+
+    /// What a request took lately, and a quarter more. What it waited for a connection does not count.
+    pub(super) fn round_trip(&self) -> Duration {
+        self.round_trip.get()
     }
 
     /// A failure, as told to the caller. A server that is a replica now makes the links look for another one.
@@ -451,11 +465,12 @@ impl Link {
 
     /// Sends PING with a word, and compares the answer: fred may mix them up.
     async fn echo(&self) -> Result<(), StoreError> {
-        let sent = Uuid::new_v4().to_string();
-        let echo: String = self.in_own_runtime(self.client.ping(Some(sent.clone()))).await.map_err(classify)?;
-        if echo != sent {
+        let (word, sent) = (Uuid::new_v4().to_string(), Instant::now());
+        let echo: String = self.in_own_runtime(self.client.ping(Some(word.clone()))).await.map_err(classify)?;
+        if echo != word {
             return Err(StoreError::new(StoreErrorKind::Protocol, true, "PING was answered by something else"));
         }
+        self.round_trip.take(sent.elapsed());
         self.alive.store(true, Ordering::Release);
         Ok(())
     }

@@ -3,6 +3,7 @@
 mod link;
 mod pace;
 mod reply;
+mod round_trip;
 mod script;
 
 use std::{sync::Arc, time::Duration};
@@ -167,6 +168,11 @@ impl Store {
     /// Where the server is. Never the password.
     pub(crate) fn address(&self) -> &str {
         &self.address
+    }
+
+    /// What a request takes, and a quarter more; zero while that is not known.
+    pub(crate) fn round_trip(&self) -> Duration {
+        self.scripts.round_trip()
     }
 
     /// Whether both are known to lead to one server. One that was restarted between the two connects is not recognised.

@@ -95,6 +95,27 @@ async fn a_wait_ends_in_time_on_a_silent_link() {
     }
 }
 
+/// Found by the simulator (reentrant 1193): what a request waits for besides its answer is no round trip, by which a bounded
+/// wait may be overrun.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn scripts_that_the_server_forgot_make_no_round_trip_longer() {
+    let server = Server::start();
+    let proxy = far(&server, 400);
+    let client = LockClient::connect(proxy.url()).await.unwrap();
+    let lock = client.reentrant_lock("l").unwrap();
+    for _ in 0..2 {
+        server.call(&["SCRIPT", "FLUSH"]);
+        lock.lock().await.unwrap().unlock().await.unwrap();
+    }
+    proxy.black_hole(Way::Both);
+    let start = Instant::now();
+    lock.try_lock_for(ms(100)).await.unwrap_err();
+    let took = start.elapsed();
+    // a round trip, which may be a quarter longer, and 40 ms
+    let limit = ms(100 + 400 + 100 + 40);
+    assert!(took < limit + ms(250), "not {limit:?}, but {took:?}");
+}
+
 /// Several batches are under way at once, the most urgent first.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_holds_and_a_short_one_beside_them_are_renewed_at_250_ms() {

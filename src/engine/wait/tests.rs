@@ -8,7 +8,6 @@ use std::{
         Arc,
         atomic::{AtomicUsize, Ordering::SeqCst},
     },
-    time::Duration,
 };
 
 use shuttle::future::{JoinHandle, block_on, yield_now};
@@ -22,7 +21,7 @@ use crate::{
     clock::Instant,
     engine::{
         acquire::{Acquire, Entered},
-        core::{Core, RoundTrip},
+        core::Core,
         hold::Hold,
         holds::Holds,
         janitor,
@@ -68,7 +67,6 @@ impl World {
             hub,
             signals,
             janitor,
-            round_trip: RoundTrip::new(Duration::ZERO),
             renewals_are_refused: AtomicBool::new(false),
             runtime: stopped(),
             is_driven: false,
