@@ -191,7 +191,7 @@ impl Link {
             own,
             driver: Mutex::new(driver),
             carries,
-            round_trip: RoundTrip::default(),
+            round_trip: RoundTrip::new(),
             pace: Arc::clone(pace),
             connect_timeout: config.connect_timeout,
             command_timeout: config.command_timeout(),
@@ -437,7 +437,7 @@ impl Link {
             }
             Err(error) => Err(error),
             Ok(answer) => {
-                self.round_trip.take(sent.elapsed());
+                self.round_trip.take(sent);
                 Ok(answer)
             }
         }
@@ -470,7 +470,7 @@ impl Link {
         if echo != word {
             return Err(StoreError::new(StoreErrorKind::Protocol, true, "PING was answered by something else"));
         }
-        self.round_trip.take(sent.elapsed());
+        self.round_trip.take(sent);
         self.alive.store(true, Ordering::Release);
         Ok(())
     }
