@@ -1,6 +1,6 @@
 //! What a lock kind must say. Values in, values out: no async, no I/O, no clock.
 
-use std::{fmt, ops::Deref, sync::Arc};
+use std::{fmt, ops::Deref, sync::Arc, time::Duration};
 
 use crate::{
     options::Backoff,
@@ -129,6 +129,11 @@ pub(crate) trait Verbs: Send + Sync + 'static {
 
     /// Where an element of a list wakes waiters: pushes it again, if the lock is free.
     fn signal(&self) -> Option<Call> {
+        None
+    }
+
+    /// Where an element of a list wakes waiters: pushes one to `bell`, a list of the client's own, which then lives so long.
+    fn ring(&self, _bell: &Arc<str>, _life: Duration) -> Option<Call> {
         None
     }
 

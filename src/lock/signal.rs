@@ -1,7 +1,7 @@
 //! The signal lock: a string that names its owner, and a list that wakes one waiter for each release. The format of
 //! Python's python-redis-lock.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use crate::{
     engine::{About, Kind, Terms, Verbs, Wake},
@@ -93,6 +93,12 @@ impl Verbs for Signal {
 
     fn signal(&self) -> Option<Call> {
         Some(Call::new(&SIGNAL, self.keys(), vec![self.life().into()]))
+    }
+
+    fn ring(&self, bell: &Arc<str>, life: Duration) -> Option<Call> {
+        // records have other names: this one is free
+        let free = format!("{bell}:free").into();
+        Some(Call::new(&SIGNAL, vec![free, Arc::clone(bell)], vec![millis(life).into()]))
     }
 
     fn acquire(&self, terms: Terms<'_>) -> Call {

@@ -501,15 +501,6 @@ impl Link {
         })
     }
 
-    /// Pushes an element to a list, which then lives for `life`.
-    pub(crate) async fn push(&self, list: &str, life: Duration) -> Result<(), StoreError> {
-        let life = life.as_millis().to_string();
-        let pushed = self.custom("LPUSH", [list, "1"].into_iter(), None);
-        let bounded = self.custom("PEXPIRE", [list, &life].into_iter(), None);
-        let (pushed, bounded) = tokio::join!(pushed, bounded);
-        pushed.and(bounded).map(drop)
-    }
-
     /// One page of SCAN, strings only: the next cursor, and keys. What is not UTF-8 is left out.
     pub(crate) async fn scan(&self, cursor: &str, pattern: &str) -> Result<(String, Vec<String>), StoreError> {
         let words = [cursor, "MATCH", pattern, "COUNT", "500", "TYPE", "string"];

@@ -265,11 +265,6 @@ impl Store {
         self.eval(call).await.map(drop)
     }
 
-    /// Pushes an element to a list, which then lives for `life`.
-    pub(crate) async fn push(&self, list: &str, life: Duration) -> Result<(), StoreError> {
-        self.link(list).push(list, life).await
-    }
-
     /// Keys of a pattern, strings only: the page after `cursor`, which begins and ends at `0`.
     pub(crate) async fn scan(&self, cursor: &str, pattern: &str) -> Result<Page, StoreError> {
         let (next, keys) = self.scripts.scan(cursor, pattern).await.map_err(StoreError::of_a_read)?;

@@ -5,26 +5,28 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// At least as long as the last request took, and not much less than those before. Relaxed: nothing else depends on it, and
-/// a sample that gets lost is one of many.
+/// At least as long as the last two requests took, and not much less than those before. Relaxed: nothing else depends on it,
+/// and a sample that gets lost is one of many.
 #[derive(Debug)]
 pub(super) struct RoundTrip {
     /// In microseconds; zero: not known yet.
     known: AtomicU64,
-    /// When the last sample was taken, in microseconds after the beginning.
+    /// The last sample.
+    last: AtomicU64,
+    /// When that was taken, in microseconds after the beginning.
     taken: AtomicU64,
     beginning: Instant,
 }
 
 impl RoundTrip {
     pub(super) fn new() -> Self {
-        Self { known: AtomicU64::new(0), taken: AtomicU64::new(0), beginning: Instant::now() }
+        Self { known: 0.into(), last: 0.into(), taken: 0.into(), beginning: Instant::now() }
     }
 
     /// The answer has come to a request that was given to a connection at this time, over that connection.
     ///
-    /// A process that was stopped, or a future that is polled late, takes its answer late. So of requests that were under way
-    /// together one counts, and but for the first sample, it counts for twice of what is known at most.
+    /// A process that was stopped takes its answers late, and so does a future that nobody polls. So of requests that were
+    /// under way together one counts; of two samples the shorter one; and that for twice of what is known at most.
     pub(super) fn take(&self, sent: Instant) {
         const NEW: u64 = 40_000;
         let now = Instant::now();
@@ -33,8 +35,11 @@ impl RoundTrip {
             return;
         }
         self.taken.store(since_beginning(now), Ordering::Relaxed);
-        let (known, sample) = (self.known.load(Ordering::Relaxed), micros(now - sent).max(1));
-        let sample = if known == 0 { sample } else { sample.min(known.saturating_mul(2).saturating_add(NEW)) };
+        let sample = micros(now - sent).max(1);
+        let (known, last) = (self.known.load(Ordering::Relaxed), self.last.swap(sample, Ordering::Relaxed));
+        // the first one has to do
+        let sample =
+            if known == 0 { sample } else { sample.min(last).min(known.saturating_mul(2).saturating_add(NEW)) };
         self.known.store(if sample >= known { sample } else { known - (known - sample) / 8 }, Ordering::Relaxed);
     }
 
@@ -56,20 +61,33 @@ mod tests {
     use super::*;
 
     #[test]
-    fn requests_that_a_pause_made_late_together_count_as_one() {
+    fn requests_that_a_pause_made_late_together_do_not_count() {
         let (round_trip, sent) = (RoundTrip::new(), Instant::now());
         round_trip.take(sent);
         sleep(Duration::from_millis(300));
         for _ in 0..10 {
             round_trip.take(sent);
         }
-        // the pause counts for 40 ms, and a quarter
-        let known = round_trip.get();
-        assert!(known > Duration::from_millis(49) && known < Duration::from_millis(60), "{known:?}");
+        assert!(round_trip.get() < Duration::from_millis(10), "{:?}", round_trip.get());
+        // nor does the next one make it count
+        round_trip.take(Instant::now());
+        assert!(round_trip.get() < Duration::from_millis(10), "{:?}", round_trip.get());
     }
 
     #[test]
-    fn what_is_slower_counts_at_once_and_what_is_faster_little_by_little() {
+    fn a_link_that_is_slower_from_now_on_is_known_by_the_second_request() {
+        let round_trip = RoundTrip::new();
+        round_trip.take(Instant::now());
+        for slow in [false, true] {
+            let sent = Instant::now();
+            sleep(Duration::from_millis(30));
+            round_trip.take(sent);
+            assert_eq!(round_trip.get() >= Duration::from_millis(37), slow, "{:?}", round_trip.get());
+        }
+    }
+
+    #[test]
+    fn what_is_faster_counts_little_by_little() {
         let round_trip = RoundTrip::new();
         sleep(Duration::from_millis(40));
         round_trip.take(round_trip.beginning);

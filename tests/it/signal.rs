@@ -18,7 +18,7 @@ use crate::{
     contract::contract_suite,
     support::{
         Server, eventually,
-        proxy::{Action, Proxy},
+        proxy::{Action, Proxy, Request},
     },
 };
 
@@ -381,6 +381,49 @@ impl Wake for Woken {
     }
 }
 
+/// What ends a BLPOP of a client that has not all lists.
+fn ends_a_blpop(request: &Request) -> bool {
+    request.is("LPUSH") || request.is("EVALSHA") && request.keys().iter().any(|key| key.ends_with(":free"))
+}
+
+/// Found by the simulator (signal 1152): the list that ends a BLPOP stayed for good where its PEXPIRE was lost.
+#[tokio::test]
+async fn no_list_outlives_a_connection_that_breaks_between_two_commands() {
+    let server = Server::start_real();
+    let proxy = Proxy::start(&server);
+    let client = LockClient::connect(proxy.url()).await.unwrap();
+    let (rung, mut wire) = (Arc::new(AtomicBool::new(false)), server.wire());
+    let is_rung = Arc::clone(&rung);
+    proxy.rule(move |request| {
+        if ends_a_blpop(request) && !is_rung.swap(true, Ordering::SeqCst) {
+            // nobody pops it
+            let clients = wire.call(&["CLIENT", "LIST"]).unwrap().text().to_owned();
+            let blocked = clients.lines().find(|line| line.contains("cmd=blpop")).expect("one that waits");
+            let id = blocked.strip_prefix("id=").and_then(|rest| rest.split(' ').next()).expect("its number");
+            wire.call(&["CLIENT", "KILL", "ID", id]).unwrap();
+        }
+        if request.is("PEXPIRE") || request.is("BLPOP") && is_rung.load(Ordering::SeqCst) {
+            return Action::CutBefore;
+        }
+        Action::Pass
+    });
+    for name in ["lock:m", "lock:n"] {
+        assert_eq!(server.call(&["SET", name, PYTHON, "EX", "3600"]).text(), "OK");
+    }
+    let wait = |name: &'static str| {
+        let lock = client.signal_lock(name).unwrap();
+        tokio::spawn(async move { lock.try_lock_for(ms(1500)).await.map(drop) })
+    };
+    let first = wait("m");
+    eventually("a BLPOP", || async { server.blocked() == 1 }).await;
+    // it has not this list: the client ends it
+    let second = wait("n");
+    let _ = (first.await.unwrap(), second.await.unwrap());
+    assert!(rung.load(Ordering::SeqCst));
+    let lists = || server.dump().into_iter().filter(|(key, ..)| key.starts_with("lock-signal:")).count();
+    eventually("its list is gone", || async { lists() == 0 }).await;
+}
+
 /// The waiter has left, its client's BLPOP has not: what it pops is for the next client.
 #[tokio::test]
 async fn a_signal_that_nobody_waits_for_any_more_is_handed_on() {
@@ -423,7 +466,7 @@ async fn a_signal_that_nobody_waits_for_any_more_is_handed_on() {
 async fn a_signal_that_a_stale_blpop_pops_is_handed_on() {
     let server = Server::start();
     let proxy = Proxy::start(&server);
-    proxy.rule(|request| if request.is("LPUSH") { Action::Refuse("ERR not now") } else { Action::Pass });
+    proxy.rule(|request| if ends_a_blpop(request) { Action::Refuse("ERR not now") } else { Action::Pass });
     let first = LockClient::builder().poll_cap(NEVER).connect(proxy.url()).await.unwrap();
     let second = patient(&server).await;
     hold_by_hand(&server);
