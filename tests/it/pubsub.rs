@@ -17,7 +17,7 @@ use crate::support::{
     Server,
     child::{ByHand, channel},
     eventually,
-    proxy::Proxy,
+    proxy::{Action, Proxy},
     within,
 };
 
@@ -249,6 +249,30 @@ async fn r94_no_channel_stays_subscribed_after_a_storm_of_lost_connections() {
     assert!(killer.end() > 0, "nothing was killed");
     eventually("no gates", || async { client.stats().channels == 0 }).await;
     eventually("no channels", || async { server.channels().is_empty() }).await;
+}
+
+/// Found by the soak: a server that runs a long script refuses UNSUBSCRIBE, too.
+#[tokio::test]
+async fn r94_no_channel_stays_subscribed_where_unsubscribe_was_refused() {
+    let server = Server::start();
+    let proxy = Proxy::start(&server);
+    let client = LockClient::connect(proxy.url()).await.unwrap();
+    let mut refused = false;
+    proxy.rule(move |request| {
+        if request.is("UNSUBSCRIBE") && !std::mem::replace(&mut refused, true) {
+            return Action::Refuse("BUSY Redis is busy running a script.");
+        }
+        Action::Pass
+    });
+    for name in ["l", "m"] {
+        let other = ByHand::hold(&server, name, NEVER);
+        let tasks = waiters(&client, name, 1);
+        eventually("it listens", || async { !server.channels().is_empty() }).await;
+        other.release();
+        all_end("the waiter", PROMPT, tasks).await;
+        eventually("no channels", || async { client.stats().channels == 0 && server.channels().is_empty() }).await;
+    }
+    assert!(proxy.requests().iter().any(|request| request.is("UNSUBSCRIBE")));
 }
 
 #[tokio::test]

@@ -82,9 +82,7 @@ pub(crate) async fn subscribe(hub: &Hub, link: &Link, mut queue: mpsc::Unbounded
                 wanted.extend(subscribe_batch(link, batch).await);
             }
             for batch in unused.chunks(CHANNELS_AT_ONCE) {
-                if let Err(error) = link.unsubscribe(batch.to_vec()).await {
-                    log::later!(DEBUG, error = error; "cannot unsubscribe");
-                }
+                unsubscribe_batch(link, batch).await;
             }
         }
     }
@@ -128,4 +126,19 @@ async fn subscribe_batch(link: &Link, batch: &[Arc<Gate>]) -> Vec<Arc<Gate>> {
     let mut again = Box::pin(subscribe_batch(link, first)).await;
     again.extend(Box::pin(subscribe_batch(link, second)).await);
     again
+}
+
+/// Unsubscribes; where that is refused (BUSY, for one), a new connection has only what is wanted.
+async fn unsubscribe_batch(link: &Link, batch: &[String]) {
+    let outcome = match link.unsubscribe(batch.to_vec()).await {
+        Ok(()) => link.barrier().await,
+        Err(error) => Err(error),
+    };
+    if let Err(error) = outcome {
+        log::later!(DEBUG, error = error; "cannot unsubscribe");
+        // who may never unsubscribe would have a new connection for each lock
+        if link.is_up() && error.kind() != StoreErrorKind::NoPermission {
+            link.reset().await;
+        }
+    }
 }
