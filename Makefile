@@ -6,14 +6,16 @@ FEATURES := --all-features
 EXAMPLES := $(notdir $(basename $(wildcard examples/*.rs)))
 SUDO     := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 
-.PHONY: help setup components check api api-record package test mutants interop bench peers demo ci
+.PHONY: help setup components check api api-record package test mutants sim sim-long interop bench peers demo ci
 
 help:
 	@echo 'make setup   install redis-server if there is no server program'
 	@echo 'make check   format, clippy, docs, the public API and packaging, warnings denied'
 	@echo 'make api-record  writes api.txt, which check holds the public API against'
 	@echo 'make test    setup, then every test: on a real server, then on the embedded one'
-	@echo 'make mutants defects of the engine, each of which the tests under shuttle must find'
+	@echo 'make mutants known defects, each of which the tests under shuttle or the simulator must find'
+	@echo 'make sim     simulates SEEDS=200 programs of each kind of lock; a part of `make test`'
+	@echo 'make sim-long     20,000 of each: hours'
 	@echo 'make interop the libraries of other languages beside nestlock; installs them first'
 	@echo 'make demo    every example'
 	@echo 'make bench   setup, then the benchmarks'
@@ -62,6 +64,15 @@ test: export RUST_TEST_THREADS := 10
 test: setup
 	NESTLOCK_TEST_SERVER=real $(CARGO) test --workspace $(FEATURES)
 	NESTLOCK_TEST_SERVER=embedded $(CARGO) test --workspace $(FEATURES) --test it
+	$(MAKE) sim
+
+# a failing seed says how to replay it: crates/nestlock-sim/README.md
+SEEDS ?= 200
+sim:
+	$(CARGO) run --release --quiet -p nestlock-sim -- seeds=$(SEEDS)
+
+sim-long:
+	$(MAKE) sim SEEDS=20000
 
 # in a copy of the tree; MUTANTS='name name' for some of them
 mutants:

@@ -45,8 +45,8 @@ use crate::{
 /// How many requests may wait in one connection's queue.
 const MAX_QUEUED: usize = 50_000;
 /// Pub/sub messages that may wait for the hub; beyond, fred drops the oldest and says so. It has nine channels of this
-/// capacity for each connection, and fills them all with empty places: 4,096 took 2.6 MB.
-const MESSAGE_CAPACITY: usize = 4096;
+/// capacity for each connection, and fills them all with empty places: 4,096 took 2.4 MB.
+const MESSAGE_CAPACITY: usize = 1024;
 /// The same where no messages come, but news of the connection.
 const NEWS_CAPACITY: usize = 32;
 /// A connection that was silent this long is asked whether it lives.

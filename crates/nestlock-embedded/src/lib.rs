@@ -3,6 +3,9 @@
 mod embedded;
 mod ports;
 mod server;
+#[cfg(feature = "simulation")]
+#[doc(hidden)]
+pub mod simulated;
 #[cfg(unix)]
 mod spawned;
 

@@ -1,11 +1,11 @@
 //! The emulated server: one thread, one command at a time, as Redis.
 
-mod client;
+pub(crate) mod client;
 mod clock;
 mod commands;
 mod keyspace;
 pub(crate) mod port;
-mod resp;
+pub(crate) mod resp;
 mod script;
 mod sorted_set;
 
@@ -94,7 +94,7 @@ impl Server {
         }
     }
 
-    fn enter(&mut self, peer: SocketAddr, local: SocketAddr) -> u64 {
+    pub(crate) fn enter(&mut self, peer: SocketAddr, local: SocketAddr) -> u64 {
         self.clock.tick();
         self.last_client += 1;
         self.stats.connections += 1;
@@ -103,7 +103,7 @@ impl Server {
         self.last_client
     }
 
-    fn leave(&mut self, id: u64) {
+    pub(crate) fn leave(&mut self, id: u64) {
         self.clients.remove(&id);
         self.waiters.retain(|waiter| *waiter != id);
     }
@@ -246,7 +246,7 @@ impl Engine {
     }
 
     /// Runs one request and writes its reply.
-    fn execute(&self, id: u64, request: &Request) {
+    pub(crate) fn execute(&self, id: u64, request: &Request) {
         let mut server = self.server.borrow_mut();
         server.clock.tick();
         let now = server.clock.now();
@@ -300,7 +300,7 @@ impl Engine {
     }
 
     /// Ends the wait of a client whose time is up; else how long it still may wait.
-    fn time_left(&self, id: u64) -> Option<Duration> {
+    pub(crate) fn time_left(&self, id: u64) -> Option<Duration> {
         let mut server = self.server.borrow_mut();
         server.clock.tick();
         let now = server.clock.now();
@@ -313,7 +313,7 @@ impl Engine {
         Some(left)
     }
 
-    fn with_client<R>(&self, id: u64, act: impl FnOnce(&mut Client) -> R) -> Option<R> {
+    pub(crate) fn with_client<R>(&self, id: u64, act: impl FnOnce(&mut Client) -> R) -> Option<R> {
         self.server.borrow_mut().clients.get_mut(&id).map(act)
     }
 }

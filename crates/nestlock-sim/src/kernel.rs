@@ -1,0 +1,498 @@
+//! The machine: virtual time, seeded randomness, and one processor for all threads.
+//!
+//! Threads have stacks and thread-locals of their own, but only the one that has the turn runs. It keeps the turn until it
+//! would sleep, or reads the clock at a moment that the seed has chosen. Then the next one is drawn from those that can run;
+//! if there is none, time jumps. `symbols.rs` is how threads come here, and how the turn is passed.
+
+use std::{
+    cell::{Cell, UnsafeCell},
+    sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+};
+
+use crate::symbols::Context;
+
+pub(crate) const MICRO: u64 = 1_000;
+pub(crate) const MILLI: u64 = 1_000_000;
+pub(crate) const SECOND: u64 = 1_000_000_000;
+
+/// What every clock reads at the beginning.
+const EPOCH: u64 = 1_000 * SECOND;
+
+/// A small generator: splitmix64.
+#[derive(Debug, Clone)]
+pub(crate) struct Rng(pub(crate) u64);
+
+impl Rng {
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        mix(self.0)
+    }
+
+    pub(crate) fn below(&mut self, n: u64) -> u64 {
+        self.next() % n.max(1)
+    }
+
+    pub(crate) fn between(&mut self, least: u64, most: u64) -> u64 {
+        least + self.below(most - least + 1)
+    }
+
+    pub(crate) fn chance(&mut self, percent: u64) -> bool {
+        self.below(100) < percent
+    }
+
+    pub(crate) fn pick<T: Copy>(&mut self, from: &[T]) -> T {
+        from[self.below(from.len() as u64) as usize]
+    }
+}
+
+fn mix(mut z: u64) -> u64 {
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+/// What a thread that has not the turn is waiting for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Waits {
+    /// Nothing: it was interrupted, or is new.
+    No,
+    /// For an event, or until then.
+    Event {
+        until: Option<u64>,
+        has_come: bool,
+    },
+    /// To be woken at this address, or until then.
+    Futex {
+        address: usize,
+        until: Option<u64>,
+        woken: bool,
+    },
+    Until(u64),
+    /// It has ended, or its process was killed.
+    ForEver,
+}
+
+#[derive(Debug)]
+struct Thread {
+    process: usize,
+    /// The user's runtime, rather than the client's own thread.
+    is_users: bool,
+    waits: Waits,
+    paused_until: u64,
+    context: &'static Context,
+    /// What it sleeps on, once it has.
+    epoll: Option<i32>,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Clock {
+    /// How much faster than true time, in millionths.
+    drift: i64,
+    /// How long its machine has slept, but for the last time; and from when to when that was, or is.
+    slept: u64,
+    sleeps: (u64, u64),
+}
+
+impl Clock {
+    pub(crate) fn new(drift: i64) -> Self {
+        Self { drift, slept: 0, sleeps: (0, 0) }
+    }
+
+    /// How much of true time its machine has slept by now.
+    fn slept(&self, now: u64) -> u64 {
+        self.slept + now.clamp(self.sleeps.0, self.sleeps.1) - self.sleeps.0
+    }
+}
+
+#[derive(Debug)]
+struct State {
+    threads: Vec<Thread>,
+    clocks: Vec<Clock>,
+    order: Rng,
+    entropy: Rng,
+    /// Tells which threads' events have come.
+    events: i32,
+    /// What it told last, but for those that have looked since.
+    come: Vec<usize>,
+    /// Of ten thousand looks at the clock, how many are interrupted.
+    interruptions: u64,
+    sum: u64,
+    steps: u64,
+}
+
+/// What only the thread that has the turn touches.
+struct Turned(UnsafeCell<State>);
+
+// SAFETY: one thread has the turn
+unsafe impl Sync for Turned {}
+
+static STATE: Turned = Turned(UnsafeCell::new(State {
+    threads: Vec::new(),
+    clocks: Vec::new(),
+    order: Rng(0),
+    entropy: Rng(0),
+    events: -1,
+    come: Vec::new(),
+    interruptions: 0,
+    sum: 0xcbf2_9ce4_8422_2325,
+    steps: 0,
+}));
+static ON: AtomicBool = AtomicBool::new(false);
+static LOUD: AtomicBool = AtomicBool::new(false);
+/// Something was called that may make events.
+static STIRRED: AtomicBool = AtomicBool::new(true);
+/// True time, in nanoseconds.
+static NOW: AtomicU64 = AtomicU64::new(0);
+
+thread_local! {
+    static PROCESS: Cell<usize> = const { Cell::new(0) };
+    /// Where this thread stands in `State::threads`.
+    static SELF: Cell<usize> = const { Cell::new(0) };
+    static UNINTERRUPTED: Cell<u32> = const { Cell::new(1) };
+}
+
+fn with<R>(act: impl FnOnce(&mut State) -> R) -> R {
+    // SAFETY: the caller has the turn, and `act` never comes back here
+    act(unsafe { &mut *STATE.0.get() })
+}
+
+/// From now on the caller is the first thread, and has the turn.
+pub(crate) fn start(seed: u64, clocks: Vec<Clock>, interruptions: u64, loud: bool) {
+    crate::symbols::prepare();
+    with(|state| {
+        state.threads.push(Thread {
+            process: 0,
+            is_users: false,
+            waits: Waits::No,
+            paused_until: 0,
+            context: Box::leak(Box::new(Context::new())),
+            epoll: None,
+        });
+        state.events = crate::symbols::new_epoll();
+        (state.order, state.entropy) = (Rng(seed ^ 0xabcd), Rng(seed ^ 0x5eed));
+        (state.clocks, state.interruptions) = (clocks, interruptions);
+    });
+    LOUD.store(loud, Relaxed);
+    ON.store(true, Relaxed);
+}
+
+pub(crate) fn stop() {
+    ON.store(false, Relaxed);
+}
+
+pub(crate) fn is_on() -> bool {
+    ON.load(Relaxed)
+}
+
+pub(crate) fn is_loud() -> bool {
+    LOUD.load(Relaxed)
+}
+
+// --- time ---
+
+/// True time.
+pub(crate) fn now() -> u64 {
+    NOW.load(Relaxed)
+}
+
+/// What a clock of the calling thread's process reads. Code takes time, so it moves a little.
+pub(crate) fn clock(counts_sleep: bool) -> u64 {
+    let now = NOW.fetch_add(100, Relaxed) + 100;
+    interrupt();
+    with(|state| {
+        let clock = state.clocks.get(PROCESS.get()).copied().unwrap_or_default();
+        let slept = if counts_sleep { 0 } else { clock.slept(now) };
+        EPOCH + (now as i64 + now as i64 / 1_000_000 * clock.drift) as u64 - slept
+    })
+}
+
+/// When a clock of the calling thread's process will have moved so far.
+pub(crate) fn after(nanos: u64) -> u64 {
+    let drift = with(|state| state.clocks.get(PROCESS.get()).map_or(0, |clock| clock.drift));
+    now().saturating_add((u128::from(nanos) * 1_000_000 / (1_000_000 + drift) as u128) as u64 + MICRO)
+}
+
+// --- randomness ---
+
+pub(crate) fn fill(bytes: &mut [u8]) {
+    with(|state| bytes.iter_mut().for_each(|byte| *byte = state.entropy.next() as u8));
+}
+
+// --- processes ---
+
+/// Looks with the eyes of another process: its clock is another. What it starts is of that process.
+pub(crate) fn as_process<R>(process: usize, look: impl FnOnce() -> R) -> R {
+    let before = PROCESS.replace(process);
+    let result = look();
+    PROCESS.set(before);
+    result
+}
+
+/// The simulator's own code is not interrupted.
+pub(crate) fn uninterrupted<R>(act: impl FnOnce() -> R) -> R {
+    UNINTERRUPTED.set(UNINTERRUPTED.get() + 1);
+    let result = act();
+    UNINTERRUPTED.set(UNINTERRUPTED.get() - 1);
+    result
+}
+
+/// Which of the program's threads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Which {
+    All,
+    /// The user's runtime alone.
+    Users,
+}
+
+/// Threads of this process stop where they sleep next, until then.
+pub(crate) fn pause(process: usize, which: Which, until: u64) {
+    with(|state| {
+        for thread in state.threads.iter_mut().filter(|thread| thread.process == process) {
+            if which == Which::All || thread.is_users {
+                thread.paused_until = thread.paused_until.max(until);
+            }
+        }
+    });
+}
+
+/// The machine of this process sleeps until then.
+pub(crate) fn sleep_machine(process: usize, until: u64) {
+    pause(process, Which::All, until);
+    with(|state| {
+        let clock = &mut state.clocks[process];
+        let awake_until = now().max(clock.sleeps.1);
+        let Some(slept) = until.checked_sub(awake_until) else { return };
+        clock.slept = clock.slept(awake_until);
+        clock.sleeps = (awake_until, until);
+        // what waits for a time waits longer
+        for thread in state.threads.iter_mut().filter(|thread| thread.process == process) {
+            if let Waits::Event { until: Some(until), .. } = &mut thread.waits {
+                *until += slept;
+            }
+        }
+    });
+}
+
+pub(crate) fn resume_all() {
+    with(|state| state.threads.iter_mut().for_each(|thread| thread.paused_until = 0));
+}
+
+/// The process is gone, with all that it had in memory. Its sockets are the network's to close.
+pub(crate) fn kill(process: usize) {
+    let is_parked = |thread: &Thread| matches!(thread.waits, Waits::Event { .. } | Waits::ForEver);
+    // not in the midst of something that others may wait for: all processes are threads of one
+    while !with(|state| state.threads.iter().filter(|thread| thread.process == process).all(is_parked)) {
+        sleep_until(now() + MILLI);
+    }
+    with(|state| {
+        // one that has ended by itself has closed what it slept on, whose number may be another's by now
+        let lives = |thread: &&mut Thread| thread.process == process && thread.waits != Waits::ForEver;
+        for thread in state.threads.iter_mut().filter(lives) {
+            thread.waits = Waits::ForEver;
+            if let Some(epoll) = thread.epoll.take() {
+                crate::symbols::unwatch(state.events, epoll);
+            }
+        }
+    });
+}
+
+// --- turns ---
+
+/// What a new thread has to be given.
+pub(crate) struct NewThread {
+    number: usize,
+    process: usize,
+    pub(crate) context: &'static Context,
+}
+
+/// A new thread of the caller's process.
+pub(crate) fn add_thread() -> NewThread {
+    let process = PROCESS.get();
+    with(|state| {
+        let is_users = !state.threads.iter().any(|thread| thread.process == process && thread.waits != Waits::ForEver);
+        let context: &'static Context = Box::leak(Box::new(Context::new()));
+        state.threads.push(Thread { process, is_users, waits: Waits::No, paused_until: 0, context, epoll: None });
+        NewThread { number: state.threads.len() - 1, process, context }
+    })
+}
+
+/// The first thing that a new thread does, before it stops until it has the turn. It may be interrupted anywhere.
+pub(crate) fn begin(new: &NewThread) {
+    SELF.set(new.number);
+    PROCESS.set(new.process);
+    UNINTERRUPTED.set(0);
+}
+
+/// The caller waits for an event on this, or until then.
+pub(crate) fn wait_for_event(epoll: i32, until: Option<u64>) -> bool {
+    let own = SELF.get();
+    with(|state| {
+        if state.threads[own].epoll != Some(epoll) {
+            state.threads[own].epoll = Some(epoll);
+            crate::symbols::watch(state.events, epoll, own);
+        }
+    });
+    wait(Waits::Event { until, has_come: false })
+}
+
+/// Something is called that may make events.
+pub(crate) fn stir() {
+    STIRRED.store(true, Relaxed);
+}
+
+/// Whether there may be events for the caller on this. If so, it has to look at all of them.
+pub(crate) fn may_have_come(epoll: i32) -> bool {
+    let own = SELF.get();
+    with(|state| {
+        let known = state.threads[own].epoll == Some(epoll) && !STIRRED.load(Relaxed);
+        let come = state.come.iter().position(|at| *at == own);
+        come.map(|at| state.come.swap_remove(at)).is_some() || !known
+    })
+}
+
+/// The caller waits. Returns when it has the turn again; `true`: something came, `false`: it is time.
+pub(crate) fn wait(waits: Waits) -> bool {
+    let own = SELF.get();
+    let (context, next) = with(|state| {
+        state.threads[own].waits = waits;
+        let next = choose(state);
+        (state.threads[own].context, (next != own).then(|| state.threads[next].context))
+    });
+    if let Some(next) = next {
+        // SAFETY: all but the caller are stopped
+        unsafe { crate::symbols::switch(context, next) };
+    }
+    with(|state| {
+        let waits = std::mem::replace(&mut state.threads[own].waits, Waits::No);
+        matches!(waits, Waits::Futex { woken: true, .. } | Waits::Event { has_come: true, .. })
+    })
+}
+
+/// The next thread that runs: it can, or time has come so far that it can.
+fn choose(state: &mut State) -> usize {
+    if STIRRED.swap(false, Relaxed) {
+        crate::symbols::look(state.events, &mut state.come);
+    }
+    loop {
+        let (now, mut next, mut ready) = (now(), u64::MAX, Vec::new());
+        for (at, thread) in state.threads.iter().enumerate() {
+            let due = match thread.waits {
+                Waits::No | Waits::Futex { woken: true, .. } => Some(0),
+                Waits::Event { .. } if state.come.contains(&at) => Some(thread.paused_until),
+                Waits::Event { until, .. } => until.map(|until| until.max(thread.paused_until)),
+                Waits::Futex { until, .. } => until,
+                Waits::Until(until) => Some(until),
+                Waits::ForEver => None,
+            };
+            match due {
+                Some(due) if due <= now => ready.push(at),
+                Some(due) => next = next.min(due),
+                None => {}
+            }
+        }
+        if ready.is_empty() {
+            assert!(next < u64::MAX, "everybody waits for somebody else: {:#?}", state.threads);
+            NOW.store(next, Relaxed);
+            continue;
+        }
+        let at = if ready.len() == 1 { ready[0] } else { state.order.pick(&ready) };
+        if let Waits::Event { has_come, .. } = &mut state.threads[at].waits {
+            *has_come = state.come.contains(&at);
+        }
+        state.steps += 1;
+        state.sum = mix(state.sum ^ now ^ (at as u64) << 56);
+        return at;
+    }
+}
+
+/// Perhaps others run first.
+fn interrupt() {
+    if UNINTERRUPTED.get() == 0
+        && with(|state| state.interruptions > 0 && state.order.below(10_000) < state.interruptions)
+    {
+        wait(Waits::No);
+    }
+}
+
+pub(crate) fn sleep_until(time: u64) {
+    if time > now() {
+        wait(Waits::Until(time));
+    }
+}
+
+/// Wakes so many of those that wait at this address; how many there were.
+pub(crate) fn wake(address: usize, most: usize) -> usize {
+    with(|state| {
+        let mut count = 0;
+        for thread in &mut state.threads {
+            if count < most
+                && let Waits::Futex { address: at, woken, .. } = &mut thread.waits
+                && *at == address
+                && !*woken
+            {
+                *woken = true;
+                count += 1;
+            }
+        }
+        count
+    })
+}
+
+// --- the trace ---
+
+/// Notes what happened: the same seed must lead to the same sum.
+pub(crate) fn note(what: &str, bytes: &[u8]) {
+    with(|state| {
+        for byte in what.bytes().chain(bytes.iter().copied()) {
+            state.sum = (state.sum ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
+        }
+        state.sum = mix(state.sum ^ now());
+    });
+    if is_loud() {
+        println!("{:>12.6} {what} {}", now() as f64 / 1e9, readable(bytes));
+    }
+}
+
+/// Requests and answers on one line, without what RESP needs.
+fn readable(bytes: &[u8]) -> String {
+    let text = String::from_utf8_lossy(bytes);
+    let words = text.split("\r\n").filter(|word| !word.is_empty() && !word.starts_with(['*', '$', '>']));
+    let words = words.map(|word| if word.len() > 200 { "<script>" } else { word });
+    words.collect::<Vec<_>>().join(" ")
+}
+
+/// The sum of the trace, and how often the turn was passed.
+pub(crate) fn sum() -> (u64, u64) {
+    with(|state| (state.sum, state.steps))
+}
+
+/// Keeps a child on one processor: its threads run one at a time, and a thread that is woken elsewhere begins late.
+pub(crate) fn pin(child: &mut std::process::Command, job: usize) {
+    use std::os::unix::process::CommandExt as _;
+    let pin = move || {
+        // SAFETY: a set of processors is plain data
+        unsafe {
+            let mut all: libc::cpu_set_t = std::mem::zeroed();
+            libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &raw mut all);
+            let ours: Vec<usize> = (0..1024).filter(|cpu| libc::CPU_ISSET(*cpu, &all)).collect();
+            let mut one: libc::cpu_set_t = std::mem::zeroed();
+            libc::CPU_SET(ours[job % ours.len()], &mut one);
+            libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const one);
+        }
+        Ok(())
+    };
+    // SAFETY: no more than system calls, after the fork of a program whose other threads only wait for their children
+    unsafe { child.pre_exec(pin) };
+}
+
+/// The processor's seconds that children have taken which have ended.
+pub(crate) fn spent_by_children() -> f64 {
+    // SAFETY: plain data, which is filled in
+    let usage = unsafe {
+        let mut usage: libc::rusage = std::mem::zeroed();
+        libc::getrusage(libc::RUSAGE_CHILDREN, &raw mut usage);
+        usage
+    };
+    let seconds = |time: libc::timeval| time.tv_sec as f64 + time.tv_usec as f64 / 1e6;
+    seconds(usage.ru_utime) + seconds(usage.ru_stime)
+}

@@ -1,0 +1,338 @@
+//! The network, and the servers at its other end: delays, silence, cuts, what comes late.
+//!
+//! Each process has a Unix socket for each server, since those are synchronous in the kernel: nothing runs beside us.
+//! Between socket and server, bytes wait until they may arrive. It all runs on the first thread.
+
+use std::{
+    cell::{Cell, RefCell},
+    collections::VecDeque,
+    io::ErrorKind,
+    rc::Rc,
+    time::Duration,
+};
+
+use nestlock_embedded::simulated::{Connection, Machine};
+use tokio::{
+    net::{UnixListener, UnixStream},
+    sync::Notify,
+    task::spawn_local,
+};
+
+use crate::{
+    checks::book,
+    kernel::{self, MILLI, Rng, note, now},
+    plan::{MOST_PROCESSES, Plan},
+};
+
+/// What lies between a process and a server.
+#[derive(Debug, Default, Clone)]
+pub(crate) struct Path {
+    /// What the process sends does not arrive before this, nor what the server sends before that.
+    pub(crate) up_silent_until: u64,
+    pub(crate) down_silent_until: u64,
+    pub(crate) slow_until: u64,
+    pub(crate) slow_ms: u64,
+}
+
+/// One of the servers.
+#[derive(Debug)]
+pub(crate) struct Server {
+    pub(crate) machine: Machine,
+    /// Whose clock it has.
+    pub(crate) process: usize,
+    pub(crate) refuses_connections_until: u64,
+    pub(crate) paused_until: u64,
+    pub(crate) refuses_scripts_until: u64,
+}
+
+/// How a connection ends.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Cut {
+    /// What is under way is lost, but for the first half of what would come next.
+    Lost,
+    /// What is under way to the server is executed, at that time.
+    Late(u64),
+}
+
+struct Wire {
+    process: usize,
+    server: usize,
+    cut: Rc<RefCell<Option<Cut>>>,
+    wake: Rc<Notify>,
+    /// How much is under way to the server.
+    under_way: Rc<Cell<usize>>,
+}
+
+#[derive(Default)]
+pub(crate) struct Net {
+    pub(crate) servers: Vec<Server>,
+    /// By process, then server.
+    pub(crate) paths: Vec<Vec<Path>>,
+    wires: Vec<Wire>,
+    rng: Option<Rng>,
+    /// Always slow: at least so many milliseconds each way.
+    pub(crate) distance: u64,
+    pub(crate) requests: u64,
+    pub(crate) late: u64,
+}
+
+thread_local! {
+    static NET: RefCell<Net> = RefCell::default();
+}
+
+pub(crate) fn with<R>(act: impl FnOnce(&mut Net) -> R) -> R {
+    NET.with_borrow_mut(act)
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Way {
+    Up,
+    Down,
+}
+
+impl Net {
+    pub(crate) fn begin(&mut self, plan: &Plan) {
+        let servers = plan.kind.servers();
+        self.servers = (0..servers)
+            .map(|at| {
+                let process = MOST_PROCESSES + at;
+                let machine = kernel::as_process(process, Machine::new);
+                Server { machine, process, refuses_connections_until: 0, paused_until: 0, refuses_scripts_until: 0 }
+            })
+            .collect();
+        self.paths = vec![vec![Path::default(); servers]; MOST_PROCESSES];
+        self.rng = Some(Rng(plan.seed ^ 0x7e7));
+        self.distance = plan.distance;
+    }
+
+    /// Servers whose time to refuse is over run scripts.
+    pub(crate) fn accept_scripts_again(&mut self) {
+        for server in self.servers.iter().filter(|server| server.refuses_scripts_until <= now()) {
+            server.machine.refuse(None);
+        }
+    }
+
+    /// Ends all faults.
+    pub(crate) fn calm(&mut self) {
+        self.paths.iter_mut().flatten().for_each(|path| *path = Path::default());
+        for server in &mut self.servers {
+            server.machine.refuse(None);
+            (server.refuses_connections_until, server.paused_until) = (0, 0);
+        }
+    }
+
+    /// When something sent now arrives, no earlier than what was sent before.
+    fn arrival(&mut self, process: usize, server: usize, last: u64) -> u64 {
+        let path = self.paths[process][server].clone();
+        let distance = self.distance;
+        let Some(rng) = &mut self.rng else { return now() };
+        let mut delay = if rng.chance(50) { 0 } else { rng.between(1, 4) };
+        delay += distance;
+        if path.slow_until > now() {
+            delay += rng.below(path.slow_ms + 1);
+        }
+        last.max(now() + delay * MILLI)
+    }
+
+    /// A partition only delays, as TCP repeats; and a paused server neither reads nor writes.
+    fn not_before(&self, process: usize, server: usize, way: Way) -> u64 {
+        let path = &self.paths[process][server];
+        let silent_until = if way == Way::Up { path.up_silent_until } else { path.down_silent_until };
+        silent_until.max(self.servers[server].paused_until)
+    }
+}
+
+/// Waits for connections of a process to a server. Made before the process begins.
+pub(crate) fn listen(path: &str, process: usize, server: usize) {
+    let listener = UnixListener::bind(path).expect("a listener");
+    spawn_local(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            if with(|net| net.servers[server].refuses_connections_until > now()) {
+                note("refused", &[process as u8, server as u8]);
+                continue;
+            }
+            spawn_local(carry(stream, process, server));
+        }
+    });
+}
+
+/// The network is not as it was: every connection looks again.
+pub(crate) fn changed() {
+    with(|net| net.wires.iter().for_each(|wire| wire.wake.notify_one()));
+}
+
+/// Whether something is under way from a process to a server.
+pub(crate) fn is_busy(process: usize, server: usize) -> bool {
+    let busy = |wire: &Wire| (wire.process, wire.server) == (process, server) && wire.under_way.get() > 0;
+    with(|net| net.wires.iter().any(busy))
+}
+
+/// Ends the connections of a process to a server.
+pub(crate) fn cut(process: usize, server: usize, how: Cut) {
+    note("cut", &[process as u8, server as u8]);
+    with(|net| {
+        for wire in net.wires.extract_if(.., |wire| (wire.process, wire.server) == (process, server)) {
+            *wire.cut.borrow_mut() = Some(how);
+            wire.wake.notify_one();
+        }
+    });
+}
+
+/// One direction: what is under way, and when it arrives.
+#[derive(Default)]
+struct Line {
+    under_way: VecDeque<(u64, u64, Vec<u8>)>,
+    last: u64,
+}
+
+impl Line {
+    fn send(&mut self, process: usize, server: usize, bytes: Vec<u8>) {
+        self.last = with(|net| net.arrival(process, server, self.last));
+        self.under_way.push_back((now(), self.last, bytes));
+    }
+
+    /// When the next bytes arrive.
+    fn next(&self, not_before: u64) -> Option<u64> {
+        self.under_way.front().map(|(_, at, _)| (*at).max(not_before))
+    }
+
+    fn take(&mut self, process: usize) -> Vec<u8> {
+        let (sent, _, bytes) = self.under_way.pop_front().unwrap_or_default();
+        book(|book| book.travelled(process, now() - sent));
+        bytes
+    }
+}
+
+/// How many of these bytes arrive where the connection ends in their midst.
+fn half(bytes: &[u8]) -> usize {
+    with(|net| net.rng.as_mut().map_or(0, |rng| rng.below(bytes.len() as u64))) as usize
+}
+
+struct Carrier {
+    process: usize,
+    server: usize,
+    clock: usize,
+    connection: Connection,
+    up: Line,
+    down: Line,
+}
+
+impl Carrier {
+    fn at_server<R>(&mut self, act: impl FnOnce(&mut Connection) -> R) -> R {
+        kernel::as_process(self.clock, || act(&mut self.connection))
+    }
+
+    /// The server's turn.
+    fn serve(&mut self, what: &str, bytes: &[u8]) {
+        if !bytes.is_empty() {
+            note(what, &[format!("{} ", self.process).as_bytes(), bytes].concat());
+            with(|net| net.requests += 1);
+        }
+        self.at_server(|connection| connection.feed(bytes));
+        self.collect();
+    }
+
+    fn collect(&mut self) {
+        let output = self.at_server(Connection::output);
+        if !output.is_empty() {
+            self.down.send(self.process, self.server, output);
+        }
+    }
+
+    /// The connection was cut: `stream` is gone for the process.
+    async fn end(mut self, how: Cut) {
+        match how {
+            Cut::Lost => {
+                let bytes = self.up.take(self.process);
+                if !bytes.is_empty() {
+                    self.serve("torn >", &bytes[..half(&bytes)]);
+                }
+            }
+            Cut::Late(at) => {
+                sleep_until(at).await;
+                while let Some(at) = self.up.next(with(|net| net.servers[self.server].paused_until)) {
+                    sleep_until(at).await;
+                    with(|net| net.late += 1);
+                    let bytes = self.up.take(self.process);
+                    self.serve("late >", &bytes);
+                }
+            }
+        }
+    }
+}
+
+async fn sleep_until(at: u64) {
+    while now() < at {
+        tokio::time::sleep(Duration::from_nanos(at - now())).await;
+    }
+}
+
+/// Carries one connection.
+async fn carry(stream: UnixStream, process: usize, server: usize) {
+    let (wake, cut, under_way) = (Rc::new(Notify::new()), Rc::new(RefCell::new(None)), Rc::new(Cell::new(0)));
+    let (machine, clock) = with(|net| {
+        let (cut, wake, under_way) = (Rc::clone(&cut), Rc::clone(&wake), Rc::clone(&under_way));
+        net.wires.push(Wire { process, server, cut, wake, under_way });
+        (net.servers[server].machine.clone(), net.servers[server].process)
+    });
+    let connection = kernel::as_process(clock, || machine.connect());
+    let output = Rc::clone(&connection.wake);
+    let mut carrier = Carrier { process, server, clock, connection, up: Line::default(), down: Line::default() };
+    let (mut buffer, mut open) = (vec![0; 64 * 1024], true);
+    loop {
+        let how: Option<Cut> = *cut.borrow();
+        if let Some(how) = how {
+            if let (Cut::Lost, Some((_, _, bytes))) = (how, carrier.down.under_way.front()) {
+                let _ = stream.try_write(&bytes[..half(bytes)]);
+            }
+            drop(stream);
+            return carrier.end(how).await;
+        }
+        let (up_from, down_from) =
+            with(|net| [Way::Up, Way::Down].map(|way| net.not_before(process, server, way))).into();
+        while carrier.up.next(up_from).is_some_and(|at| at <= now()) {
+            let bytes = carrier.up.take(process);
+            carrier.serve(">", &bytes);
+        }
+        while carrier.down.next(down_from).is_some_and(|at| at <= now()) {
+            let bytes = carrier.down.take(process);
+            note("<", &[format!("{process} ").as_bytes(), &bytes].concat());
+            // what does not fit, or meets nobody: the process is dead, or does not read for long
+            open &= stream.try_write(&bytes).is_ok_and(|written| written == bytes.len());
+        }
+        if !open && carrier.up.under_way.is_empty() {
+            return;
+        }
+        under_way.set(carrier.up.under_way.len());
+        let left = carrier
+            .at_server(|connection| connection.time_left())
+            .map(|left| kernel::as_process(clock, || kernel::after(left.as_nanos() as u64)));
+        let next = [carrier.up.next(up_from), carrier.down.next(down_from), left].into_iter().flatten().min();
+        tokio::select! {
+            biased;
+            () = wake.notified() => {}
+            () = output.notified() => {
+                carrier.at_server(Connection::go_on);
+                carrier.collect();
+            }
+            readable = stream.readable(), if open => {
+                match readable.and_then(|()| stream.try_read(&mut buffer)) {
+                    Ok(len @ 1..) => carrier.up.send(process, server, buffer[..len].to_vec()),
+                    Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                    _ => open = false,
+                }
+            }
+            () = sleep_until(next.unwrap_or_default()), if next.is_some() => carrier.collect(),
+        }
+    }
+}
+
+/// Asks a server itself, under its own clock and without a network.
+pub(crate) fn ask(server: usize, request: &str) -> String {
+    let (machine, clock) = with(|net| (net.servers[server].machine.clone(), net.servers[server].process));
+    kernel::as_process(clock, || {
+        let mut connection = machine.connect();
+        connection.feed(format!("{request}\r\n").as_bytes());
+        String::from_utf8_lossy(&connection.output()).into_owned()
+    })
+}

@@ -1,0 +1,383 @@
+//! In place of the C library: what std, tokio, mio and all others call when they would ask the operating system for the
+//! time, for randomness, for a thread, or to sleep. Before the machine runs, each does what it always does.
+
+use std::{
+    cell::Cell,
+    ffi::{c_int, c_long, c_void},
+    sync::{
+        OnceLock,
+        atomic::{AtomicBool, AtomicU32, Ordering},
+    },
+};
+
+use crate::kernel::{self, MILLI, NewThread, SECOND, Waits};
+
+/// The system call itself.
+unsafe fn system(number: c_long, args: [c_long; 6]) -> c_long {
+    let result;
+    // SAFETY: as the caller says; the kernel keeps all registers but these
+    unsafe {
+        std::arch::asm!("syscall", inlateout("rax") number => result, in("rdi") args[0], in("rsi") args[1],
+            in("rdx") args[2], in("r10") args[3], in("r8") args[4], in("r9") args[5],
+            lateout("rcx") _, lateout("r11") _, options(nostack));
+    }
+    result
+}
+
+fn fail(error: c_int) -> c_long {
+    // SAFETY: the calling thread's own
+    unsafe { *libc::__errno_location() = error };
+    -1
+}
+
+fn answer(result: c_long) -> c_long {
+    if (-4095..0).contains(&result) { fail(-result as c_int) } else { result }
+}
+
+// --- for the machine itself ---
+
+/// Where a thread stopped: its stack, with the registers that a call keeps on it, and its thread-locals.
+#[derive(Debug)]
+#[repr(C)]
+pub(crate) struct Context {
+    stack: Cell<usize>,
+    locals: Cell<usize>,
+    is_parked: AtomicU32,
+}
+
+impl Context {
+    pub(crate) const fn new() -> Self {
+        Self { stack: Cell::new(0), locals: Cell::new(0), is_parked: AtomicU32::new(0) }
+    }
+}
+
+/// Whether a program may set where its thread-locals are by itself.
+static HAS_WRFSBASE: AtomicBool = AtomicBool::new(false);
+
+/// To be called before the first [`switch`].
+pub(crate) fn prepare() {
+    // SAFETY: it takes a number. 2: HWCAP2_FSGSBASE
+    let may = unsafe { libc::getauxval(libc::AT_HWCAP2) } & 2 != 0;
+    HAS_WRFSBASE.store(may, Ordering::Relaxed);
+}
+
+/// Stops the caller, and goes on where `to` was stopped. One thread of the operating system runs all of them in turn: to wake
+/// another one took two thirds of the simulator's time.
+///
+/// # Safety
+/// `to` is stopped. As to thread-locals: each goes on with its own.
+#[unsafe(naked)]
+pub(crate) unsafe extern "C" fn switch(from: &Context, to: &Context) {
+    // 158, 0x1002: arch_prctl, ARCH_SET_FS, where the instruction for it is not allowed
+    std::arch::naked_asm!(
+        "push rbp", "push rbx", "push r12", "push r13", "push r14", "push r15",
+        "mov rax, fs:0", "mov [rdi], rsp", "mov [rdi + 8], rax",
+        "mov rsp, [rsi]", "mov rsi, [rsi + 8]",
+        "cmp byte ptr [rip + {has_wrfsbase}], 0", "je 2f",
+        "wrfsbase rsi", "jmp 3f",
+        "2:", "mov edi, 0x1002", "mov eax, 158", "syscall",
+        "3:", "pop r15", "pop r14", "pop r13", "pop r12", "pop rbx", "pop rbp",
+        "ret",
+        has_wrfsbase = sym HAS_WRFSBASE,
+    )
+}
+
+/// Stops the caller. Whoever switches to it goes on with its stack; the thread of the operating system that brought it stays
+/// behind for ever.
+///
+/// # Safety
+/// Nobody has switched to it yet.
+#[unsafe(naked)]
+unsafe extern "C" fn leave(to: &Context) {
+    // 202, 129: futex, FUTEX_WAKE of this process; 34: pause. The stack is somebody else's from the moment that it is told
+    std::arch::naked_asm!(
+        "push rbp",
+        "push rbx",
+        "push r12",
+        "push r13",
+        "push r14",
+        "push r15",
+        "mov rax, fs:0",
+        "mov [rdi], rsp",
+        "mov [rdi + 8], rax",
+        "mov dword ptr [rdi + 16], 1",
+        "add rdi, 16",
+        "mov esi, 129",
+        "mov edx, 1",
+        "mov eax, 202",
+        "syscall",
+        "2:",
+        "mov eax, 34",
+        "syscall",
+        "jmp 2b",
+    )
+}
+
+pub(crate) fn new_epoll() -> c_int {
+    // SAFETY: it takes a number
+    unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) }
+}
+
+/// From now on, `epoll` tells when `of` has events, as those of this thread.
+pub(crate) fn watch(epoll: c_int, of: c_int, thread: usize) {
+    let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: thread as u64 };
+    // SAFETY: the event lives until then
+    unsafe { libc::epoll_ctl(epoll, libc::EPOLL_CTL_ADD, of, &raw mut event) };
+}
+
+pub(crate) fn unwatch(epoll: c_int, of: c_int) {
+    // SAFETY: it needs no event
+    unsafe { libc::epoll_ctl(epoll, libc::EPOLL_CTL_DEL, of, std::ptr::null_mut()) };
+}
+
+/// The threads that have events now.
+pub(crate) fn look(epoll: c_int, come: &mut Vec<usize>) {
+    let mut events = [libc::epoll_event { events: 0, u64: 0 }; 64];
+    let args = [c_long::from(epoll), events.as_mut_ptr() as c_long, events.len() as c_long, 0, 0, 0];
+    // SAFETY: an array of them
+    let count = unsafe { system(libc::SYS_epoll_wait, args) };
+    come.clear();
+    come.extend(events[..count.max(0) as usize].iter().map(|event| event.u64 as usize));
+}
+
+// --- time ---
+
+/// # Safety
+/// As the C library's.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn clock_gettime(id: libc::clockid_t, out: *mut libc::timespec) -> c_int {
+    if !kernel::is_on() {
+        // SAFETY: the caller's promise
+        return answer(unsafe { system(libc::SYS_clock_gettime, [c_long::from(id), out as c_long, 0, 0, 0, 0]) })
+            as c_int;
+    }
+    let time = match id {
+        libc::CLOCK_REALTIME | libc::CLOCK_REALTIME_COARSE => kernel::clock(true) + 1_700_000_000 * SECOND,
+        libc::CLOCK_BOOTTIME => kernel::clock(true),
+        _ => kernel::clock(false),
+    };
+    // SAFETY: the caller's promise
+    unsafe { *out = libc::timespec { tv_sec: (time / SECOND) as i64, tv_nsec: (time % SECOND) as i64 } };
+    0
+}
+
+fn nanos(time: &libc::timespec) -> u64 {
+    time.tv_sec as u64 * SECOND + time.tv_nsec as u64
+}
+
+// --- randomness ---
+
+/// # Safety
+/// As the C library's.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn getrandom(out: *mut u8, len: usize, flags: u32) -> isize {
+    if kernel::is_on() {
+        // SAFETY: the caller's promise
+        kernel::fill(unsafe { std::slice::from_raw_parts_mut(out, len) });
+        return len as isize;
+    }
+    // SAFETY: the caller's promise
+    answer(unsafe { system(libc::SYS_getrandom, [out as c_long, len as c_long, c_long::from(flags), 0, 0, 0]) })
+        as isize
+}
+
+/// The server tells it to its clients.
+#[unsafe(no_mangle)]
+extern "C" fn getpid() -> libc::pid_t {
+    if kernel::is_on() {
+        return 1;
+    }
+    // SAFETY: it takes nothing
+    unsafe { system(libc::SYS_getpid, [0; 6]) as libc::pid_t }
+}
+
+// --- sleep ---
+
+/// # Safety
+/// As the C library's.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn epoll_wait(fd: c_int, events: *mut libc::epoll_event, max: c_int, timeout: c_int) -> c_int {
+    let look = |timeout: c_int| {
+        let (fd, max, timeout) = (c_long::from(fd), c_long::from(max), c_long::from(timeout));
+        // SAFETY: the caller's promise
+        answer(unsafe { system(libc::SYS_epoll_wait, [fd, events as c_long, max, timeout, 0, 0]) }) as c_int
+    };
+    if !kernel::is_on() {
+        return look(timeout);
+    }
+    let until = (timeout > 0).then(|| kernel::after(timeout as u64 * MILLI));
+    if timeout != 0 && !kernel::wait_for_event(fd, until) || !kernel::may_have_come(fd) {
+        return 0;
+    }
+    look(0)
+}
+
+/// Calls after which there may be events: as they are.
+macro_rules! stirring {
+    ($($name:ident = $number:ident($($argument:ident: $type:ty),*) -> $result:ty;)*) => {
+        $(
+            /// # Safety
+            /// As the C library's.
+            #[unsafe(no_mangle)]
+            #[allow(clippy::cast_lossless)] // some are pointers
+            unsafe extern "C" fn $name($($argument: $type),*) -> $result {
+                kernel::stir();
+                let mut args = [0; 6];
+                for (at, argument) in [$($argument as c_long),*].into_iter().enumerate() {
+                    args[at] = argument;
+                }
+                // SAFETY: the caller's promise
+                answer(unsafe { system(libc::$number, args) }) as $result
+            }
+        )*
+    };
+}
+
+stirring! {
+    accept4 = SYS_accept4(fd: c_int, address: *mut c_void, len: *mut u32, flags: c_int) -> c_int;
+    close = SYS_close(fd: c_int) -> c_int;
+    connect = SYS_connect(fd: c_int, address: *const c_void, len: u32) -> c_int;
+    epoll_ctl = SYS_epoll_ctl(fd: c_int, operation: c_int, of: c_int, event: *mut libc::epoll_event) -> c_int;
+    read = SYS_read(fd: c_int, bytes: *mut c_void, len: usize) -> isize;
+    recvmsg = SYS_recvmsg(fd: c_int, message: *mut c_void, flags: c_int) -> isize;
+    sendmsg = SYS_sendmsg(fd: c_int, message: *const c_void, flags: c_int) -> isize;
+    shutdown = SYS_shutdown(fd: c_int, how: c_int) -> c_int;
+    write = SYS_write(fd: c_int, bytes: *const c_void, len: usize) -> isize;
+    writev = SYS_writev(fd: c_int, slices: *const c_void, count: c_int) -> isize;
+}
+
+/// # Safety
+/// As the C library's.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn recv(fd: c_int, bytes: *mut c_void, len: usize, flags: c_int) -> isize {
+    kernel::stir();
+    let args = [c_long::from(fd), bytes as c_long, len as c_long, c_long::from(flags), 0, 0];
+    // SAFETY: the caller's promise
+    answer(unsafe { system(libc::SYS_recvfrom, args) }) as isize
+}
+
+/// # Safety
+/// As the C library's.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn send(fd: c_int, bytes: *const c_void, len: usize, flags: c_int) -> isize {
+    kernel::stir();
+    let args = [c_long::from(fd), bytes as c_long, len as c_long, c_long::from(flags), 0, 0];
+    // SAFETY: the caller's promise
+    answer(unsafe { system(libc::SYS_sendto, args) }) as isize
+}
+
+/// std sleeps on futexes by this, and getrandom 0.2 goes past the function above.
+///
+/// # Safety
+/// As the C library's.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn syscall(
+    number: c_long,
+    first: c_long,
+    second: c_long,
+    third: c_long,
+    fourth: c_long,
+    fifth: c_long,
+    sixth: c_long,
+) -> c_long {
+    match number {
+        // SAFETY: the caller's promise
+        libc::SYS_getrandom if kernel::is_on() => unsafe { getrandom(first as *mut u8, second as usize, 0) as c_long },
+        // SAFETY: the caller's promise
+        libc::SYS_futex if kernel::is_on() => unsafe {
+            futex(first as *const AtomicU32, second as c_int, third, fourth as *const _)
+        },
+        // SAFETY: the caller's promise
+        _ => answer(unsafe { system(number, [first, second, third, fourth, fifth, sixth]) }),
+    }
+}
+
+unsafe fn futex(word: *const AtomicU32, operation: c_int, value: c_long, time: *const libc::timespec) -> c_long {
+    let address = word as usize;
+    let operation = operation & !(libc::FUTEX_PRIVATE_FLAG | libc::FUTEX_CLOCK_REALTIME);
+    if operation == libc::FUTEX_WAKE || operation == libc::FUTEX_WAKE_BITSET {
+        return kernel::wake(address, value as usize) as c_long;
+    }
+    assert!(operation == libc::FUTEX_WAIT || operation == libc::FUTEX_WAIT_BITSET, "futex operation {operation}");
+    // SAFETY: the caller's promise
+    if unsafe { &*word }.load(Ordering::SeqCst) != value as u32 {
+        return fail(libc::EAGAIN);
+    }
+    // SAFETY: the caller's promise
+    let until = unsafe { time.as_ref() }.map(|time| {
+        // a span, or a moment of the monotonic clock
+        let span =
+            if operation == libc::FUTEX_WAIT { nanos(time) } else { nanos(time).saturating_sub(kernel::clock(false)) };
+        kernel::after(span)
+    });
+    if kernel::wait(Waits::Futex { address, until, woken: false }) { 0 } else { fail(libc::ETIMEDOUT) }
+}
+
+/// # Safety
+/// As the C library's.
+#[unsafe(no_mangle)]
+extern "C" fn sched_yield() -> c_int {
+    if kernel::is_on() {
+        kernel::wait(Waits::No);
+    }
+    0
+}
+
+// --- threads ---
+
+type Routine = extern "C" fn(*mut c_void) -> *mut c_void;
+type Create = unsafe extern "C" fn(*mut libc::pthread_t, *const libc::pthread_attr_t, Routine, *mut c_void) -> c_int;
+
+struct Begin {
+    thread: NewThread,
+    routine: Routine,
+    argument: *mut c_void,
+}
+
+extern "C" fn run(begin: *mut c_void) -> *mut c_void {
+    // SAFETY: made below, for this thread alone
+    let Begin { thread, routine, argument } = *unsafe { Box::from_raw(begin.cast::<Begin>()) };
+    let context = thread.context;
+    kernel::begin(&thread);
+    // SAFETY: it was made for this thread
+    unsafe { leave(context) };
+    routine(argument);
+    // its thread-locals would be dropped beside whoever has the turn
+    kernel::wait(Waits::ForEver);
+    unreachable!("nobody passes the turn to it")
+}
+
+/// # Safety
+/// As the C library's.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn pthread_create(
+    thread: *mut libc::pthread_t,
+    attributes: *const libc::pthread_attr_t,
+    routine: Routine,
+    argument: *mut c_void,
+) -> c_int {
+    static REAL: OnceLock<Create> = OnceLock::new();
+    let real = REAL.get_or_init(|| {
+        // SAFETY: a name that ends with a zero
+        let found = unsafe { libc::dlsym(libc::RTLD_NEXT, c"pthread_create".as_ptr()) };
+        assert!(!found.is_null(), "no pthread_create");
+        // SAFETY: that is its type
+        unsafe { std::mem::transmute::<*mut c_void, Create>(found) }
+    });
+    if !kernel::is_on() {
+        // SAFETY: the caller's promise
+        return unsafe { real(thread, attributes, routine, argument) };
+    }
+    let new = kernel::add_thread();
+    let context = new.context;
+    let begin = Box::into_raw(Box::new(Begin { thread: new, routine, argument }));
+    // SAFETY: the caller's promise; `run` takes what it is given
+    let result = unsafe { real(thread, attributes, run, begin.cast()) };
+    while result == 0 && context.is_parked.load(Ordering::Acquire) == 0 {
+        let word = &raw const context.is_parked as c_long;
+        let args = [word, c_long::from(libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG), 0, 0, 0, 0];
+        // SAFETY: the word lives for as long as the program
+        unsafe { system(libc::SYS_futex, args) };
+    }
+    result
+}

@@ -1,0 +1,530 @@
+//! Processes whose tasks lock: what a program does with nestlock, and what it is told.
+
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use nestlock::{AcquireOptions, Error, LockClient, LockGuard};
+use tokio::sync::Notify;
+
+use crate::{
+    checks::{self, Doing, Given, Leaving, Mode, Who, book, count, count_error, does, enter, leave, lock_name, wrong},
+    faults,
+    kernel::{self, MILLI, Rng, SECOND, note, now},
+    net::{self, Cut},
+    plan::{Choice, LOCKS, MOST_PROCESSES, PATIENCE, Plan, TASKS, TTL},
+};
+
+/// No new locking before the end; what remains has to come to one.
+const SETTLING: u64 = 60 * SECOND;
+/// The last part of a seed has no new faults: what is late has come by its end.
+const QUIET: u64 = 10 * SECOND;
+
+async fn nap(ms: u64) {
+    tokio::time::sleep(Duration::from_millis(ms)).await;
+}
+
+/// How `world` talks to a process.
+#[derive(Debug, Default)]
+struct Orders {
+    shut_down: Notify,
+    is_shut_down: AtomicBool,
+}
+
+/// The processes.
+pub(crate) struct World {
+    pub(crate) alive: Vec<usize>,
+    last: usize,
+    orders: BTreeMap<usize, Arc<Orders>>,
+    folder: String,
+}
+
+impl World {
+    fn boot(&mut self, plan: &Plan) {
+        self.last += 1;
+        let process = self.last;
+        self.alive.push(process);
+        let urls: Vec<String> = (0..plan.kind.servers())
+            .map(|server| {
+                let path = format!("{}/{process}.{server}", self.folder);
+                net::listen(&path, process, server);
+                format!("redis+unix://{path}")
+            })
+            .collect();
+        let orders = Arc::new(Orders::default());
+        self.orders.insert(process, Arc::clone(&orders));
+        let plan = plan.clone();
+        kernel::as_process(process, || {
+            std::thread::spawn(move || {
+                let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+                runtime.expect("a runtime").block_on(app(urls, process, plan, orders));
+            });
+        });
+    }
+
+    /// A process is gone; another one comes in its place.
+    pub(crate) fn crash(&mut self, plan: &Plan, process: usize, late: u64) {
+        if self.last + 1 >= MOST_PROCESSES {
+            return;
+        }
+        kernel::kill(process);
+        (0..plan.kind.servers()).for_each(|server| net::cut(process, server, Cut::Late(late)));
+        book(|book| book.crash(process));
+        self.alive.retain(|alive| *alive != process);
+        self.boot(plan);
+    }
+
+    pub(crate) fn shut_down(&self, process: usize) {
+        self.orders[&process].shut_down.notify_one();
+    }
+
+    /// Lets time pass, and looks at what happens.
+    pub(crate) async fn sleep(&mut self, plan: &Plan, time: u64) {
+        let until = now() + time;
+        while now() < until {
+            tokio::time::sleep(Duration::from_nanos((until - now()).min(20 * MILLI))).await;
+            net::with(net::Net::accept_scripts_again);
+            checks::look(plan);
+        }
+    }
+}
+
+/// Runs a seed to its end.
+pub(crate) async fn run(plan: &Plan, folder: String) {
+    let mut rng = Rng(plan.seed ^ 0xfa17);
+    let mut world = World { alive: Vec::new(), last: 0, orders: BTreeMap::new(), folder };
+    (0..plan.kind.processes()).for_each(|_| world.boot(plan));
+    while now() < plan.end {
+        let strikes = !plan.faults.is_empty() && now() + QUIET < plan.end;
+        let next = if strikes { now() + rng.between(MILLI, plan.gap) } else { plan.end };
+        let wait = next.min(plan.end).saturating_sub(now());
+        world.sleep(plan, wait).await;
+        if strikes {
+            faults::strike(plan, &mut world, &mut rng).await;
+        }
+    }
+    net::with(net::Net::calm);
+    net::changed();
+    kernel::resume_all();
+    note("the end", b"");
+    let end = now() + SETTLING;
+    while now() < end && !checks::is_settled() {
+        world.sleep(plan, 20 * MILLI).await;
+    }
+    checks::unsettled();
+    // ghosts die by their leases, the places of the dead in a queue by their patience
+    world.sleep(plan, 2 * TTL).await;
+    for server in 0..plan.kind.servers() {
+        let keys = words(&net::ask(server, "KEYS *"));
+        let is_left = |key: &String| match key.split_once(':') {
+            Some(("redisson_lock_token", _)) => false,
+            // what came later than anybody waits for: whoever looks next puts it out
+            Some(("redisson_lock_queue" | "redisson_lock_timeout" | "nestlock_fair_seen", lock)) => {
+                !is_queue_dead(server, lock)
+            }
+            _ => true,
+        };
+        let left: Vec<&String> = keys.iter().filter(|key| is_left(key)).collect();
+        if !left.is_empty() {
+            wrong(|| format!("server {server} still has {left:?}"));
+        }
+    }
+}
+
+/// Whether everybody in the queue of this lock counts as gone.
+fn is_queue_dead(server: usize, lock: &str) -> bool {
+    let time = words(&net::ask(server, "TIME"));
+    let now = time[0].parse::<u64>().expect("seconds") * 1000;
+    let waiting = words(&net::ask(server, &format!("LRANGE redisson_lock_queue:{lock} 0 -1")));
+    waiting.iter().all(|waiter| {
+        let until = words(&net::ask(server, &format!("ZSCORE nestlock_fair_seen:{lock} {waiter}")));
+        until.first().and_then(|until| until.parse::<f64>().ok()).is_some_and(|until| until < now as f64)
+    })
+}
+
+/// The strings of an answer.
+pub(crate) fn words(answer: &str) -> Vec<String> {
+    let is_word = |line: &&str| !line.is_empty() && !line.starts_with(['*', '$']);
+    answer.split("\r\n").filter(is_word).map(|line| line.trim_start_matches(',').to_owned()).collect()
+}
+
+/// One process.
+async fn app(urls: Vec<String>, process: usize, plan: Plan, orders: Arc<Orders>) {
+    let mut life = 0_u64;
+    while now() < plan.end || life == 0 {
+        let mut clients = Vec::new();
+        for url in &urls {
+            loop {
+                let builder = LockClient::builder().watchdog_timeout(Duration::from_nanos(TTL)).fair_patience(PATIENCE);
+                match builder.connect(url).await {
+                    Ok(client) => break clients.push(client),
+                    Err(error) => count_error(&error),
+                }
+                nap(100).await;
+            }
+        }
+        note("connected", &[process as u8]);
+        orders.is_shut_down.store(false, Relaxed);
+        book(|book| book.clients.extend(clients.iter().map(|client| (process, client.clone()))));
+        let task = |task| {
+            let rng = Rng(plan.seed ^ (process as u64) << 32 ^ task << 48 ^ life << 56);
+            let (clients, plan, orders) = (clients.clone(), plan.clone(), Arc::clone(&orders));
+            Task { who: (process, task), clients, rng, plan, orders }
+        };
+        let is_over = Arc::new(AtomicBool::new(false));
+        let heir = plan.gives.then(|| tokio::spawn(task(TASKS).inherit(Arc::clone(&is_over))));
+        let tasks: Vec<_> = (0..TASKS)
+            .map(|number| {
+                does((process, number), Doing::Other("begins".into()));
+                tokio::spawn(task(number).run())
+            })
+            .collect();
+        let end = async {
+            for task in tasks {
+                task.await.expect("a task does not panic");
+            }
+        };
+        tokio::pin!(end);
+        tokio::select! {
+            () = &mut end => {}
+            () = orders.shut_down.notified() => {
+                orders.is_shut_down.store(true, Relaxed);
+                let names: Vec<_> = clients.iter().map(LockClient::shutdown).collect();
+                for outcome in names {
+                    if let Err(error) = outcome.await {
+                        count_error(&error);
+                    }
+                }
+                count("shut down");
+                end.await;
+            }
+        }
+        is_over.store(true, Relaxed);
+        if let Some(heir) = heir {
+            heir.await.expect("it does not panic");
+        }
+        book(|book| {
+            let is_busy = |client: &LockClient| (client.stats().holds, client.stats().settling) != (0, 0);
+            book.clients.retain(|(other, client)| *other != process || is_busy(client));
+        });
+        life += 1;
+    }
+    std::future::pending::<()>().await;
+}
+
+/// A hold of a task.
+struct Hold {
+    number: u64,
+    guard: Arc<LockGuard>,
+    choice: Choice,
+    turn: u64,
+}
+
+struct Task {
+    who: Who,
+    clients: Vec<LockClient>,
+    rng: Rng,
+    plan: Plan,
+    orders: Arc<Orders>,
+}
+
+impl Task {
+    async fn run(mut self) {
+        while now() < self.plan.end && !self.is_shut_down() {
+            self.round().await;
+            nap(self.rng.below(30 + self.plan.calm)).await;
+        }
+        while self.take_given().await {
+            nap(100).await;
+        }
+        book(|book| _ = book.tasks.remove(&self.who));
+        note("task ends", format!("{:?}", self.who).as_bytes());
+    }
+
+    /// Releases what others gave away: they may all be waiting for that.
+    async fn inherit(mut self, is_over: Arc<AtomicBool>) {
+        while !is_over.load(Relaxed) {
+            nap(self.rng.between(500, 2_000)).await;
+            self.take_given().await;
+            book(|book| _ = book.tasks.remove(&self.who));
+        }
+    }
+
+    fn is_shut_down(&self) -> bool {
+        self.orders.is_shut_down.load(Relaxed)
+    }
+
+    /// Takes a lock, perhaps several times, and gives it back.
+    async fn round(&mut self) {
+        let name = lock_name(self.rng.below(LOCKS));
+        if self.plan.gives && self.rng.chance(50) {
+            self.take_given().await;
+        }
+        if self.plan.forces && self.rng.chance(3) {
+            self.force(&name).await;
+        }
+        let depth = if self.plan.kind.nests() { self.rng.between(1, 3) } else { 1 };
+        let (mut held, mut counts) = (Vec::<Hold>::new(), true);
+        for nesting in 0..depth {
+            let inside = held.last().map(|hold| hold.choice.mode);
+            let turn =
+                if self.plan.kind == crate::plan::Kind::Multi && nesting > 0 { held[0].turn } else { self.rng.next() };
+            match self.acquire(&name, turn, inside, &mut counts).await {
+                Some(one) => held.push(one),
+                None => break,
+            }
+            if nesting == 0 && self.rng.chance(60) {
+                break;
+            }
+        }
+        if counts {
+            self.check_count(&held).await;
+        }
+        if !held.is_empty() {
+            nap(match self.rng.below(10) {
+                0 => self.rng.between(1_000, 6_000),
+                1..4 => self.rng.between(50, 400),
+                _ => self.rng.below(20),
+            })
+            .await;
+        }
+        if let Some(hold) = held.first()
+            && self.rng.chance(10)
+        {
+            does(self.who, Doing::Other(format!("extends {name}")));
+            let lease = Duration::from_millis(self.rng.between(20, 3_000));
+            if let Err(error) = hold.guard.extend(lease).await {
+                count_error(&error);
+            }
+        }
+        does(self.who, Doing::Other(format!("releases {name}")));
+        let alone = held.len() == 1;
+        while !held.is_empty() {
+            let at = self.rng.below(held.len() as u64) as usize;
+            counts &= self.release(held.remove(at), alone).await;
+            if counts {
+                self.check_count(&held).await;
+                does(self.who, Doing::Other(format!("releases {name}")));
+            }
+        }
+        does(self.who, Doing::Other("is idle".into()));
+    }
+
+    async fn acquire(&mut self, name: &str, turn: u64, inside: Option<Mode>, counts: &mut bool) -> Option<Hold> {
+        let kind = self.plan.kind;
+        let choice = match kind.lock(&self.clients, name, turn, inside) {
+            Ok(choice) => choice,
+            Err(error) => {
+                count_error(&error);
+                return None;
+            }
+        };
+        let mut how = AcquireOptions::new();
+        if kind.has_values() && self.rng.chance(30) {
+            // a text is used once
+            how = how.value(format!("v{}.{}.{turn}", self.who.0, self.who.1));
+        } else if !kind.is_red() && kind.nests() {
+            let owner = self.clients[0].owner(format!("t{}", self.who.1)).expect("a good name");
+            checks::waits_as(self.who, &owner);
+            how = how.owner(owner);
+        }
+        let is_leased = self.rng.chance(25);
+        if is_leased {
+            // shorter than the round trip, it would be over before it is known
+            how = how.lease(Duration::from_millis(self.rng.between(20 + 5 * self.plan.distance, 3_000)));
+        }
+        let wait = match self.rng.below(4) {
+            0 => Some(0),
+            1 | 2 => Some(self.rng.between(1, 8_000)),
+            _ => None,
+        };
+        let (began, pauses) = (now(), book(|book| book.pauses(self.who.0)));
+        does(self.who, Doing::Acquires(choice.names.clone()));
+        let lock = choice.lock.clone();
+        let acquire = async move {
+            match wait {
+                Some(0) => lock.try_lock_with(how).await,
+                Some(wait) => lock.try_lock_for_with(Duration::from_millis(wait), how).await,
+                None => lock.lock_with(how).await.map(Some),
+            }
+        };
+        let outcome = match self.rng.below(100) {
+            // given up in the midst of it
+            0..15 => {
+                let patience = Duration::from_millis(self.rng.between(0, 300));
+                tokio::time::timeout(patience, acquire).await.unwrap_or_else(|_| {
+                    *counts = false;
+                    Ok(None)
+                })
+            }
+            // begun, and then not polled for a while
+            15..18 => {
+                *counts = false;
+                tokio::pin!(acquire);
+                let first = tokio::time::timeout(Duration::from_millis(self.rng.below(5)), &mut acquire).await;
+                if let Ok(outcome) = first {
+                    outcome
+                } else {
+                    does(self.who, Doing::Other(format!("does not poll for {name}")));
+                    nap(self.rng.between(1_000, 5_000)).await;
+                    if self.rng.chance(50) {
+                        does(self.who, Doing::Acquires(choice.names.clone()));
+                        acquire.await
+                    } else {
+                        Ok(None)
+                    }
+                }
+            }
+            _ => {
+                let outcome = acquire.await;
+                if let Some(wait) = wait.filter(|_| pauses == book(|book| book.pauses(self.who.0)))
+                    && now() > began + wait * MILLI + checks::slack(&self.plan, self.who.0)
+                    && !(wait == 0 || kind.is_red())
+                {
+                    let took = (now() - began) / MILLI;
+                    wrong(|| format!("{:?} waited {took} ms for {name}, not {wait}: {:?}", self.who, outcome.is_ok()));
+                }
+                outcome
+            }
+        };
+        does(self.who, Doing::Other(format!("has tried {name}")));
+        match outcome {
+            Ok(Some(guard)) => {
+                let (number, guard) = enter(self.who, choice.names.clone(), choice.mode, guard, is_leased);
+                Some(Hold { number, guard, choice, turn })
+            }
+            Ok(None) => {
+                count("missed");
+                None
+            }
+            Err(error) => {
+                *counts = false;
+                count_error(&error);
+                if matches!(
+                    error,
+                    Error::NotReentrant { .. } | Error::WrongLockKind { .. } | Error::UpgradeRefused { .. }
+                ) {
+                    wrong(|| format!("{:?} acquires {name}: {error}", self.who));
+                }
+                None
+            }
+        }
+    }
+
+    /// What the server counts is what we hold. More, where an acquire came late that was made good since: the next release
+    /// says how many remain.
+    async fn check_count(&mut self, held: &[Hold]) {
+        let Some(first) = held.first().filter(|_| self.rng.chance(20)) else { return };
+        let (owner, expected) = (first.guard.owner(), held.len());
+        let same = |hold: &Hold| hold.choice.mode == first.choice.mode && hold.guard.owner() == owner;
+        if self.plan.kind.is_red() || !held.iter().all(same) || first.choice.names.len() > 1 {
+            return;
+        }
+        does(self.who, Doing::Other("counts".into()));
+        let counted = first.choice.lock.hold_count(&owner).await;
+        let is_void = book(|book| book.is_void(first.number));
+        if let Ok(counted) = counted
+            && (counted as usize) != expected
+            && !(counted as usize > expected && book(|book| book.is_disturbed(self.who.0)))
+            && !is_void
+            && held.iter().all(|hold| !hold.guard.is_lost())
+        {
+            wrong(|| {
+                format!("{:?} holds {} {expected} times, the server says {counted}", self.who, first.choice.names[0])
+            });
+        }
+    }
+
+    /// `true`: the server has confirmed it.
+    async fn release(&mut self, hold: Hold, alone: bool) -> bool {
+        let Hold { number, guard, choice, turn } = hold;
+        let lock = choice.names.join("+");
+        if alone && self.plan.gives && self.rng.chance(15) && choice.names.len() == 1 && !self.plan.kind.is_red() {
+            self.give(number, guard, lock, turn);
+            return false;
+        }
+        let (guard, leaving) = leave(number, guard);
+        if leaving.is_lost {
+            count("found lost");
+            // a loss is final
+            if self.rng.chance(50) {
+                nap(self.rng.between(1, 2_500)).await;
+                if !guard.is_lost() {
+                    wrong(|| format!("{:?} has {lock} back", self.who));
+                }
+            }
+        }
+        if self.rng.chance(25) {
+            drop(guard);
+            return false;
+        }
+        let outcome = if self.rng.chance(5) {
+            // left in the midst of it
+            let patience = Duration::from_millis(self.rng.below(20));
+            match tokio::time::timeout(patience, guard.unlock()).await {
+                Ok(outcome) => outcome,
+                Err(_) => return false,
+            }
+        } else {
+            guard.unlock().await
+        };
+        note("unlocked", format!("{:?} {lock} {}", self.who, outcome.is_ok()).as_bytes());
+        if let Err(error) = &outcome {
+            count_error(error);
+        }
+        checks::unlocked(self.who, &lock, leaving, &outcome);
+        outcome.is_ok()
+    }
+
+    /// Gives a hold away: another task, of whatever process, releases it; or nobody does.
+    fn give(&mut self, number: u64, guard: Arc<LockGuard>, lock: String, turn: u64) {
+        let (guard, Leaving { .. }) = leave(number, guard);
+        if self.rng.chance(30) {
+            count("left to its lease");
+            let _ = guard.leave_to_lease();
+            return;
+        }
+        count("given away");
+        let owner = guard.forget();
+        note("gives", format!("{:?} {lock} {owner}", self.who).as_bytes());
+        book(|book| book.given.push(Given { lock, turn, owner }));
+    }
+
+    /// Releases what somebody gave away. `true`: that was not settled.
+    async fn take_given(&mut self) -> bool {
+        let Some(given) = book(|book| book.given.pop()) else { return false };
+        does(self.who, Doing::Other(format!("releases {} for another", given.lock)));
+        let Ok(choice) = self.plan.kind.lock(&self.clients, &given.lock, given.turn, None) else { return false };
+        let outcome = choice.lock.release(&given.owner).await;
+        note("released for another", format!("{:?} {} {}", self.who, given.lock, outcome.is_ok()).as_bytes());
+        match outcome {
+            Ok(()) | Err(Error::NotHeld { .. } | Error::Lost { .. }) => book(|book| !book.given.is_empty()),
+            Err(error) => {
+                count_error(&error);
+                book(|book| book.given.push(given));
+                !self.is_shut_down()
+            }
+        }
+    }
+
+    /// What an operator does.
+    async fn force(&mut self, name: &str) {
+        does(self.who, Doing::Other(format!("frees {name}")));
+        let turn = self.rng.next();
+        let Ok(choice) = self.plan.kind.lock(&self.clients, name, turn, None) else { return };
+        // if it is not answered, it may be executed late
+        book(|book| {
+            book.void(&choice.names, now() + 20 * SECOND);
+            book.disturb(1..MOST_PROCESSES, now() + 20 * SECOND);
+        });
+        if let Err(error) = choice.lock.force_unlock().await {
+            count_error(&error);
+        }
+        count("freed");
+    }
+}
