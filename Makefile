@@ -6,21 +6,22 @@ FEATURES := --all-features
 EXAMPLES := $(notdir $(basename $(wildcard examples/*.rs)))
 SUDO     := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 
-.PHONY: help setup components check api api-record package test mutants sim sim-long interop bench peers demo ci
+.PHONY: help setup components check api api-record package test mutants sim sim-long soak interop bench peers demo ci
 
 help:
 	@echo 'make setup   install redis-server if there is no server program'
 	@echo 'make check   format, clippy, docs, the public API and packaging, warnings denied'
 	@echo 'make api-record  writes api.txt, which check holds the public API against'
 	@echo 'make test    setup, then every test: on a real server, then on the embedded one'
-	@echo 'make mutants known defects, each of which the tests under shuttle or the simulator must find'
+	@echo 'make mutants known defects, each of which the tests under shuttle, the simulator or the soak must find'
 	@echo 'make sim     simulates SEEDS=200 programs of each kind of lock; a part of `make test`'
 	@echo 'make sim-long     20,000 of each: hours'
+	@echo 'make soak    processes, servers and faults for SECONDS=60 with SEED=random, MODE=all: crates/nestlock-soak'
 	@echo 'make interop the libraries of other languages beside nestlock; installs them first'
 	@echo 'make demo    every example'
 	@echo 'make bench   setup, then the benchmarks'
 	@echo 'make peers   nestlock beside redsync and rslock; installs as `make interop` does'
-	@echo 'make ci      test, mutants, interop, check and demo: what CI runs'
+	@echo 'make ci      test, mutants, soak, interop, check and demo: what CI runs'
 
 setup:
 	@server=$${NESTLOCK_SERVER_BIN:-$$(command -v redis-server || command -v valkey-server)}; \
@@ -77,6 +78,13 @@ sim-long:
 # in a copy of the tree; MUTANTS='name name' for some of them
 mutants:
 	./tests/mutants/run.sh $(MUTANTS)
+
+# none, aof or plain; all: one after the other. bash has a variable SECONDS of its own, so it is make's here
+soak: SECONDS = 60
+soak: SEED = random
+soak: MODE = all
+soak: setup
+	$(CARGO) run --quiet -p nestlock-soak -- run seconds=$(SECONDS) seed=$(SEED) mode=$(MODE)
 
 # four at a time, since they mostly wait
 interop: setup

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Puts each defect of this folder, or each that is named, into a copy of the tree. The tests under shuttle must find those in
-# shuttle/, and the simulator those in sim/<kind>/, within SEEDS=60 seeds of that kind: one that survives fails.
+# shuttle/, the simulator those in sim/<kind>/ within SEEDS=60 seeds of that kind, and the soak those in soak/ within three
+# runs, with the words of their first lines: one that survives fails.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 # one of its own: in the tree's, cargo takes what was built of the copy for what it would build of the tree
@@ -9,7 +10,7 @@ copy=$CARGO_TARGET_DIR/tree log=$CARGO_TARGET_DIR/log seeds=${SEEDS:-60} survivo
 patches=()
 for name in "${@:-*}"; do
 	# shellcheck disable=SC2206 # a pattern
-	found=(tests/mutants/shuttle/$name.patch tests/mutants/sim/*/$name.patch)
+	found=(tests/mutants/shuttle/$name.patch tests/mutants/sim/*/$name.patch tests/mutants/soak/$name.patch)
 	for patch in "${found[@]}"; do [ ! -f "$patch" ] || patches+=("$patch"); done
 done
 [ ${#patches[@]} -gt 0 ] || { echo "no such defect: $*"; exit 1; }
@@ -23,12 +24,19 @@ fresh() {
 build() {
 	case $1 in
 	*/shuttle/*) (cd "$copy" && cargo test --quiet --lib --all-features --no-run) ;;
+	*/soak/*) (cd "$copy" && cargo build --quiet -p nestlock-soak) ;;
 	*) (cd "$copy" && cargo build --quiet --release -p nestlock-sim) ;;
 	esac >"$log" 2>&1
 }
 look() {
 	case $1 in
 	*/shuttle/*) (cd "$copy" && cargo test --quiet --lib --all-features -- "${tests[@]}") ;;
+	*/soak/*)
+		for seed in 1 2 3; do
+			# shellcheck disable=SC2046 # words
+			"$CARGO_TARGET_DIR/debug/nestlock-soak" run $(sed -n '1s/^# soak: //p' "$1") "seed=$seed" patience=30 || return 1
+		done
+		;;
 	*) "$CARGO_TARGET_DIR/release/nestlock-sim" "kind=$(basename "$(dirname "$1")")" "seeds=$seeds" ;;
 	esac >"$log" 2>&1
 }
@@ -51,6 +59,7 @@ for patch in "${patches[@]}"; do
 	fi
 	echo "fell      $patch: in $((SECONDS - from)) s"
 	sed -n -e 's/^---- \(.*\) stdout ----$/          \1/p' -e 's/^failed in run/            &/p' "$log"
-	[[ $patch == */shuttle/* ]] || echo "          $(grep -c FAILED "$log") of $seeds seeds; $(grep -m1 WRONG "$log" || grep -m1 panicked "$log")"
+	[[ $patch != */soak/* ]] || echo "          $(grep -m1 ' violations$' "$log")"
+	[[ $patch != */sim/* ]] || echo "          $(grep -c FAILED "$log") of $seeds seeds; $(grep -m1 WRONG "$log" || grep -m1 panicked "$log")"
 done
 exit $survivors

@@ -52,6 +52,12 @@ pub enum Action {
     Twice,
     /// Never executed; answered with this error.
     Refuse(&'static str),
+    /// Executed; half of the answer comes, then the connection is cut.
+    #[allow(dead_code, reason = "nestlock-soak's")]
+    Truncate,
+    /// Executed; the answer comes byte by byte, with this pause after each.
+    #[allow(dead_code, reason = "nestlock-soak's")]
+    Drip(Duration),
 }
 
 /// The scripts, told apart by their arguments.
@@ -260,6 +266,12 @@ impl Proxy {
             .send_modify(|switches| *switches = Switches { cuts: switches.cuts, ..Switches::default() });
     }
 
+    /// Keeps no request of those so far: for whoever lets it run for hours.
+    #[allow(dead_code, reason = "nestlock-soak's")]
+    pub fn forget_requests(&self) {
+        self.shared.log.lock().unwrap().clear();
+    }
+
     /// All requests so far, as they came from the client.
     pub fn requests(&self) -> Vec<Request> {
         self.shared.log.lock().unwrap().clone()
@@ -311,6 +323,8 @@ enum Fate {
     Drop,
     Mute,
     Cut,
+    Truncate,
+    Drip(Duration),
 }
 
 async fn serve(shared: Arc<Shared>, client: TcpStream) {
@@ -365,6 +379,8 @@ async fn requests(
                 Action::Slow(delay) => sleep_until(arrived + delay).await,
                 Action::Lose => fate = Fate::Cut,
                 Action::Mute => fate = Fate::Mute,
+                Action::Truncate => fate = Fate::Truncate,
+                Action::Drip(pause) => fate = Fate::Drip(pause),
                 Action::CutBefore => return Ok(None),
                 Action::Ghost(delay) => return Ok(Some((delay, frame))),
                 Action::Refuse(error) => {
@@ -419,6 +435,13 @@ async fn replies(
                 Fate::Drop => {}
                 Fate::Mute => pending().await,
                 Fate::Cut => return Ok(()),
+                Fate::Truncate => return client.write_all(&frame[..frame.len() / 2]).await,
+                Fate::Drip(pause) => {
+                    for byte in frame {
+                        client.write_all(&[byte]).await?;
+                        sleep(pause).await;
+                    }
+                }
             }
         }
         if server.read_buf(&mut bytes).await? == 0 {

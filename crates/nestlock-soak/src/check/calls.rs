@@ -1,0 +1,156 @@
+//! Calls: they end, in time, and fail only where something is wrong.
+
+use std::collections::BTreeMap;
+
+use super::{
+    Violation,
+    records::{Op, Outcome, Records},
+    weather::{Event, Place, slack},
+};
+use crate::{
+    clock::{MILLI, SECOND},
+    kinds::{Kind, ROUND},
+};
+
+/// A wait may be this much longer, by what is promised.
+const MORE: u64 = 40 * MILLI;
+/// A round trip on this machine, and what the scheduler does between two beats.
+const TRIP: u64 = 25 * MILLI;
+/// A round trip through a fault: delays are 130 ms at most, and a server that hangs makes the measured one longer.
+const FOUL_TRIP: u64 = 350 * MILLI;
+/// After a fault, before all is as before.
+const RECOVERY: u64 = 2 * SECOND;
+
+fn violation(sort: &'static str, op: &Op, time: u64, text: impl std::fmt::Display) -> Violation {
+    let text = format!("{} {} of {}: {text}", op.locks.join("+"), op.id, op.task);
+    Violation { sort, time, text, words: vec![op.id.clone()] }
+}
+
+/// Waits with a limit keep it.
+pub(crate) fn limits(records: &Records) -> Vec<Violation> {
+    let mut found = Vec::new();
+    for op in records.ops.iter().filter(|op| op.way == "bounded" || op.way == "try") {
+        let (Some((end, _)), Some(limit)) = (&op.end, op.limit) else { continue };
+        let (client, took) = (records.client(op), end - op.call);
+        let place = Place::of(op, client);
+        let foul = records.weather.is_foul(&place, op.call.saturating_sub(RECOVERY), *end);
+        let trip = if foul { FOUL_TRIP } else { TRIP };
+        let allowed = match op.kind {
+            // one is waited for, the others are asked, what was got is released
+            Kind::Multi => limit.max(if op.way == "try" { client.command() } else { 0 }) + 3 * (MORE + trip),
+            // a round begins at the end, and what a minority granted is given back
+            Kind::Red => limit + 2 * client.watchdog * u64::from(ROUND) / 100 + MORE + trip,
+            _ if op.way == "try" => client.command() + MORE + trip,
+            _ => limit + MORE + trip,
+        };
+        let excuse = slack(records.weather.starved(&place, Event::Blocked, op.call, *end));
+        if took > allowed + excuse {
+            let text = format_args!(
+                "waited {} ms, {} allowed, {} for starvation",
+                took / MILLI,
+                allowed / MILLI,
+                excuse / MILLI
+            );
+            found.push(violation("late", op, *end, text));
+        }
+    }
+    found
+}
+
+/// What may fail, if something is wrong. Anything else is never right.
+fn is_excusable(error: &str) -> bool {
+    ["Lost/", "Store/", "Unconfirmed/", "NoQuorum"].iter().any(|name| error.starts_with(name))
+}
+
+/// No error without a fault.
+pub(crate) fn errors(records: &Records) -> Vec<Violation> {
+    let mut found = Vec::new();
+    for op in &records.ops {
+        let acquire = match &op.end {
+            Some((time, Outcome::Failed(error))) => Some((op.call, *time, error)),
+            _ => None,
+        };
+        let begin = op.release.as_ref().map_or(0, |(time, _)| *time);
+        let release =
+            op.released.as_ref().filter(|(_, result)| result != "Ok").map(|(time, error)| (begin, *time, error));
+        let extensions = op.extended.iter().filter(|(_, result)| result != "Ok");
+        let extensions = extensions.map(|(time, error)| (op.extension.map_or(0, |(begin, _)| begin), *time, error));
+        let place = Place::of(op, records.client(op));
+        for (begin, end, error) in acquire.into_iter().chain(release).chain(extensions) {
+            let foul = records.weather.is_foul(&place, begin.saturating_sub(RECOVERY), end);
+            let starved = records.weather.starved(&place, Event::Blocked, begin.saturating_sub(SECOND), end);
+            let in_a_lost_one = || {
+                let parent = op.parent.map(|parent| &records.ops[parent]);
+                let is_over = parent.is_some_and(|parent| parent.ok.is_none_or(|(_, last)| last < end));
+                // a lease that ended before the answer came, or before its release
+                let is_late = op.lease.is_some_and(|lease| end - op.call + 3 * MILLI + lease / 100 >= lease);
+                error.starts_with("Lost/") && (is_over || is_late || op.lost.is_some_and(|lost| lost <= end))
+            };
+            let excused = is_excusable(error) && (foul || starved > 20 * MILLI) || in_a_lost_one();
+            if !excused {
+                found.push(violation("error", op, end, format_args!("{error} without a fault")));
+            }
+            let parent = op.parent.map(|parent| &records.ops[parent]);
+            if error.starts_with("Lost/")
+                && Some(end) == op.end.as_ref().map(|(time, _)| *time)
+                && parent
+                    .is_some_and(|parent| parent.class == op.class && parent.ok.is_some_and(|(_, last)| last > end))
+            {
+                found.push(violation("error", op, end, format_args!("{error}, while the outer hold is not lost")));
+            }
+        }
+    }
+    found
+}
+
+/// In calm each lock can be had, within its limit.
+pub(crate) fn calm(records: &Records) -> Vec<Violation> {
+    let mut found = Vec::new();
+    for op in records.ops.iter().filter(|op| op.way == "calm") {
+        let Some((end, outcome)) = &op.end else { continue };
+        let place = Place::of(op, records.client(op));
+        let starved = records.weather.starved(&place, Event::Blocked, op.call, *end);
+        if *outcome != Outcome::Got && starved < SECOND {
+            found.push(violation("calm", op, *end, format_args!("{outcome:?} after {} ms", (end - op.call) / MILLI)));
+        }
+        if let Some((time, result)) = op.released.as_ref().filter(|(_, result)| result != "Ok") {
+            found.push(violation("calm", op, *time, format_args!("its unlock said {result}")));
+        }
+    }
+    found
+}
+
+/// How long acquires took in calm, at most: by kind.
+pub(crate) fn worst_in_calm(records: &Records) -> Option<(u64, &Op)> {
+    let calm = records.ops.iter().filter(|op| op.way == "calm");
+    calm.filter_map(|op| Some((op.got()? - op.call, op))).max_by_key(|(took, _)| *took)
+}
+
+/// What a process that was not killed never heard of again.
+pub(crate) fn open(records: &Records) -> Vec<Violation> {
+    let mut last = BTreeMap::<&str, usize>::new();
+    for client in records.clients.keys() {
+        let (slot, generation) = split(client);
+        let known = last.entry(slot).or_default();
+        *known = (*known).max(generation);
+    }
+    let is_last = |op: &Op| {
+        let (slot, generation) = split(op.client());
+        last.get(slot) == Some(&generation)
+    };
+    let mut found = Vec::new();
+    for op in records.ops.iter().filter(|op| is_last(op)) {
+        if op.end.is_none() {
+            found.push(violation("open", op, op.call, format_args!("a {} acquire never came back", op.way)));
+        } else if op.release.as_ref().is_some_and(|(_, how)| how == "unlock") && op.released.is_none() {
+            found.push(violation("open", op, op.call, "its unlock never came back"));
+        }
+    }
+    found
+}
+
+/// Slot and generation of `s1g2c0`.
+fn split(client: &str) -> (&str, usize) {
+    let (slot, rest) = client.split_once('g').unwrap_or((client, ""));
+    (slot, rest.split('c').next().and_then(|generation| generation.parse().ok()).unwrap_or(0))
+}

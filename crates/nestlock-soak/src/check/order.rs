@@ -1,0 +1,122 @@
+//! Who is next, where nothing is wrong: fair locks are given in the order in which they were asked for, and a release wakes
+//! somebody who waits.
+
+use std::collections::BTreeMap;
+
+use super::{
+    Violation,
+    records::{Op, Records},
+    weather::{Event, Place, slack},
+};
+use crate::{
+    clock::{MILLI, SECOND},
+    kinds::Kind,
+};
+
+/// Whoever waits for a lock that is given back has it by then: well before it would look for itself.
+const WOKEN: u64 = 300 * MILLI;
+/// What was given away is released by then, and what a process held that was killed.
+const BEFORE: u64 = 5 * SECOND;
+/// After a fault, connections are there again, and what nobody knows of has ended with its lease, 2 s at most.
+const RECOVERY: u64 = 5 * SECOND / 2;
+
+/// Whoever asked this much later came later.
+const LATER: u64 = 250 * MILLI;
+
+pub(crate) fn fair(records: &Records) -> Vec<Violation> {
+    let waits = |op: &&Op| {
+        let way = matches!(&*op.way, "bounded" | "unbounded" | "calm");
+        op.kind.is_fair() && way && op.parent.is_none() && op.got().is_some()
+    };
+    let mut locks = BTreeMap::<&str, Vec<&Op>>::new();
+    for op in records.ops.iter().filter(waits) {
+        locks.entry(&op.locks[0]).or_default().push(op);
+    }
+    let fair_weather = |op: &Op, until: u64| {
+        let place = Place::of(op, records.client(op));
+        !records.weather.is_foul(&place, op.call.saturating_sub(2 * SECOND), until)
+            && records.weather.starved(&place, Event::Blocked, op.call, until) < LATER / 2
+    };
+    let mut found = Vec::new();
+    for ops in locks.values_mut() {
+        ops.sort_by_key(|op| op.call);
+        for (at, first) in ops.iter().enumerate() {
+            let Some(got) = first.got() else { continue };
+            let came_later = ops[at + 1..].iter().take_while(|later| later.call < got);
+            let mut overtook = came_later.filter(|later| later.call > first.call + LATER && later.got() < Some(got));
+            let Some(later) = overtook.next().filter(|_| fair_weather(first, got)) else { continue };
+            found.push(Violation {
+                sort: "order",
+                time: later.got().unwrap_or(got),
+                text: format!(
+                    "{}: {} had it before {}, which had asked {} ms earlier",
+                    first.locks[0],
+                    later.id,
+                    first.id,
+                    (later.call - first.call) / MILLI
+                ),
+                words: vec![first.id.clone(), later.id.clone()],
+            });
+        }
+    }
+    found
+}
+
+/// Until when an operation may have its lock; of a process that was killed, for a lease at least.
+fn kept_until(op: &Op) -> Option<u64> {
+    let got = op.got()?;
+    let released = op.released.as_ref().or(op.release.as_ref()).map(|(time, _)| *time);
+    Some(released.or(op.lost).unwrap_or(got + BEFORE))
+}
+
+/// Messages and signals: nobody has to look for itself.
+pub(crate) fn woken(records: &Records) -> Vec<Violation> {
+    let mut locks = BTreeMap::<&str, Vec<&Op>>::new();
+    let is_told = |op: &&Op| !matches!(op.kind, Kind::Spin | Kind::String | Kind::Multi | Kind::Red);
+    for op in records.ops.iter().filter(is_told) {
+        locks.entry(&op.locks[0]).or_default().push(op);
+    }
+    let mut found = Vec::new();
+    for (lock, mut by_call) in locks {
+        by_call.sort_by_key(|op| op.call);
+        let mut by_got: Vec<&Op> = by_call.iter().copied().filter(|op| op.got().is_some()).collect();
+        by_got.sort_by_key(|op| op.got());
+        let mut free_from = 0;
+        for pair in by_got.windows(2) {
+            let (op, next) = (pair[0], pair[1]);
+            free_from = free_from.max(kept_until(op).unwrap_or(0));
+            let (Some(got), true) = (next.got(), op.release.is_some()) else { continue };
+            if got < free_from + WOKEN
+                || records.weather.faults(free_from.saturating_sub(RECOVERY), got).next().is_some()
+            {
+                continue;
+            }
+            // it may still be held by nobody's task
+            let first = by_got.partition_point(|op| op.got() < Some(free_from.saturating_sub(BEFORE)));
+            let is_left = |op: &&Op| op.release.as_ref().is_some_and(|(_, how)| how == "forget" || how == "leave");
+            if by_got[first..].iter().take_while(|op| op.got() < Some(got)).any(is_left) {
+                continue;
+            }
+            // of one without an end nobody knows: its process may have been killed
+            let waits = |op: &&&Op| {
+                let way = matches!(&*op.way, "bounded" | "unbounded" | "calm");
+                way && op.call + 50 * MILLI < free_from && op.end.as_ref().is_some_and(|(end, _)| *end >= got)
+            };
+            let first = by_call.partition_point(|op| op.call + 2 * BEFORE < free_from);
+            let Some(waiter) = by_call[first..].iter().take_while(|op| op.call < free_from).find(waits) else {
+                continue;
+            };
+            let place = Place::of(waiter, records.client(waiter));
+            let starved = records.weather.starved(&place, Event::Blocked, free_from, got);
+            if got > free_from + WOKEN + slack(starved) {
+                found.push(Violation {
+                    sort: "not woken",
+                    time: got,
+                    text: format!("{lock}: free for {} ms, while {} waited", (got - free_from) / MILLI, waiter.id),
+                    words: vec![op.id.clone(), next.id.clone(), waiter.id.clone()],
+                });
+            }
+        }
+    }
+    found
+}

@@ -1,0 +1,101 @@
+//! The servers of a run, their proxies, and a look at what is left on them.
+
+use std::{net::SocketAddr, sync::Arc, thread, time::Duration};
+
+use nestlock_embedded::SpawnedServer;
+
+use crate::{
+    clock::now,
+    heartbeat,
+    history::History,
+    settings::{CLIENTS, Mode, SERVERS, Settings, link},
+    support::{
+        Server,
+        proxy::Proxy,
+        wire::{Reply, Wire},
+    },
+};
+
+pub(crate) struct Servers {
+    pub(crate) servers: Vec<SpawnedServer>,
+    /// Of each link, one to each server.
+    pub(crate) proxies: Vec<Vec<Proxy>>,
+}
+
+impl Servers {
+    pub(crate) fn start(settings: &Settings, mode: Mode) -> Result<Self, String> {
+        let mut args = vec!["--save", "", "--enable-debug-command", "yes"];
+        if mode == Mode::Aof {
+            args.extend(["--appendonly", "yes", "--appendfsync", "everysec"]);
+        }
+        let start = |_| SpawnedServer::start_with(&args).map_err(|error| error.to_string());
+        let servers: Vec<SpawnedServer> = (0..SERVERS).map(start).collect::<Result<_, _>>()?;
+        let links = (0..settings.workers * CLIENTS).filter_map(link).count();
+        let proxies = |_| servers.iter().map(|server| Proxy::start(&Server(server.addr()))).collect();
+        let proxies = (0..links).map(proxies).collect();
+        Ok(Self { servers, proxies })
+    }
+
+    /// Where a client connects to.
+    pub(crate) fn urls(&self, client: usize) -> String {
+        let urls: Vec<String> = match link(client) {
+            Some(link) => self.proxies[link].iter().map(Proxy::url).collect(),
+            None => self.servers.iter().map(SpawnedServer::url).collect(),
+        };
+        urls.join("+")
+    }
+
+    /// Writes down when a server did not answer, whatever the reason.
+    pub(crate) fn watch(&self, history: &Arc<History>) {
+        for (number, server) in self.servers.iter().enumerate() {
+            let (addr, history) = (server.addr(), Arc::clone(history));
+            thread::spawn(move || {
+                let (mut last, mut wire) = (now(), None);
+                loop {
+                    thread::sleep(Duration::from_millis(5));
+                    let answer = match &mut wire {
+                        Some(wire) => call(wire, &["PING"]).is_ok(),
+                        None => false,
+                    };
+                    if answer {
+                        last = heartbeat::beat(&history, &format!("sgap{number}"), last);
+                    } else {
+                        wire = connect(addr).ok();
+                    }
+                }
+            });
+        }
+    }
+
+    /// Runs one command; an error of the server's is an error.
+    pub(crate) fn ask(&self, server: usize, parts: &[&str]) -> std::io::Result<Reply> {
+        call(&mut connect(self.servers[server].addr())?, parts)
+    }
+
+    /// Every key, but those that stay: what tokens are counted with, and what was guarded.
+    pub(crate) fn keys(&self, server: usize) -> Vec<String> {
+        let stays = |key: &str| key.contains("token") || key.contains("guarded");
+        let Ok(Reply::List(keys)) = self.ask(server, &["KEYS", "*"]) else { return vec!["no answer".to_owned()] };
+        keys.iter().map(|key| key.text().to_owned()).filter(|key| !stays(key)).collect()
+    }
+
+    pub(crate) fn channels(&self, server: usize) -> Vec<String> {
+        match self.ask(server, &["PUBSUB", "CHANNELS"]) {
+            Ok(Reply::List(channels)) => channels.iter().map(|channel| channel.text().to_owned()).collect(),
+            other => vec![format!("no answer: {other:?}")],
+        }
+    }
+}
+
+pub(crate) fn connect(addr: SocketAddr) -> std::io::Result<Wire> {
+    let wire = Wire::connect(addr)?;
+    wire.limit(Duration::from_secs(4));
+    Ok(wire)
+}
+
+pub(crate) fn call(wire: &mut Wire, parts: &[&str]) -> std::io::Result<Reply> {
+    match wire.call(parts)? {
+        Reply::Error(error) => Err(std::io::Error::other(error)),
+        reply => Ok(reply),
+    }
+}

@@ -1,0 +1,222 @@
+//! One process: its clients and tasks, the calm at the end, and what is left then.
+
+use std::{
+    fs,
+    io::BufRead,
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use nestlock::LockClient;
+use tokio::sync::mpsc;
+
+use crate::{
+    clock::now,
+    handover::{self, Mailbox},
+    heartbeat,
+    history::History,
+    settings::{CLIENTS, FAIR_PATIENCE, OUTAGE_PATIENCE, POLL_CAP, SERVERS, Settings, link},
+    task::Task,
+};
+
+/// What all tasks of a process share.
+#[derive(Debug)]
+pub(crate) struct Process {
+    pub(crate) settings: Settings,
+    pub(crate) history: Arc<History>,
+    pub(crate) mailbox: Mailbox,
+    /// No new work from then on.
+    pub(crate) until: u64,
+    /// Slot and generation: `s0g1`.
+    pub(crate) name: String,
+    ops: AtomicU64,
+}
+
+impl Process {
+    /// The number of the next operation.
+    pub(crate) fn op(&self) -> u64 {
+        self.ops.fetch_add(1, Relaxed)
+    }
+}
+
+/// A client: a connection to each server, of which the first has all locks but those over several.
+#[derive(Debug, Clone)]
+pub(crate) struct Connected {
+    pub(crate) name: String,
+    pub(crate) servers: Vec<LockClient>,
+    pub(crate) watchdog: Duration,
+}
+
+/// The life of a worker. Says on stdout how far it is; is told on stdin to go on.
+pub(crate) fn run(settings: &Settings) -> bool {
+    end_with_the_parent();
+    let settings = settings.clone();
+    let (slot, generation): (usize, usize) = (settings.told("slot"), settings.told("generation"));
+    let folder: PathBuf = settings.told("folder");
+    let name = format!("s{slot}g{generation}");
+    let history = Arc::new(History::open(&folder.join(format!("{name}.history"))).expect("a history"));
+    heartbeat::of_the_process(Arc::clone(&history));
+    let mailbox = Mailbox(handover::folder(&folder));
+    let until = settings.told("until");
+    let process = Arc::new(Process { settings, history, mailbox, until, name, ops: AtomicU64::new(0) });
+    let (sender, orders) = mpsc::unbounded_channel();
+    std::thread::spawn(move || {
+        for line in std::io::stdin().lock().lines().map_while(Result::ok) {
+            let _ = sender.send(line);
+        }
+        // whoever started us is gone
+        std::process::exit(3);
+    });
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+    runtime.expect("a runtime").block_on(live(process, slot, orders));
+    true
+}
+
+/// A stopped process does not see the end of its stdin.
+fn end_with_the_parent() {
+    #[cfg(target_os = "linux")]
+    nix::sys::prctl::set_pdeathsig(nix::sys::signal::Signal::SIGKILL).expect("a signal");
+}
+
+async fn live(process: Arc<Process>, slot: usize, mut orders: mpsc::UnboundedReceiver<String>) {
+    tokio::spawn(heartbeat::of_the_runtime(Arc::clone(&process.history)));
+    let mut clients = Vec::new();
+    for client in slot * CLIENTS..(slot + 1) * CLIENTS {
+        clients.push(connect(&process, client).await);
+    }
+    let before = Resources::now();
+    println!("ready");
+    let mut tasks = Vec::new();
+    for client in &clients {
+        for task in 0..process.settings.tasks {
+            tasks.push(Task::new(Arc::clone(&process), client.clone(), task as u64));
+        }
+    }
+    let mut running: Vec<_> = tasks
+        .into_iter()
+        .map(|mut task| {
+            tokio::spawn(async move {
+                task.work().await;
+                task
+            })
+        })
+        .collect();
+    // meanwhile the nemesis may ask for one thing
+    let mut settled = Vec::new();
+    while let Some(task) = running.pop() {
+        tokio::pin!(task);
+        let task = loop {
+            tokio::select! {
+                task = &mut task => break task.expect("a task does not panic"),
+                order = orders.recv() => block(order.as_deref()),
+            }
+        };
+        settled.push(task);
+    }
+    println!("settled");
+    while orders.recv().await.is_some_and(|order| order != "calm") {}
+    let calm: Vec<_> = settled.into_iter().map(|task| tokio::spawn(task.calm())).collect();
+    for task in calm {
+        task.await.expect("a task does not panic");
+    }
+    println!("calmed");
+    for client in clients.iter().flat_map(|client| &client.servers) {
+        if tokio::time::timeout(Duration::from_secs(10), client.idle()).await.is_err() {
+            println!("wrong: idle() does not end: {:?}", client.stats());
+        }
+    }
+    let mut looks = 0;
+    loop {
+        let left: Vec<_> = clients.iter().flat_map(|client| &client.servers).map(LockClient::stats).collect();
+        if left.iter().all(|stats| (stats.holds, stats.settling, stats.channels) == (0, 0, 0)) {
+            break;
+        }
+        looks += 1;
+        if looks > 40 {
+            println!("wrong: the books do not empty: {left:?}");
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    before.compare(&Resources::now());
+    println!("idle");
+    while orders.recv().await.is_some_and(|order| order != "end") {}
+    for client in clients.iter().flat_map(|client| &client.servers) {
+        if let Err(error) = client.shutdown().await {
+            println!("wrong: shutdown: {error}");
+        }
+    }
+    println!("ended");
+}
+
+/// All workers of the runtime are blocked for so long: the client's own thread goes on.
+fn block(order: Option<&str>) {
+    let Some(ms) = order.and_then(|order| order.strip_prefix("block ")).and_then(|ms| ms.parse().ok()) else { return };
+    for _ in 0..2 {
+        tokio::spawn(async move { std::thread::sleep(Duration::from_millis(ms)) });
+    }
+}
+
+async fn connect(process: &Process, client: usize) -> Connected {
+    let urls: String = process.settings.told(&format!("urls{client}"));
+    let watchdog = process.settings.watchdog(client);
+    let name = format!("{}c{}", process.name, client % CLIENTS);
+    let mut servers = Vec::new();
+    for url in urls.split('+') {
+        let server = loop {
+            let builder = LockClient::builder()
+                .watchdog_timeout(watchdog)
+                .poll_cap(POLL_CAP)
+                .outage_patience(OUTAGE_PATIENCE)
+                .fair_patience(FAIR_PATIENCE)
+                .connect_timeout(Duration::from_secs(1));
+            match builder.connect(url).await {
+                Ok(client) => break client,
+                // it was started into a fault
+                Err(_) => tokio::time::sleep(Duration::from_millis(20)).await,
+            }
+        };
+        servers.push(server);
+    }
+    assert_eq!(servers.len(), SERVERS);
+    let link = link(client).map_or("-".to_owned(), |link| link.to_string());
+    process.history.write_at(now(), format_args!("conf {name} {} {link}", watchdog.as_millis()));
+    Connected { name, servers, watchdog }
+}
+
+/// What a process takes of its machine.
+#[derive(Debug)]
+struct Resources {
+    threads: usize,
+    files: usize,
+    kilobytes: usize,
+}
+
+impl Resources {
+    /// Of a system without `/proc`, zeros.
+    fn now() -> Self {
+        let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+        let field = |name: &str| {
+            let line = status.lines().find_map(|line| line.strip_prefix(name));
+            line.and_then(|line| line.split_whitespace().next()?.parse().ok()).unwrap_or(0)
+        };
+        let files = fs::read_dir("/proc/self/fd").map_or(0, Iterator::count);
+        Self { threads: field("Threads:"), files, kilobytes: field("VmRSS:") }
+    }
+
+    fn compare(&self, after: &Self) {
+        // each client may have one more connection, for lists, and one that is being replaced
+        let connections = 2 * CLIENTS * SERVERS;
+        if after.threads > self.threads + 4 || after.files > self.files + connections {
+            println!("wrong: threads or descriptors have grown: {self:?}, now {after:?}");
+        }
+        if after.kilobytes > self.kilobytes + 64 * 1024 {
+            println!("wrong: memory has grown: {self:?}, now {after:?}");
+        }
+        println!("resources {self:?} {after:?}");
+    }
+}
