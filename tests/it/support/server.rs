@@ -2,7 +2,7 @@
 
 use std::{
     io::ErrorKind,
-    net::SocketAddr,
+    net::{SocketAddr, TcpStream},
     path::PathBuf,
     sync::{Mutex, MutexGuard},
     thread::sleep,
@@ -78,7 +78,14 @@ impl Server {
     pub fn kill(&self) {
         match &self.kind {
             Kind::Real(server) => server.kill().expect("a server to kill"),
-            Kind::Embedded(server) => drop(lock(server).take()),
+            Kind::Embedded(server) => {
+                drop(lock(server).take());
+                // a child that another test starts has the port, too, until its exec
+                let start = Instant::now();
+                while TcpStream::connect(self.addr).is_ok() && start.elapsed() < PORT_PATIENCE {
+                    sleep(Duration::from_millis(1));
+                }
+            }
         }
     }
 
