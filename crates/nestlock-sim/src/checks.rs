@@ -398,8 +398,8 @@ pub(crate) fn slack(plan: &Plan, process: usize) -> u64 {
     let longest = book(|book| book.longest.get(&process).copied()).unwrap_or_default();
     // several locks: one is waited for, then the others are asked, then what was got is released
     let steps = if plan.kind == Kind::Multi { 3 } else { 1 };
-    // a request may be two, where its script is not known; and a quarter more
-    steps * (120 * MILLI + longest.min(TTL / 3) * 5)
+    // a future that is not polled makes the round trip longer that is known, by twice and 40 ms; two of them; a quarter more
+    steps * (200 * MILLI + longest.min(TTL / 3) * 10)
 }
 
 /// The end: everything comes to one.

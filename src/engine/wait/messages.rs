@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     clock::Instant,
-    error::StoreErrorKind,
+    error::{StoreError, StoreErrorKind},
     log,
     store::{ChannelMessage, Link},
 };
@@ -112,8 +112,7 @@ async fn subscribe_batch(link: &Link, batch: &[Arc<Gate>]) -> Vec<Arc<Gate>> {
     if !link.is_up() {
         return batch.to_vec();
     }
-    // the refusal answered something else, and later answers may be shifted too: start over with a new connection
-    link.reset().await;
+    start_over(link, &error).await;
     if error.kind() != StoreErrorKind::NoPermission {
         return batch.to_vec();
     }
@@ -138,7 +137,16 @@ async fn unsubscribe_batch(link: &Link, batch: &[String]) {
         log::later!(DEBUG, error = error; "cannot unsubscribe");
         // who may never unsubscribe would have a new connection for each lock
         if link.is_up() && error.kind() != StoreErrorKind::NoPermission {
-            link.reset().await;
+            start_over(link, &error).await;
         }
     }
+}
+
+/// Makes a new connection: the refusal answered something else, and later answers may be shifted too. Not at once to a server
+/// that is busy, since the new one would be refused the same.
+async fn start_over(link: &Link, error: &StoreError) {
+    if error.kind() == StoreErrorKind::Busy {
+        sleep(LISTEN_AGAIN).await;
+    }
+    link.reset().await;
 }
