@@ -476,16 +476,18 @@ impl Link {
         Ok(())
     }
 
-    /// Sends SUBSCRIBE. It has arrived only after a [`Link::barrier`].
+    /// Subscribes. fred answers before it is sent; the barrier proves that it arrived.
     pub(crate) async fn subscribe(&self, channels: Vec<String>) -> Result<(), StoreError> {
         self.in_own_runtime(self.check_up()).await?;
-        self.in_own_runtime(self.client.subscribe(channels)).await.map_err(classify)
+        self.in_own_runtime(self.client.subscribe(channels)).await.map_err(classify)?;
+        self.barrier().await
     }
 
-    /// Sends UNSUBSCRIBE.
+    /// Unsubscribes, as [`Link::subscribe`].
     pub(crate) async fn unsubscribe(&self, channels: Vec<String>) -> Result<(), StoreError> {
         self.in_own_runtime(self.check_up()).await?;
-        self.in_own_runtime(self.client.unsubscribe(channels)).await.map_err(classify)
+        self.in_own_runtime(self.client.unsubscribe(channels)).await.map_err(classify)?;
+        self.barrier().await
     }
 
     /// Waits for an element of any of the lists, at most `limit`, and takes it away; returns its list. Nothing else may be

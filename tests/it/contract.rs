@@ -221,7 +221,7 @@ pub async fn clients_and_tasks_exclude_each_other(kind: Kind) {
         clients.push(client);
     }
     for task in tasks {
-        task.await.unwrap();
+        tokio::time::timeout(Duration::from_secs(180), task).await.expect("everybody has its turns").unwrap();
     }
     assert_eq!(entries.load(Ordering::SeqCst), 3 * 4 * 25);
     nothing_is_left(&server, &clients.iter().collect::<Vec<_>>()).await;

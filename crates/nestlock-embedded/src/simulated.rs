@@ -13,7 +13,7 @@ use tokio::sync::Notify;
 use crate::server::{
     Engine,
     client::Fate,
-    resp::{Parser, Reply, Text},
+    resp::{Parser, Reply},
 };
 
 /// Commands, keys and scripts of one server.
@@ -82,10 +82,7 @@ impl Connection {
                 Ok(Some(request)) => request,
                 Ok(None) => return,
                 Err(text) => {
-                    engine.with_client(self.id, |client| {
-                        client.send(&Reply::Error(Text([b"ERR ", &text.0[..]].concat().into())));
-                        client.end(Fate::Ending);
-                    });
+                    engine.give_up(self.id, &text);
                     return;
                 }
             };

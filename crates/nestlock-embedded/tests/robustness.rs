@@ -18,7 +18,6 @@ use std::{
 };
 
 use nestlock_embedded::EmbeddedServer;
-use socket2::SockRef;
 use support::{
     grammar::Grammar,
     nonsense::{Limits, nonsense},
@@ -444,8 +443,6 @@ fn a_subscriber_that_never_reads_is_cut_off_and_others_lose_nothing() {
         let _alone = alone();
         let server = EmbeddedServer::start().expect("a server");
         let mut deaf = connect(server.addr());
-        // else the system may let it hold 32 MiB and more
-        SockRef::from(deaf.stream()).set_recv_buffer_size(1 << 20).expect("a socket");
         deaf.call(&["HELLO", protocol]).expect("an answer");
         deaf.call(&["SUBSCRIBE", "c"]).expect("an answer");
         let mut control = connect(server.addr());
@@ -456,12 +453,13 @@ fn a_subscriber_that_never_reads_is_cut_off_and_others_lose_nothing() {
         while clients(&mut control) == 2 {
             let heard = control.call(&[&b"PUBLISH"[..], b"c", &message]).expect("an answer");
             sent += 1;
+            // whoever asks without a pause keeps the server's thread for up to 128 polls: the other connection ends after those
+            thread::sleep(Duration::from_millis(1));
             peak = peak.max(resident().saturating_sub(before));
             assert!(sent < 200, "it was never cut off, the last message was for {heard:?}");
         }
-        // the system holds some as well: tcp_rmem and tcp_wmem, 36 MiB by default on large machines. What the server itself
-        // keeps is `peak`
-        assert!((32..=80).contains(&sent), "cut off after {sent} MiB");
+        // the sockets hold some megabytes as well
+        assert!((32..=48).contains(&sent), "cut off after {sent} MiB");
         assert!(peak < (32 << 20) + 2 * SLACK, "{peak} bytes were kept for it");
         // what had been written can still be read, then the connection ends
         let end = loop {

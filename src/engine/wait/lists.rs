@@ -123,10 +123,9 @@ impl Reader {
             .bell
             .get_or_insert_with(|| format!("{}:{}", any.map_or("", |list| &**list), core.client.as_str()).into());
         lists.push(Arc::clone(bell));
-        let mut bell_call = self.wanted.values().next().and_then(|gate| gate.kind.ring(bell, WAIT));
+        let mut ring = self.wanted.values().next().and_then(|gate| gate.kind.ring(bell, WAIT));
         let popped = link.pop(&lists, WAIT);
         tokio::pin!(popped);
-        let mut ends = false;
         loop {
             let changed = tokio::select! {
                 biased;
@@ -141,10 +140,10 @@ impl Reader {
                     None => return Ok(None),
                 },
                 () = grace(&self.left), if !self.left.is_empty() => self.forget_left(),
-                () = sleep(until.unwrap_or(self.looked).saturating_duration_since(Instant::now())), if until.is_some() && !ends => true,
+                () = sleep(until.unwrap_or(self.looked).saturating_duration_since(Instant::now())), if until.is_some() && ring.is_some() => true,
             };
-            if changed && !std::mem::replace(&mut ends, true) {
-                let (core, Some(call)) = (Arc::clone(&core), bell_call.take()) else { continue };
+            if changed && let Some(call) = ring.take() {
+                let core = Arc::clone(&core);
                 tokio::spawn(async move {
                     // lost, it costs as much as a lost signal
                     if let Err(error) = core.store.signal(call).await {

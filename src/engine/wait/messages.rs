@@ -98,12 +98,7 @@ fn sort_in(event: Event, wanted: &mut Vec<Arc<Gate>>, left: &mut Vec<(Instant, A
 /// Subscribes, and wakes waiters, since messages may have been missed before. Returns what must be repeated.
 async fn subscribe_batch(link: &Link, batch: &[Arc<Gate>]) -> Vec<Arc<Gate>> {
     let channels = batch.iter().map(|gate| gate.channel.to_string()).collect();
-    let outcome = match link.subscribe(channels).await {
-        // SUBSCRIBE is answered before it is sent; the barrier proves that it arrived
-        Ok(()) => link.barrier().await,
-        Err(error) => Err(error),
-    };
-    let Err(error) = outcome else {
+    let Err(error) = link.subscribe(channels).await else {
         for gate in batch {
             gate.live();
         }
@@ -129,11 +124,7 @@ async fn subscribe_batch(link: &Link, batch: &[Arc<Gate>]) -> Vec<Arc<Gate>> {
 
 /// Unsubscribes; where that is refused (BUSY, for one), a new connection has only what is wanted.
 async fn unsubscribe_batch(link: &Link, batch: &[String]) {
-    let outcome = match link.unsubscribe(batch.to_vec()).await {
-        Ok(()) => link.barrier().await,
-        Err(error) => Err(error),
-    };
-    if let Err(error) = outcome {
+    if let Err(error) = link.unsubscribe(batch.to_vec()).await {
         log::later!(DEBUG, error = error; "cannot unsubscribe");
         // who may never unsubscribe would have a new connection for each lock
         if link.is_up() && error.kind() != StoreErrorKind::NoPermission {

@@ -21,7 +21,7 @@ use std::{
 };
 
 use self::{
-    client::{Blocked, Client},
+    client::{Blocked, Client, Fate},
     clock::Clock,
     commands::{Call, Command, Outcome, Run, Unfit},
     keyspace::Keyspace,
@@ -243,6 +243,14 @@ impl Engine {
         let now = server.clock.now_ms();
         server.stats.expired += server.keys.expire(now);
         server.wake_all();
+    }
+
+    /// What a client sends is no request: it is told, and its connection ends.
+    pub(crate) fn give_up(&self, id: u64, text: &Text) {
+        self.with_client(id, |client| {
+            client.send(&Reply::Error(Text([b"ERR ", &text.0[..]].concat().into())));
+            client.end(Fate::Ending);
+        });
     }
 
     /// Runs one request and writes its reply.

@@ -7,7 +7,7 @@ use tokio::net::{TcpListener, TcpStream};
 use super::{
     Engine,
     client::{Client, Fate},
-    resp::{MAX_REQUEST, Parser, Reply, Text},
+    resp::{MAX_REQUEST, Parser},
 };
 
 /// A client that has more than this to read is not listened to until it does.
@@ -109,10 +109,7 @@ impl Connection {
                 Ok(Some(request)) => request,
                 Ok(None) => return None,
                 Err(text) => {
-                    self.engine.with_client(self.id, |client| {
-                        client.send(&Reply::Error(Text([b"ERR ", &text.0[..]].concat().into())));
-                        client.end(Fate::Ending);
-                    });
+                    self.engine.give_up(self.id, &text);
                     return None;
                 }
             };
