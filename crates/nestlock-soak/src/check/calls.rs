@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::{
     Violation,
     records::{Op, Outcome, Records},
-    weather::{Event, Place, slack},
+    weather::{Event, Place, RECOVERY, slack},
 };
 use crate::{
     clock::{MILLI, SECOND},
@@ -18,13 +18,6 @@ const MORE: u64 = 40 * MILLI;
 const TRIP: u64 = 25 * MILLI;
 /// A round trip through a fault: delays are 130 ms at most, and a server that hangs makes the measured one longer.
 const FOUL_TRIP: u64 = 350 * MILLI;
-/// After a fault, before all is as before.
-const RECOVERY: u64 = 2 * SECOND;
-
-fn violation(sort: &'static str, op: &Op, time: u64, text: impl std::fmt::Display) -> Violation {
-    let text = format!("{} {} of {}: {text}", op.locks.join("+"), op.id, op.task);
-    Violation { sort, time, text, words: vec![op.id.clone()] }
-}
 
 /// Waits with a limit keep it.
 pub(crate) fn limits(records: &Records) -> Vec<Violation> {
@@ -51,7 +44,7 @@ pub(crate) fn limits(records: &Records) -> Vec<Violation> {
                 allowed / MILLI,
                 excuse / MILLI
             );
-            found.push(violation("late", op, *end, text));
+            found.push(Violation::of("late", op, *end, text));
         }
     }
     found
@@ -88,7 +81,7 @@ pub(crate) fn errors(records: &Records) -> Vec<Violation> {
             };
             let excused = is_excusable(error) && (foul || starved > 20 * MILLI) || in_a_lost_one();
             if !excused {
-                found.push(violation("error", op, end, format_args!("{error} without a fault")));
+                found.push(Violation::of("error", op, end, format_args!("{error} without a fault")));
             }
             let parent = op.parent.map(|parent| &records.ops[parent]);
             if error.starts_with("Lost/")
@@ -96,7 +89,7 @@ pub(crate) fn errors(records: &Records) -> Vec<Violation> {
                 && parent
                     .is_some_and(|parent| parent.class == op.class && parent.ok.is_some_and(|(_, last)| last > end))
             {
-                found.push(violation("error", op, end, format_args!("{error}, while the outer hold is not lost")));
+                found.push(Violation::of("error", op, end, format_args!("{error}, while the outer hold is not lost")));
             }
         }
     }
@@ -111,10 +104,15 @@ pub(crate) fn calm(records: &Records) -> Vec<Violation> {
         let place = Place::of(op, records.client(op));
         let starved = records.weather.starved(&place, Event::Blocked, op.call, *end);
         if *outcome != Outcome::Got && starved < SECOND {
-            found.push(violation("calm", op, *end, format_args!("{outcome:?} after {} ms", (end - op.call) / MILLI)));
+            found.push(Violation::of(
+                "calm",
+                op,
+                *end,
+                format_args!("{outcome:?} after {} ms", (end - op.call) / MILLI),
+            ));
         }
         if let Some((time, result)) = op.released.as_ref().filter(|(_, result)| result != "Ok") {
-            found.push(violation("calm", op, *time, format_args!("its unlock said {result}")));
+            found.push(Violation::of("calm", op, *time, format_args!("its unlock said {result}")));
         }
     }
     found
@@ -141,9 +139,9 @@ pub(crate) fn open(records: &Records) -> Vec<Violation> {
     let mut found = Vec::new();
     for op in records.ops.iter().filter(|op| is_last(op)) {
         if op.end.is_none() {
-            found.push(violation("open", op, op.call, format_args!("a {} acquire never came back", op.way)));
+            found.push(Violation::of("open", op, op.call, format_args!("a {} acquire never came back", op.way)));
         } else if op.release.as_ref().is_some_and(|(_, how)| how == "unlock") && op.released.is_none() {
-            found.push(violation("open", op, op.call, "its unlock never came back"));
+            found.push(Violation::of("open", op, op.call, "its unlock never came back"));
         }
     }
     found

@@ -7,11 +7,6 @@ use super::{
 };
 use crate::{clock::SECOND, kinds::Kind};
 
-fn violation(sort: &'static str, op: &Op, time: u64, text: impl std::fmt::Display) -> Violation {
-    let text = format!("{} {} of {}: {text}", op.locks.join("+"), op.id, op.task);
-    Violation { sort, time, text, words: vec![op.id.clone()] }
-}
-
 /// What the server answered while the hold was certain.
 pub(crate) fn counts(records: &Records) -> Vec<Violation> {
     let mut found = Vec::new();
@@ -20,7 +15,7 @@ pub(crate) fn counts(records: &Records) -> Vec<Violation> {
             let certain =
                 op.ok.is_some_and(|(_, last)| last > *time) && !records.weather.has_forgotten(op.kind, op.call, *time);
             if said != wanted && certain {
-                found.push(violation(
+                found.push(Violation::of(
                     if *what == "count" { "count" } else { "holder" },
                     op,
                     *time,
@@ -34,7 +29,7 @@ pub(crate) fn counts(records: &Records) -> Vec<Violation> {
 
 /// Somebody has been told: it does not come back.
 pub(crate) fn finality(records: &Records) -> Vec<Violation> {
-    let back = |op: &Op| Some(violation("back again", op, op.back?, "was lost, and is not lost any more"));
+    let back = |op: &Op| Some(Violation::of("back again", op, op.back?, "was lost, and is not lost any more"));
     records.ops.iter().filter_map(back).collect()
 }
 
@@ -60,13 +55,15 @@ pub(crate) fn releases(records: &Records) -> Vec<Violation> {
         let (Some((begin, _)), Some((end, result))) = (&op.release, &op.released) else { continue };
         match result.as_str() {
             "Ok" if op.lost.is_some_and(|lost| lost < *begin) => {
-                found.push(violation("unlock", op, *end, "it was lost, and its unlock said Ok"));
+                found.push(Violation::of("unlock", op, *end, "it was lost, and its unlock said Ok"));
             }
             "Ok" if forgotten(records, op, *begin, *end) => {
-                found.push(violation("unlock", op, *end, "the server forgot it, and its unlock said Ok"));
+                found.push(Violation::of("unlock", op, *end, "the server forgot it, and its unlock said Ok"));
             }
             // if the server forgot, it was lost
-            "NotHeld" => found.push(violation("unlock", op, *end, "nobody released it, and its unlock said NotHeld")),
+            "NotHeld" => {
+                found.push(Violation::of("unlock", op, *end, "nobody released it, and its unlock said NotHeld"));
+            }
             _ => {}
         }
     }

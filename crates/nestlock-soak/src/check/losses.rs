@@ -3,7 +3,7 @@
 use super::{
     Violation,
     records::{Op, Records},
-    weather::{Event, Place, slack},
+    weather::{Event, Place, RECOVERY, slack},
 };
 use crate::{
     clock::{MILLI, SECOND},
@@ -11,8 +11,6 @@ use crate::{
     settings::{LONGEST_LEASE, Mode},
 };
 
-/// How long a link may take to be itself again after a fault.
-const RECOVERY: u64 = 2 * SECOND;
 /// `lost()` may be this much later than `is_lost()`.
 const APART: u64 = 200 * MILLI;
 
@@ -20,11 +18,6 @@ const APART: u64 = 200 * MILLI;
 fn loss(op: &Op) -> Option<u64> {
     let by_unlock = op.released.as_ref().filter(|(_, result)| result.starts_with("Lost")).map(|(time, _)| *time);
     op.lost.or(by_unlock)
-}
-
-fn violation(sort: &'static str, op: &Op, time: u64, text: impl std::fmt::Display) -> Violation {
-    let text = format!("{} {} of {}: {text}", op.locks.join("+"), op.id, op.task);
-    Violation { sort, time, text, words: vec![op.id.clone()] }
 }
 
 /// A hold that is renewed is lost only where something kept it from being renewed.
@@ -36,7 +29,7 @@ pub(crate) fn without_a_reason(records: &Records) -> Vec<Violation> {
         let foul = records.weather.is_foul(&place, time.saturating_sub(ttl + RECOVERY), time);
         let starved = records.weather.starved(&place, Event::Starved, time.saturating_sub(ttl), time);
         if !foul && starved < ttl / 3 && !records.weather.has_forgotten(op.kind, op.call, time) {
-            found.push(violation("lost", op, time, "was renewed, and is lost without a reason"));
+            found.push(Violation::of("lost", op, time, "was renewed, and is lost without a reason"));
         }
     }
     found
@@ -51,7 +44,7 @@ pub(crate) fn before_the_deadline(records: &Records) -> Vec<Violation> {
         let forgot = records.mode == Mode::Plain && records.weather.has_forgotten(op.kind, op.call, time);
         if time + MILLI < op.deadline && !forgot {
             let left = (op.deadline - time) / MILLI;
-            found.push(violation(
+            found.push(Violation::of(
                 "lost",
                 op,
                 time,
@@ -85,7 +78,7 @@ pub(crate) fn told_late(records: &Records) -> Vec<Violation> {
             }
             if last > limit {
                 let late = (last - limit) / MILLI;
-                found.push(violation(
+                found.push(Violation::of(
                     "told late",
                     op,
                     last,
@@ -109,7 +102,7 @@ pub(crate) fn told_apart(records: &Records) -> Vec<Violation> {
         // the task went on, and had not been told for a second
         let never = told.is_none() && op.release.is_some();
         if never || told.is_some_and(|told| told > lost + APART + excuse) {
-            found.push(violation(
+            found.push(Violation::of(
                 "told late",
                 op,
                 lost,

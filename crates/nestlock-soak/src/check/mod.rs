@@ -11,9 +11,9 @@ mod report;
 mod tests;
 mod weather;
 
-use std::path::Path;
+use std::{fmt::Display, path::Path};
 
-use self::records::Records;
+use self::records::{Op, Records};
 pub(crate) use self::report::Report;
 
 /// A promise that was broken.
@@ -27,6 +27,11 @@ pub(crate) struct Violation {
 }
 
 impl Violation {
+    fn of(sort: &'static str, op: &Op, time: u64, text: impl Display) -> Self {
+        let text = format!("{} {} of {}: {text}", op.locks.join("+"), op.id, op.task);
+        Self { sort, time, text, words: vec![op.id.clone()] }
+    }
+
     pub(crate) fn of_the_run(time: u64, text: String) -> Self {
         Self { sort: "end", time, text, words: Vec::new() }
     }

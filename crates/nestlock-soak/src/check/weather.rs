@@ -11,6 +11,9 @@ use crate::{
 /// No fault or gap is longer.
 const LONGEST: u64 = 20 * SECOND;
 
+/// After a fault, before all is as before.
+pub(super) const RECOVERY: u64 = 2 * SECOND;
+
 /// A mute connection stays so until a heartbeat has found it out: one each second, two of them without an answer.
 const MUTE: u64 = 4 * SECOND;
 
