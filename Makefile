@@ -4,16 +4,18 @@ CARGO    ?= cargo
 # one feature set for everything, so that nothing is built twice
 FEATURES := --all-features
 EXAMPLES := $(notdir $(basename $(wildcard examples/*.rs)))
+RECIPES  := $(notdir $(basename $(wildcard crates/nestlock-recipes/examples/*.rs)))
 SUDO     := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 
-.PHONY: help setup components check api api-record package test mutants sim sim-long soak interop bench peers demo ci
+.PHONY: help setup components check api api-record package test mutants mutants-few sim sim-long soak interop bench peers demo ci
 
 help:
 	@echo 'make setup   install redis-server if there is no server program'
 	@echo 'make check   format, clippy, docs, the public API and packaging, warnings denied'
 	@echo 'make api-record  writes api.txt, which check holds the public API against'
 	@echo 'make test    setup, then every test: on a real server, then on the embedded one'
-	@echo 'make mutants known defects, each of which the tests under shuttle, the simulator or the soak must find'
+	@echo 'make mutants known defects, one after the other, and who notices: MUTANTS=all WAYS="models sim soak it" SEEDS=60; hours'
+	@echo 'make mutants-few  a handful of them, each of which 5 seeds of the simulator must find'
 	@echo 'make sim     simulates SEEDS=200 programs of each kind of lock; a part of `make test`'
 	@echo 'make sim-long     20,000 of each: hours'
 	@echo 'make soak    processes, servers and faults for SECONDS=60 with SEED=random, MODE=all: crates/nestlock-soak'
@@ -21,7 +23,7 @@ help:
 	@echo 'make demo    every example'
 	@echo 'make bench   setup, then the benchmarks'
 	@echo 'make peers   nestlock beside redsync and rslock; installs as `make interop` does'
-	@echo 'make ci      test, mutants, soak, interop, check and demo: what CI runs'
+	@echo 'make ci      test, mutants-few, soak, interop, check and demo: what CI runs'
 
 setup:
 	@server=$${NESTLOCK_SERVER_BIN:-$$(command -v redis-server || command -v valkey-server)}; \
@@ -75,9 +77,14 @@ sim:
 sim-long:
 	$(MAKE) sim SEEDS=20000
 
-# in a copy of the tree; MUTANTS='name name' for some of them
-mutants:
-	./tests/mutants/run.sh $(MUTANTS)
+# in a copy of the tree, see tests/mutants/README.md; MUTANTS='name name' for some of them
+mutants: export WAYS = models sim soak it
+mutants: export SEEDS = 60
+mutants: setup
+	./tests/mutants/run.py $(MUTANTS)
+
+mutants-few:
+	./tests/mutants/run.py few
 
 # none, aof or plain; all: one after the other. bash has a variable SECONDS of its own, so it is make's here
 soak: SECONDS = 60
@@ -93,13 +100,20 @@ interop: setup
 
 demo:
 	$(CARGO) build --examples $(FEATURES)
-	$(CARGO) build -p nestlock-examples-axum -p nestlock-examples-sql
+	$(CARGO) build -p nestlock-recipes --examples $(FEATURES)
+	$(CARGO) build -p nestlock-examples-axum -p nestlock-examples-sql --bins --examples
 	@set -e; for example in $(EXAMPLES); do \
 		echo "--- $$example"; \
 		$(CARGO) run --quiet --example $$example $(FEATURES); \
 	done
+	@set -e; for example in $(RECIPES); do \
+		echo "--- nestlock-recipes: $$example"; \
+		$(CARGO) run --quiet -p nestlock-recipes --example $$example $(FEATURES); \
+	done
 	@echo '--- nestlock-examples-axum'
 	@$(CARGO) run --quiet -p nestlock-examples-axum
+	@echo '--- nestlock-examples-axum: layer'
+	@$(CARGO) run --quiet -p nestlock-examples-axum --example layer
 	@echo '--- nestlock-examples-sql'
 	@$(CARGO) run --quiet -p nestlock-examples-sql
 

@@ -1,23 +1,19 @@
-//! What stays the same however much there is: many holds behind a slow link, beside an acquire with a short TTL; many
-//! readers; many lists that are waited for.
+//! What stays the same however much there is, near the server and 50 ms away: many holds beside one with a short TTL; pairs
+//! beside many holds; many readers; many lists that are waited for.
 //!
 //! `cargo bench --bench scale`
 #![allow(missing_docs, clippy::print_stdout, clippy::cast_precision_loss, clippy::cast_sign_loss)]
 
-#[path = "support/far.rs"]
-mod far;
 mod support;
 
 use std::time::{Duration, Instant};
 
-use far::Far;
 use fred::{clients::Client, interfaces::ClientLike, types::InfoKind};
 use futures::{StreamExt, stream};
 use nestlock::{AcquireOptions, LockClient, LockGuard, OwnerId};
-use nestlock_embedded::SpawnedServer;
-use support::{bare, median, report};
+use support::{Link, bare, median, server};
 
-const ROUND_TRIP: Duration = Duration::from_millis(60);
+const WATCHDOG: Duration = Duration::from_secs(6);
 
 async fn hold_many(client: &LockClient, count: usize) -> Vec<LockGuard> {
     stream::iter(0..count)
@@ -30,45 +26,43 @@ async fn hold_many(client: &LockClient, count: usize) -> Vec<LockGuard> {
         .await
 }
 
-/// Holds over a slow link: none may be lost, and one with a short TTL is renewed beside them.
-async fn far_away() {
-    let server = SpawnedServer::start().expect("a server");
-    let far = Far::start(server.addr());
-    let client =
-        LockClient::builder().watchdog_timeout(Duration::from_secs(6)).connect(far.url()).await.expect("a client");
+/// Many holds: none may be lost, and one with a short TTL is renewed beside them.
+async fn many_holds(link: &Link) {
+    let client = LockClient::builder().watchdog_timeout(WATCHDOG).connect(&link.url).await.expect("a client");
     let guards = hold_many(&client, 100_000).await;
     let options = AcquireOptions::new().watchdog_timeout(Duration::from_secs(1));
     let short =
         client.reentrant_lock("short").expect("a name").try_lock_with(options).await.expect("an answer").expect("free");
-    far.round_trip(ROUND_TRIP);
+    link.slow_down();
     tokio::time::sleep(Duration::from_secs(20)).await;
     let lost = guards.iter().filter(|guard| guard.is_lost()).count();
-    report("100,000 locks, TTL 6 s, 60 ms a round trip, 20 s: locks lost", lost as f64, "0");
-    report("a lock with a TTL of 1 s beside them: lost", f64::from(u8::from(short.is_lost())), "0");
+    link.report("100,000 locks, TTL 6 s, 20 s: locks lost", lost as f64, "0");
+    link.report("a lock with a TTL of 1 s beside them: lost", f64::from(u8::from(short.is_lost())), "0");
     let least = guards.iter().map(LockGuard::remaining).min().unwrap_or_default();
-    report("shortest remaining lease, as a share of it", least.as_secs_f64() / 6.0, "");
+    link.report("shortest remaining lease, as a share of it", least.as_secs_f64() / WATCHDOG.as_secs_f64(), "");
     // that many releases at once would take longer than a shutdown may
-    far.round_trip(Duration::ZERO);
+    link.speed_up();
     drop((guards, short));
     client.idle().await;
 }
 
 /// Pairs a second of an acquire with a TTL of its own beside many holds, against none.
-async fn beside_many() {
-    let server = SpawnedServer::start().expect("a server");
+async fn beside_many(link: &Link) {
     let (busy, quiet) = (
-        LockClient::connect(server.url()).await.expect("a client"),
-        LockClient::connect(server.url()).await.expect("a client"),
+        LockClient::connect(&link.url).await.expect("a client"),
+        LockClient::connect(&link.url).await.expect("a client"),
     );
     let guards = hold_many(&busy, 200_000).await;
+    link.slow_down();
     tokio::time::sleep(Duration::from_secs(1)).await;
+    let long = Duration::from_millis(if link.is_far() { 2000 } else { 500 });
     let mut ratios = Vec::new();
     for _ in 0..9 {
         let mut rates = Vec::new();
         for client in [&quiet, &busy] {
             let lock = client.reentrant_lock("hot").expect("a name");
             let (since, mut pairs) = (Instant::now(), 0_u32);
-            while since.elapsed() < Duration::from_millis(500) {
+            while since.elapsed() < long {
                 let options = AcquireOptions::new().watchdog_timeout(Duration::from_secs(8));
                 lock.try_lock_with(options).await.expect("an answer").expect("free").unlock().await.expect("an answer");
                 pairs += 1;
@@ -77,8 +71,10 @@ async fn beside_many() {
         }
         ratios.push(rates[1] / rates[0]);
     }
-    report("pairs/s, each with a TTL of 8 s, beside 200,000 holds / beside none", median(&mut ratios), ">= 0.90");
+    link.report("pairs/s, each with a TTL of 8 s, beside 200,000 holds / beside none", median(&mut ratios), ">= 0.90");
+    link.speed_up();
     drop(guards);
+    busy.idle().await;
 }
 
 async fn script_us(client: &Client) -> (f64, f64) {
@@ -92,9 +88,10 @@ async fn script_us(client: &Client) -> (f64, f64) {
 }
 
 /// Server time of a reader's acquire and release, by how many read.
-async fn readers() {
-    let server = SpawnedServer::start().expect("a server");
-    let (client, bare) = (LockClient::connect(server.url()).await.expect("a client"), bare(&server.url()).await);
+async fn readers(link: &Link) {
+    let (client, bare) = (LockClient::connect(&link.url).await.expect("a client"), bare(&link.url).await);
+    link.slow_down();
+    let pairs = if link.is_far() { 50 } else { 200 };
     let read = client.read_write_lock("shared").expect("a name").read_lock();
     let mut guards: Vec<LockGuard> = Vec::new();
     let mut first = None;
@@ -105,7 +102,7 @@ async fn readers() {
         });
         guards.extend(more.buffer_unordered(100).collect::<Vec<_>>().await);
         let before = script_us(&bare).await;
-        for _ in 0..200 {
+        for _ in 0..pairs {
             let read = read.clone();
             let guard = OwnerId::scope(async move { read.lock().await.expect("the lock") }).await;
             guard.unlock().await.expect("an answer");
@@ -114,38 +111,40 @@ async fn readers() {
         let (calls, us) = (after.0 - before.0, after.1 - before.1);
         let pair = us / calls * 2.0;
         let first = *first.get_or_insert(pair);
-        report(&format!("server time of a reader's pair with {count} readers, in us"), pair, "");
-        report("    against 10 readers", pair / first, "<= 2");
+        link.report(&format!("server time of a reader's pair with {count} readers, in us"), pair, "");
+        link.report("    against 10 readers", pair / first, "<= 2");
     }
+    link.speed_up();
     drop(guards);
     client.idle().await;
 }
 
 /// A signal lock's hand-over, by how many other lists the client waits for.
-async fn lists() {
-    let server = SpawnedServer::start().expect("a server");
+async fn lists(link: &Link) {
     let (a, b) = (
-        LockClient::connect(server.url()).await.expect("a client"),
-        LockClient::connect(server.url()).await.expect("a client"),
+        LockClient::connect(&link.url).await.expect("a client"),
+        LockClient::connect(&link.url).await.expect("a client"),
     );
     let (mut kept, mut tasks, mut first) = (Vec::new(), Vec::new(), None);
     for count in [0_usize, 1000, 4000] {
+        link.speed_up();
         while kept.len() < count {
             let name = format!("idle:{}", kept.len());
             kept.push(b.signal_lock(&name).expect("a name").lock().await.expect("the lock"));
             let lock = a.signal_lock(&name).expect("a name");
             tasks.push(tokio::spawn(async move { drop(lock.lock().await) }));
         }
+        link.slow_down();
         tokio::time::sleep(Duration::from_secs(3)).await;
         let (waits, holds) = (a.signal_lock("hot").expect("a name"), b.signal_lock("hot").expect("a name"));
         let mut times = Vec::new();
-        for _ in 0..60 {
+        for _ in 0..if link.is_far() { 20 } else { 60 } {
             let guard = holds.lock().await.expect("the lock");
             let waiter = tokio::spawn({
                 let lock = waits.clone();
                 async move { (lock.lock().await.expect("the lock"), Instant::now()) }
             });
-            tokio::time::sleep(Duration::from_millis(20)).await;
+            link.pause(Duration::from_millis(20)).await;
             let since = Instant::now();
             guard.unlock().await.expect("an answer");
             let (guard, at) = waiter.await.expect("a task");
@@ -154,9 +153,10 @@ async fn lists() {
         }
         let time = median(&mut times);
         let first = *first.get_or_insert(time);
-        report(&format!("a signal lock's hand-over beside {count} lists waited for, in us, median"), time, "");
-        report("    against none", time / first, "");
+        link.report(&format!("a signal lock's hand-over beside {count} lists waited for, in us, median"), time, "");
+        link.report("    against none", time / first, "");
     }
+    link.speed_up();
     tasks.iter().for_each(tokio::task::JoinHandle::abort);
 }
 
@@ -164,9 +164,17 @@ fn main() {
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime");
     runtime.block_on(async {
-        far_away().await;
-        beside_many().await;
-        readers().await;
-        lists().await;
+        // a server for each part: what one leaves behind must not slow down the next
+        for part in 0..4 {
+            let server = server();
+            for link in server.links() {
+                match part {
+                    0 => many_holds(&link).await,
+                    1 => beside_many(&link).await,
+                    2 => readers(&link).await,
+                    _ => lists(&link).await,
+                }
+            }
+        }
     });
 }

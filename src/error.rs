@@ -147,6 +147,22 @@ pub enum Error {
         /// Who holds the read lock.
         owner: OwnerId,
     },
+    /// What the guard holds cannot be handed over. Nothing was sent, and it is held as before.
+    #[error("lock {lock:?} cannot be handed over: {reason}")]
+    #[non_exhaustive]
+    CannotHandOver {
+        /// The lock's name.
+        lock: String,
+        /// Why not, and what to do.
+        reason: &'static str,
+    },
+    /// A hand-over cannot be adopted here. Nothing was sent.
+    #[error("this hand-over cannot be adopted: {reason}")]
+    #[non_exhaustive]
+    InvalidHandOver {
+        /// What is wrong with it, and what to do.
+        reason: String,
+    },
     /// The request was sent, no answer came: it may or may not have been executed. The client is making the server
     /// agree in the background; at the latest the lease ends what is left.
     #[error("lock {lock:?}: no answer from the server, the outcome is unknown and being settled: {source}")]
@@ -250,6 +266,7 @@ impl Error {
             | Self::NoToken { lock, .. }
             | Self::NotExpirable { lock, .. }
             | Self::UpgradeRefused { lock, .. }
+            | Self::CannotHandOver { lock, .. }
             | Self::Unconfirmed { lock, .. }
             | Self::Store { lock, .. }
             | Self::NoQuorum { lock, .. } => Some(lock),
@@ -257,6 +274,7 @@ impl Error {
             Self::InvalidOwner { .. }
             | Self::InvalidConfig { .. }
             | Self::InvalidToken { .. }
+            | Self::InvalidHandOver { .. }
             | Self::Connect { .. }
             | Self::Closed
             | Self::Unsettled { .. } => None,

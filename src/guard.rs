@@ -12,6 +12,7 @@ use async_trait::async_trait;
 use crate::{
     engine::{Anchor, acquire::Entered, generation::Ticket, hold::Hold},
     error::{Error, LossReason, Result},
+    hand_over::HandOver,
     owner::OwnerId,
     token::FencingToken,
 };
@@ -272,12 +273,56 @@ impl LockGuard {
                     if how == Forget::LeaveToLease {
                         ticket.unwatch();
                     }
-                    single.anchor.hand_over(&single.hold, &ticket);
+                    single.anchor.give_away(&single.hold, &ticket);
                 }
             }
             Inner::Several(held) => return held.forget(how),
         }
         owner
+    }
+
+    /// Hands the lock to another task or process, which has `keep` (10 ms to 10 years) to [`adopt`](crate::Lock::adopt) it.
+    ///
+    /// From here on this guard holds nothing, and nobody renews the lock: it is held by nobody in particular until it is
+    /// adopted, or for `keep`. To take it back, adopt it. Nobody else gets it in between, and it can be adopted once. Who
+    /// waits for the lock learns of a shorter time when it next looks, within the
+    /// [`poll_cap`](crate::LockClientBuilder::poll_cap).
+    ///
+    /// ```no_run
+    /// # async fn example(lock: nestlock::Lock) -> nestlock::Result<()> {
+    /// use std::time::Duration;
+    ///
+    /// let guard = lock.lock().await?;
+    /// let job = guard.hand_over(Duration::from_secs(30)).await?.to_text();
+    /// // send the text with the job; a worker goes on, under the same lock
+    /// # drop(job); Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// The guard holds the lock as before after [`Error::CannotHandOver`] (its owner holds it more than once, or reads and
+    /// writes, or it is several locks as one) and [`Error::InvalidLease`]. [`Error::Lost`] and [`Error::NotHeld`] as with
+    /// [`unlock`](Self::unlock). After [`Error::Store`] and [`Error::Unconfirmed`] see
+    /// [`remaining`](Self::remaining): either the guard still holds the lock, or it was given up and is being released, or,
+    /// if the server has moved it unheard, ends after `keep`.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped midway, as after [`Error::Unconfirmed`].
+    pub async fn hand_over(&self, keep: Duration) -> Result<HandOver> {
+        match &self.inner {
+            Inner::One(single) => {
+                let Single { anchor, hold, .. } = single;
+                let ticket = single.ticket.as_ref().ok_or_else(|| hold.not_held_error(&single.owner()))?;
+                let owner = anchor.transfer(hold, ticket, keep).await?;
+                Ok(HandOver::new(hold.kind().about().family, hold.lock_name(), owner))
+            }
+            Inner::Several(held) => Err(Error::CannotHandOver {
+                lock: held.name().to_owned(),
+                reason: "it is several locks as one; hand over a lock of one kind",
+            }),
+        }
     }
 
     /// Runs `future` while the lock is held; when the lock is lost, `future` is dropped.

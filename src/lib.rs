@@ -7,6 +7,7 @@ mod engine;
 mod error;
 mod guard;
 pub mod guide;
+mod hand_over;
 mod keys;
 mod lock;
 mod log;
@@ -26,6 +27,7 @@ pub use crate::{
     client::{ClientStats, LockClient, LockClientBuilder, Maintenance},
     error::{Error, LossReason, NodeAnswer, NodeSaid, Result, StoreError, StoreErrorKind},
     guard::LockGuard,
+    hand_over::HandOver,
     lock::{Inspection, Lock, ReadWriteLock, RedLockOptions},
     options::{AcquireOptions, Backoff, SignalOptions},
     owner::OwnerId,

@@ -33,6 +33,8 @@ use uuid::Uuid;
 
 use crate::error::Error;
 
+/// The task of an owner that nobody is.
+const NOBODY: &str = "handed-over";
 /// The longest name that [`LockClient::owner`](crate::LockClient::owner) takes, in bytes.
 const MAX_NAME: usize = 128;
 /// The longest text of the user's choice, in bytes.
@@ -142,6 +144,17 @@ impl OwnerId {
             return refuse("it ends like the field of a writer; use another name");
         }
         Ok(Self::new(client, format_args!("x/{name}")))
+    }
+
+    /// An owner that nobody is: of what is on its way to somebody.
+    pub(crate) fn of_nobody() -> Self {
+        let mut owner = Self::new(&ClientId::random(), format_args!("{NOBODY}"));
+        owner.is_exact = true;
+        owner
+    }
+
+    pub(crate) fn is_nobody(&self) -> bool {
+        self.text.split_once(':').is_some_and(|(_, task)| task == NOBODY)
     }
 
     /// The same owner under a name that no earlier request has used. Number 0 is the plain name.

@@ -7,6 +7,7 @@ use async_trait::async_trait;
 use crate::{
     error::Result,
     guard::LockGuard,
+    hand_over::HandOver,
     lock::{Inspection, Lock},
     options::AcquireOptions,
     owner::OwnerId,
@@ -43,6 +44,10 @@ pub trait RLock: sealed::Sealed + fmt::Debug + Send + Sync {
     async fn try_lock_for(&self, wait: Duration) -> Result<Option<LockGuard>>;
     /// As [`Lock::try_lock_for_with`].
     async fn try_lock_for_with(&self, wait: Duration, options: AcquireOptions) -> Result<Option<LockGuard>>;
+    /// As [`Lock::adopt`].
+    async fn adopt(&self, hand_over: &HandOver) -> Result<LockGuard>;
+    /// As [`Lock::adopt_with`].
+    async fn adopt_with(&self, hand_over: &HandOver, options: AcquireOptions) -> Result<LockGuard>;
     /// As [`Lock::release`].
     async fn release(&self, owner: &OwnerId) -> Result<()>;
     /// As [`Lock::extend`].
@@ -94,6 +99,14 @@ impl RLock for Lock {
 
     async fn try_lock_for_with(&self, wait: Duration, options: AcquireOptions) -> Result<Option<LockGuard>> {
         Self::try_lock_for_with(self, wait, options).await
+    }
+
+    async fn adopt(&self, hand_over: &HandOver) -> Result<LockGuard> {
+        Self::adopt(self, hand_over).await
+    }
+
+    async fn adopt_with(&self, hand_over: &HandOver, options: AcquireOptions) -> Result<LockGuard> {
+        Self::adopt_with(self, hand_over, options).await
     }
 
     async fn release(&self, owner: &OwnerId) -> Result<()> {

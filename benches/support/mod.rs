@@ -1,8 +1,11 @@
 //! What the benches share: a server, a bare fred client beside ours, and figures as ratios of one run.
 #![allow(dead_code, unreachable_pub)]
 
+pub mod far;
+
 use std::time::Duration;
 
+use far::Far;
 use fred::{
     clients::Client,
     interfaces::ClientLike,
@@ -19,6 +22,51 @@ pub struct Server {
 impl Server {
     pub fn url(&self) -> &str {
         &self.url
+    }
+
+    /// What is said to scale is measured twice: as near as can be, and on a slow link.
+    pub fn links(&self) -> [Link; 2] {
+        let addr = self.url.trim_start_matches("redis://").trim_end_matches('/');
+        let far = Far::start(addr.parse().expect("redis://address:port"));
+        [Link { url: self.url.clone(), far: None }, Link { url: far.url(), far: Some(far) }]
+    }
+}
+
+/// A way to the server.
+pub struct Link {
+    pub url: String,
+    far: Option<Far>,
+}
+
+impl Link {
+    const ROUND_TRIP: Duration = Duration::from_millis(50);
+
+    pub fn is_far(&self) -> bool {
+        self.far.is_some()
+    }
+
+    /// From now on it is as slow as it is to be; before that it has no delay, so that many holds are taken soon.
+    pub fn slow_down(&self) {
+        if let Some(far) = &self.far {
+            far.round_trip(Self::ROUND_TRIP);
+        }
+    }
+
+    pub fn speed_up(&self) {
+        if let Some(far) = &self.far {
+            far.round_trip(Duration::ZERO);
+        }
+    }
+
+    /// Until something has happened that takes this long, and four round trips: to try, to subscribe, to try again.
+    pub async fn pause(&self, long: Duration) {
+        tokio::time::sleep(long + if self.is_far() { Self::ROUND_TRIP * 4 } else { Duration::ZERO }).await;
+    }
+
+    /// Prints one figure beside its bound, and how far it is.
+    pub fn report(&self, what: &str, figure: f64, bound: &str) {
+        let what = if self.is_far() { format!("{what}; 50 ms away") } else { what.to_owned() };
+        report(&what, figure, bound);
     }
 }
 
@@ -55,7 +103,7 @@ pub fn median(samples: &mut [f64]) -> f64 {
 
 /// Prints one figure beside its bound.
 pub fn report(what: &str, figure: f64, bound: &str) {
-    println!("{what:<78} {figure:>9.2}   {bound}");
+    println!("{what:<88} {figure:>9.2}   {bound}");
 }
 
 /// Resident memory of this process, in bytes.

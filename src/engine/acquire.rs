@@ -4,7 +4,10 @@ use std::{
     future::Future,
     num::NonZeroU64,
     pin::{Pin, pin},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -15,9 +18,9 @@ use super::{
     failure::{silent, store_error},
     generation::{Grant, Ticket},
     hold::{Hold, Next},
-    kind::{Kind, Terms, Wake},
+    kind::{Adopts, Kind, Terms, Wake},
     lease::{Lease, Millis},
-    retry::{Retry, jittered},
+    retry::{Failing, jittered},
     settle::{Agreement, UnderWay},
     state::{Door, Request},
     wait::{
@@ -36,8 +39,6 @@ use crate::{
 /// So many holds are not handed over while a subscription is under way: a waiter with as many before him has missed no
 /// message, and need not try again when he listens. Should he have, he looks for himself within the poll cap.
 const FAR: u32 = 16;
-/// The first and the longest pause before a request that the server refused for now is repeated; half of it is random.
-const REFUSED_FOR_NOW: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(500));
 
 pub(super) const NO_ANSWER: &str = "no answer before the wait was over";
 pub(super) const TOO_LATE: &str = "the answer came when the lease was over already";
@@ -45,7 +46,7 @@ pub(super) const TOO_LATE: &str = "the answer came when the lease was over alrea
 /// A hold that was acquired, and the ticket to it.
 pub(crate) type Entered = (Arc<Hold>, Ticket);
 
-/// How often a pause of a spin lock's waiter looks whether the client was shut down.
+/// How often a pause looks whether the client was shut down.
 const LOOK_FOR_SHUTDOWN: Duration = Duration::from_millis(200);
 
 /// One acquire, with everything resolved.
@@ -54,7 +55,11 @@ pub(crate) struct Acquire<'a> {
     pub(super) kind: &'a Arc<dyn Kind>,
     pub(super) owner: OwnerId,
     pub(super) lease: Lease,
-    waits: bool,
+    pub(super) waits: bool,
+    /// Whose hold is adopted.
+    pub(super) from: Option<&'a OwnerId>,
+    /// That was asked for already: what is in doubt since is asked for again.
+    asked: AtomicBool,
     /// See [`AcquireOptions::after_a_loss`].
     pub(super) after_loss: bool,
     started: Instant,
@@ -98,6 +103,8 @@ impl<'a> Acquire<'a> {
             kind,
             lease,
             waits: wait != Wait::No,
+            from: None,
+            asked: AtomicBool::new(false),
             after_loss: options.rare().after_loss,
             started,
             deadline: wait.until(started),
@@ -111,6 +118,9 @@ impl<'a> Acquire<'a> {
         let mut waiter = if self.waits { self.core.join_existing(self.kind, &self.owner) } else { None };
         // a block, since an `async fn` keeps its arguments twice
         async move {
+            // between two tries the janitor must not release what one of them may have adopted unheard
+            let _kept =
+                self.from.map(|_| Place::new(self.core, &self.core.holds.get_or_insert(self.kind, &self.owner)));
             let mut told = None;
             let (mut attempts, mut was_busy) = (0_u32, false);
             // in a box, as it is rare
@@ -195,28 +205,6 @@ impl<'a> Acquire<'a> {
     }
 }
 
-/// Requests that fail, though they may succeed a little later.
-struct Failing {
-    since: Instant,
-    retry: Retry,
-    /// A try that may have been executed.
-    unconfirmed: Option<Error>,
-}
-
-impl Failing {
-    fn since(since: Instant) -> Self {
-        Self { since, retry: Retry::new(REFUSED_FOR_NOW.0, REFUSED_FOR_NOW.1), unconfirmed: None }
-    }
-
-    /// What all tries come to, of which this was the last: where one may have been executed, nobody can say that none was.
-    fn as_a_whole(&mut self, last: Error) -> Error {
-        match last {
-            Error::Store { .. } => self.unconfirmed.take().unwrap_or(last),
-            _ => last,
-        }
-    }
-}
-
 impl<'a> Acquire<'a> {
     /// Sees to it that the waiter is told when it is worth trying again; without a channel, the pause until then.
     fn listen<'b>(
@@ -279,14 +267,19 @@ impl<'a> Acquire<'a> {
     pub(super) fn door(&self, kind: &Arc<dyn Kind>, waits: bool) -> Door {
         let about = kind.about();
         let max_holds = self.core.config.max_holds.min(about.max_holds);
-        Door { about, waits, max_holds, after_loss: self.after_loss }
+        Door { about, waits, adopts: self.adopts(), max_holds, after_loss: self.after_loss }
+    }
+
+    fn adopts(&self) -> Option<Adopts> {
+        let again = self.asked.load(Ordering::Relaxed);
+        self.from.map(|_| if again { Adopts::Again } else { Adopts::First })
     }
 
     /// One attempt, in the owner's turn.
     async fn attempt(&self, deadline: Option<Instant>) -> Result<Attempt<'a>> {
         let Self { core, kind, .. } = *self;
         if self.owner.is_value()
-            && let Some(attempt) = self.attempt_by_a_value_that_was_handed_over(deadline).await
+            && let Some(attempt) = self.attempt_by_a_value_that_was_given_away(deadline).await
         {
             return attempt;
         }
@@ -322,9 +315,15 @@ impl<'a> Acquire<'a> {
             hold.not_executed(&request);
             return Err(closed);
         }
-        let terms =
-            Terms { owner: &request.owner, lease_ms: self.lease.millis(), holds: request.count, waits: self.waits };
-        let Some(answer) = self.in_time(deadline, pin!(core.store.acquire(kind.acquire(terms)))).await else {
+        let (owner, lease_ms) = (&request.owner, self.lease.millis());
+        let call = match self.from {
+            Some(from) => {
+                self.asked.store(true, Ordering::Relaxed);
+                kind.adopt(from, owner, lease_ms)
+            }
+            None => kind.acquire(Terms { owner, lease_ms, holds: request.count, waits: self.waits }),
+        };
+        let Some(answer) = self.in_time(deadline, pin!(core.store.acquire(call))).await else {
             return Ok(Attempt::GivenUp);
         };
         match answer {
@@ -338,6 +337,10 @@ impl<'a> Acquire<'a> {
                 hold.busy(&request, queued, core.epoch(hold));
                 let far = ahead.is_some_and(|ahead| ahead >= FAR);
                 Ok(Attempt::Busy(Busy { ttl, wake: kind.wake(&request.owner), place, far }))
+            }
+            Ok(Acquired::Lost) if self.from.is_some() => {
+                hold.busy(&request, false, core.epoch(hold));
+                Err(hold.not_held_error(&request.owner))
             }
             Ok(Acquired::Lost) => Err(hold.refused_as_lost(&request)),
             Ok(Acquired::WrongKind) => {
@@ -353,22 +356,22 @@ impl<'a> Acquire<'a> {
         }
     }
 
-    /// The server cannot tell whoever acquires under a text from whoever this client handed it over to: only while the
+    /// The server cannot tell whoever acquires under a text from whoever this client gave it away to: only while the
     /// latter holds nothing may it be asked. In a box, as it is rare.
-    fn attempt_by_a_value_that_was_handed_over(
+    fn attempt_by_a_value_that_was_given_away(
         &self,
         deadline: Option<Instant>,
     ) -> Pin<Box<dyn Future<Output = Option<Result<Attempt<'a>>>> + Send + '_>> {
         Box::pin(async move {
-            let handed_over = self.core.holds.handed_over(self.kind, &self.owner)?;
+            let given_away = self.core.holds.given_away(self.kind, &self.owner)?;
             Some(match self.in_time(deadline, pin!(self.core.store.inspect(self.kind.inspect()))).await {
                 Some(Ok(Inspected::Held { ttl, holders })) if holders.iter().any(|(owner, _)| *owner == self.owner) => {
                     Ok(Attempt::Busy(Busy { ttl, wake: self.kind.wake(&self.owner), place: None, far: false }))
                 }
                 Some(Ok(Inspected::WrongKind)) => Err(Error::WrongLockKind { lock: self.kind.name().to_string() }),
                 Some(Ok(_)) => {
-                    handed_over.lose(LossReason::RecordMissing);
-                    self.core.tidy(&handed_over);
+                    given_away.lose(LossReason::RecordMissing);
+                    self.core.tidy(&given_away);
                     return None;
                 }
                 Some(Err(error)) => self.failed(error),
@@ -414,12 +417,14 @@ impl<'a> Acquire<'a> {
         let pause = ttl.map_or(pause, |ttl| pause.min(ttl + Duration::from_millis(1)));
         let over = Instant::now() + pause;
         let over = self.deadline.map_or(over, |deadline| deadline.min(over));
-        Box::pin(async move {
-            // nothing wakes it for a shutdown
-            while Instant::now() < over && self.core.check_open().is_ok() {
-                self.core.sleep_until(over.min(Instant::now() + LOOK_FOR_SHUTDOWN)).await;
-            }
-        })
+        Box::pin(self.sleep_while_open(over))
+    }
+
+    /// Sleeps until then. A shutdown ends it a little later: nothing else would tell it.
+    async fn sleep_while_open(&self, until: Instant) {
+        while Instant::now() < until && self.core.check_open().is_ok() {
+            self.core.sleep_until(until.min(Instant::now() + LOOK_FOR_SHUTDOWN)).await;
+        }
     }
 
     /// Waits until the server can be reached, and a little longer, with jitter; at most until the deadline. In a box, as
@@ -430,11 +435,11 @@ impl<'a> Acquire<'a> {
             if !link.is_up() {
                 tokio::select! {
                     () = link.wait_up() => {}
-                    () = self.core.sleep_until(deadline) => {}
+                    () = self.sleep_while_open(deadline) => {}
                 }
                 return;
             }
-            self.core.sleep_until(deadline.min(Instant::now() + jittered(pause))).await;
+            self.sleep_while_open(deadline.min(Instant::now() + jittered(pause))).await;
         })
     }
 }

@@ -33,6 +33,7 @@ pub(crate) struct Generation {
 
 /// The books of a generation. Locked after its hold's state, never before.
 #[derive(Debug)]
+#[cfg_attr(test, derive(Clone))]
 pub(crate) struct Books {
     /// Holds taken and not given back.
     pub(crate) count: u32,
@@ -60,6 +61,7 @@ pub(crate) enum End {
 
 /// How the watchdog renews one hold: see [`Lease::Watched`].
 #[derive(Debug)]
+#[cfg_attr(test, derive(Clone))]
 struct Watched {
     /// The ticket that it belongs to.
     ticket: NonZeroU32,
@@ -88,6 +90,7 @@ impl Watched {
 /// How the watchdog renews a generation: an entry for each hold that it renews. Most often that is one, which has its
 /// place here: a client may hold many locks.
 #[derive(Debug)]
+#[cfg_attr(test, derive(Clone))]
 enum Watches {
     None,
     One(Watched),
@@ -284,8 +287,54 @@ impl Books {
 
 #[cfg(test)]
 mod tests {
+    use std::hash::{Hash, Hasher};
+
     use super::*;
     use crate::owner::ClientId;
+
+    // what a model checker needs: see `transitions/tests/model.rs`
+
+    impl Generation {
+        /// Another one, which is the same.
+        pub(in crate::engine) fn copied(&self) -> Arc<Self> {
+            let Self { owner, token, books, ended: _ } = self;
+            let books = books.lock().unwrap().clone();
+            Arc::new(Self { owner: owner.clone(), token: *token, books: Mutex::new(books), ended: Notify::new() })
+        }
+    }
+
+    impl Ticket {
+        /// The same ticket of a generation that was copied.
+        pub(in crate::engine) fn copied_to(&self, generation: Arc<Generation>) -> Self {
+            let Self { generation: _, watch, is_left } = self;
+            Self { generation, watch: *watch, is_left: is_left.load(Ordering::Relaxed).into() }
+        }
+
+        pub(in crate::engine) fn hash_own<H: Hasher>(&self, hasher: &mut H) {
+            (self.watch, self.is_left.load(Ordering::Relaxed)).hash(hasher);
+        }
+    }
+
+    impl Books {
+        /// Hashes what is not an instant, and hands those over.
+        pub(in crate::engine) fn hash_by<H: Hasher>(&self, hasher: &mut H, mut instant: impl FnMut(&mut H, Instant)) {
+            let Self { count, guards, deadline, watches, kept_every, renew_at, to_be_checked, end } = self;
+            let end = end.map(|end| match end {
+                End::Released => (0, 0),
+                End::Lost(reason) => (1, reason as u8),
+                End::Refused(kind) => (2, kind as u8),
+            });
+            (count, guards, kept_every.map(Millis::get), to_be_checked, end, renew_at.is_some()).hash(hasher);
+            [*deadline].iter().chain(renew_at).for_each(|at| instant(hasher, *at));
+            (std::mem::discriminant(watches), watches.iter().len()).hash(hasher);
+            watches.iter().for_each(|Watched { ticket, ttl, times }| (ticket, ttl.get(), times).hash(hasher));
+            if let Watches::Many(many) = watches {
+                for (_, from) in many {
+                    instant(hasher, *from);
+                }
+            }
+        }
+    }
 
     /// Nested holds keep their own settings, whichever goes first, and one needs no allocation of its own.
     #[test]

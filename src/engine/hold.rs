@@ -112,7 +112,7 @@ impl Hold {
 
     /// Changes the state. Afterwards the watchdog knows when to look, and guards are told of their end: in this order,
     /// and the latter without the mutex, since wakers are the user's code.
-    fn change<T>(self: &Arc<Self>, transition: impl FnOnce(&mut State, &mut Effects) -> T) -> T {
+    pub(super) fn change<T>(self: &Arc<Self>, transition: impl FnOnce(&mut State, &mut Effects) -> T) -> T {
         let mut effects = Effects::default();
         let outcome = {
             let mut state = self.state();
@@ -347,9 +347,9 @@ impl Hold {
     }
 
     /// A guard is let go of without a release: from here on the hold is somebody else's to release. `None`: there is
-    /// nothing to hand over, the lock was lost.
-    pub(crate) fn hand_over(self: &Arc<Self>, ticket: &Ticket) -> Option<Unsettled> {
-        self.change(|state, effects| state.hand_over(ticket, Instant::now(), effects))
+    /// nothing to give away, the lock was lost.
+    pub(crate) fn give_away(self: &Arc<Self>, ticket: &Ticket) -> Option<Unsettled> {
+        self.change(|state, effects| state.give_away(ticket, Instant::now(), effects))
     }
 
     /// Nobody knows any more how many holds the server records.
@@ -357,7 +357,7 @@ impl Hold {
         self.change(|state, _| state.stop_watching());
     }
 
-    /// The name is shared with a hold that was handed over.
+    /// The name is shared with a hold that was given away.
     pub(super) fn share_its_name(&self, owner: &OwnerId) {
         let mut state = self.state();
         state.sibling_in_doubt |= state.owner == *owner;
@@ -386,7 +386,7 @@ impl Hold {
         self.change(|state, effects| state.lose(reason, effects));
     }
 
-    /// Ends the guards that are left of a lock that was handed over. How many: the server records a hold for each.
+    /// Ends the guards that are left of a lock that was given away. How many: the server records a hold for each.
     pub(crate) fn lose_guards(self: &Arc<Self>, reason: LossReason) -> u32 {
         self.change(|state, effects| {
             let guards = state.held().map_or(0, |(_, books)| books.guards);

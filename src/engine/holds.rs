@@ -10,7 +10,7 @@ use std::{
 use super::{
     due::DueQueue,
     hold::Hold,
-    kind::{Kind, Sibling},
+    kind::Kind,
     state::{Around, HeldSibling, Leftover, Standing},
 };
 use crate::{
@@ -27,8 +27,8 @@ use crate::{
 pub(crate) struct Holds {
     /// A hold is its own key: there may be many.
     by_lock_and_owner: DashMap<Entry, ()>,
-    /// Those that were handed over, by what their owner is called. Renewed, or known to be held for the rest of a lease.
-    handed_over: DashMap<ExactName, Arc<Hold>>,
+    /// Those that were given away, by what their owner is called. Renewed, or known to be held for the rest of a lease.
+    given_away: DashMap<ExactName, Arc<Hold>>,
     /// Those of which nothing is left, and which somebody still had a handle of.
     to_be_reaped: Mutex<Vec<Weak<Hold>>>,
     /// What the watchdog must look at.
@@ -116,7 +116,7 @@ impl Hash for Entry {
     }
 }
 
-/// What a hold that was handed over is called: its family, its lock, and its owner as the server knows it.
+/// What a hold that was given away is called: its family, its lock, and its owner as the server knows it.
 pub(super) type ExactName = (&'static str, Arc<str>, OwnerId);
 
 fn exact_name(kind: &Arc<dyn Kind>, owner: &OwnerId) -> ExactName {
@@ -127,7 +127,7 @@ impl Holds {
     pub(super) fn new(command_timeout: Duration) -> Self {
         Self {
             by_lock_and_owner: DashMap::new(),
-            handed_over: DashMap::new(),
+            given_away: DashMap::new(),
             to_be_reaped: Mutex::default(),
             due: Arc::new(DueQueue::new(command_timeout)),
             suffix: AtomicU64::new(0),
@@ -150,21 +150,24 @@ impl Holds {
         self.find(Key::new(kind, owner))
     }
 
-    /// What was handed over as a hold of exactly this owner.
-    pub(crate) fn handed_over(&self, kind: &Arc<dyn Kind>, owner: &OwnerId) -> Option<Arc<Hold>> {
-        self.handed_over.get(&exact_name(kind, owner)).map(|hold| Arc::clone(&hold))
+    /// What was given away as a hold of exactly this owner.
+    pub(crate) fn given_away(&self, kind: &Arc<dyn Kind>, owner: &OwnerId) -> Option<Arc<Hold>> {
+        self.given_away.get(&exact_name(kind, owner)).map(|hold| Arc::clone(&hold))
     }
 
     fn find(&self, key: Key<'_>) -> Option<Arc<Hold>> {
         self.by_lock_and_owner.get(&key as &dyn Keyed).map(|entry| Arc::clone(&entry.key().0))
     }
 
-    /// What the same owner has of the lock's sibling kind, if it holds that.
-    pub(crate) fn held_sibling(&self, kind: &Arc<dyn Kind>, owner: &OwnerId) -> Option<(Sibling, Arc<Hold>)> {
+    /// What this client knows of the same owner and the lock's sibling kind.
+    pub(super) fn known_sibling(&self, kind: &Arc<dyn Kind>, owner: &OwnerId) -> Option<Arc<Hold>> {
         let sibling = kind.about().sibling?;
-        let hold = self.find(Key { family: sibling.family, ..Key::new(kind, owner) })?;
-        let is_valid = hold.state().is_valid(Instant::now());
-        is_valid.then_some((sibling, hold))
+        self.find(Key { family: sibling.family, ..Key::new(kind, owner) })
+    }
+
+    /// What the same owner has of the lock's sibling kind, if it holds that.
+    pub(super) fn held_sibling(&self, kind: &Arc<dyn Kind>, owner: &OwnerId) -> Option<Arc<Hold>> {
+        self.known_sibling(kind, owner).filter(|hold| hold.state().is_valid(Instant::now()))
     }
 
     /// Everything this client knows of one lock, its sibling included: whatever ends a record ends both.
@@ -179,32 +182,32 @@ impl Holds {
         found
     }
 
-    /// Looks at every hold, those included that were handed over. `look` must not come back to this map.
+    /// Looks at every hold, those included that were given away. `look` must not come back to this map.
     pub(crate) fn for_each(&self, mut look: impl FnMut(&Arc<Hold>)) {
         self.by_lock_and_owner.iter().for_each(|entry| look(&entry.key().0));
-        self.handed_over.iter().for_each(|hold| look(&hold));
+        self.given_away.iter().for_each(|hold| look(&hold));
     }
 
     /// A hold is about to be somebody else's to release. Its owner goes on without it, under another name; of a value,
     /// which has no other name, its next acquire finds it here.
-    pub(super) fn about_to_hand_over(&self, hold: &Arc<Hold>) -> ExactName {
+    pub(super) fn about_to_give_away(&self, hold: &Arc<Hold>) -> ExactName {
         let name = exact_name(hold.kind(), &hold.owner());
         self.retire_names();
-        self.handed_over.insert(name.clone(), Arc::clone(hold));
+        self.given_away.insert(name.clone(), Arc::clone(hold));
         name
     }
 
-    /// It is handed over, or, if it was lost before, it is not.
-    pub(super) fn handed_it_over(&self, hold: &Arc<Hold>, name: &ExactName, is_over: bool) {
+    /// It is given away, or, if it was lost before, it is not.
+    pub(super) fn gave_it_away(&self, hold: &Arc<Hold>, name: &ExactName, is_over: bool) {
         if !is_over {
-            // it is handed over already if another guard was
-            let keeps = hold.standing() == Standing::HandedOver;
-            self.handed_over.remove_if(name, |_, kept| !keeps && Arc::ptr_eq(kept, hold));
+            // it is given away already if another guard was
+            let keeps = hold.standing() == Standing::GivenAway;
+            self.given_away.remove_if(name, |_, kept| !keeps && Arc::ptr_eq(kept, hold));
             return;
         }
         // another guard that was let go of meanwhile may have taken it out
-        self.handed_over.insert(name.clone(), Arc::clone(hold));
-        if let Some((_, sibling)) = self.held_sibling(hold.kind(), &hold.caller) {
+        self.given_away.insert(name.clone(), Arc::clone(hold));
+        if let Some(sibling) = self.held_sibling(hold.kind(), &hold.caller) {
             sibling.share_its_name(&name.2);
         }
         self.forget(hold);
@@ -242,9 +245,9 @@ impl Holds {
 
     /// Whether a hold is not known any more, or is to be.
     fn is_reaped(&self, hold: &Arc<Hold>) -> bool {
-        if hold.standing() == Standing::HandedOver {
+        if hold.standing() == Standing::GivenAway {
             let name = exact_name(hold.kind(), &hold.owner());
-            self.handed_over.remove_if(&name, |_, kept| Arc::ptr_eq(kept, hold));
+            self.given_away.remove_if(&name, |_, kept| Arc::ptr_eq(kept, hold));
             return true;
         }
         // two handles, the map's and the caller's: nobody else can get at it while the map's shard is locked
@@ -259,14 +262,14 @@ impl Holds {
         self.to_be_reaped.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How many holds are known, also those being released or handed over.
+    /// How many holds are known, also those being released or given away.
     pub(crate) fn len(&self) -> usize {
-        self.by_lock_and_owner.len() + self.handed_over.len()
+        self.by_lock_and_owner.len() + self.given_away.len()
     }
 
     /// No name used so far is used for a new hold: somebody else may still send requests under one.
     pub(crate) fn retire_names(&self) {
-        // whoever sees what follows (a name abandoned, a hold handed over) sees this, too
+        // whoever sees what follows (a name abandoned, a hold given away) sees this, too
         self.suffix.fetch_add(1, Ordering::AcqRel);
     }
 
@@ -274,7 +277,7 @@ impl Holds {
     pub(super) fn around(&self, hold: &Hold) -> Around {
         let (mut sibling, mut lost_sibling) = (None, None);
         if let Some(of) = hold.kind().about().sibling
-            && let Some(other) = self.find(Key { family: of.family, ..Key::of(hold) })
+            && let Some(other) = self.known_sibling(hold.kind(), &hold.caller)
         {
             let (state, now) = (other.state(), Instant::now());
             if state.is_valid(now) {

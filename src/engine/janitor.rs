@@ -213,7 +213,7 @@ async fn take_off(
     }
 }
 
-/// Makes the server record so many holds of a lock that was handed over while a request was under way, or might come late.
+/// Makes the server record so many holds of a lock that was given away while a request was under way, or might come late.
 /// A release elsewhere that comes before this counts for nothing, until the record's end: better that than two owners.
 async fn set_count(core: &Core, hold: &Arc<Hold>, holds: u32) {
     let (deadline, owner) = (deadline(core, hold.kind(), hold.record_ends()), hold.owner());

@@ -37,11 +37,11 @@ pub(crate) enum Job {
     TakeOff {
         kind: Arc<dyn Kind>,
         owner: OwnerId,
-        /// The guard of a lock that was handed over in part was given up: this goes on until it counts.
+        /// The guard of a lock that was given away in part was given up: this goes on until it counts.
         hold: Option<Arc<Hold>>,
         tell: Option<oneshot::Sender<Result<()>>>,
     },
-    /// Make the server record so many holds of a lock that was handed over.
+    /// Make the server record so many holds of a lock that was given away.
     SetCount {
         hold: Arc<Hold>,
         holds: u32,

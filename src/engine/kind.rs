@@ -20,6 +20,13 @@ pub(crate) struct Terms<'a> {
     pub(crate) waits: bool,
 }
 
+/// Whether a hold that was given away is asked for, and what is in doubt for that very reason.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Adopts {
+    First,
+    Again,
+}
+
 /// How a waiter learns that it is worth trying again.
 #[derive(Debug)]
 pub(crate) enum Wake {
@@ -148,6 +155,14 @@ pub(crate) trait Verbs: Send + Sync + 'static {
         let mut call = self.release(owner, holds);
         call.args[1] = Arg::Text(format!("{seen}>{holds}").into());
         call
+    }
+
+    /// Makes `to` hold what `from` holds, once, with this lease in milliseconds (0 as with [`Terms::lease_ms`]).
+    fn transfer(&self, from: &OwnerId, to: &OwnerId, lease_ms: u64) -> Call;
+
+    /// The same, and what an acquire gives besides, such as a token.
+    fn adopt(&self, from: &OwnerId, to: &OwnerId, lease_ms: u64) -> Call {
+        self.transfer(from, to, lease_ms)
     }
 
     /// The script that renews many locks: keys are their records, arguments an owner and a lease for each.

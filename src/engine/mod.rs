@@ -28,6 +28,7 @@ pub(crate) mod acquire;
 mod inspect;
 pub(crate) mod release;
 pub(crate) mod together;
+mod transfer;
 
 mod janitor;
 mod start;

@@ -37,7 +37,7 @@ impl Refusal {
             Self::SiblingInDoubt => Error::Unconfirmed {
                 lock,
                 source: silent(
-                    "a hold inside the other one was handed over, or a request about it was never answered; release the \
+                    "a hold inside the other one was given away, or a request about it was never answered; release the \
                      other one first",
                 ),
             },

@@ -1,4 +1,4 @@
-//! Giving locks up: with a guard or without, by hand-over, by force, and all at once at the end of a client.
+//! Giving locks up: with a guard or without, by giving them away, by force, and all at once at the end of a client.
 
 use std::{sync::Arc, time::Duration};
 
@@ -19,13 +19,51 @@ use super::{
 };
 use crate::{
     clock::Instant,
-    error::{Error, LossReason, Result},
+    error::{Error, LossReason, Result, StoreError},
     options::checked_lease,
     owner::OwnerId,
     store::{Forced, Inspected, Released, Renewed},
 };
 
 const NOT_POLLED: &str = "another call of this owner is not polled any more; all of it is being undone";
+
+/// What somebody awaits, and is repeated until its time is over.
+pub(super) struct Repeat {
+    retry: Retry,
+    deadline: Instant,
+    /// A try that may have been executed.
+    unconfirmed: Option<StoreError>,
+}
+
+impl Repeat {
+    pub(super) fn until(deadline: Instant) -> Self {
+        // twice as long each time; the deadline is the longest
+        Self { retry: Retry::new(Duration::from_millis(5), Duration::MAX), deadline, unconfirmed: None }
+    }
+
+    /// Pauses after a try that failed. `Err`: that was the last one.
+    pub(super) async fn after(&mut self, core: &Core, hold: &Hold, error: StoreError) -> Result<()> {
+        if !error.is_transient() || Instant::now() + self.retry.pause() > self.deadline {
+            // where one try may have been executed, or all is being undone, nobody can say that nothing was
+            let error = match self.unconfirmed.take() {
+                _ if error.may_have_executed() => error,
+                Some(unconfirmed) => unconfirmed,
+                None if hold.standing() == Standing::Orphaned => silent(NOT_POLLED),
+                None => error,
+            };
+            return Err(store_error(hold.lock_name(), error));
+        }
+        if error.may_have_executed() {
+            self.unconfirmed = Some(error);
+        }
+        core.sleep_until(Instant::now() + self.retry.next()).await;
+        tokio::select! {
+            () = core.store.link(hold.lock_name()).wait_up() => {}
+            () = core.sleep_until(self.deadline) => {}
+        }
+        Ok(())
+    }
+}
 
 impl Core {
     /// Gives up one hold, and waits until the server knows. Dropped midway, the janitor goes on, if the caller tidies then.
@@ -53,9 +91,7 @@ impl Core {
 
     /// Waits until the server knows that a generation of this hold was given up.
     async fn released(&self, hold: &Arc<Hold>, generation: &Generation, deadline: Instant) -> Result<()> {
-        // twice as long each time; the deadline is the longest
-        let mut retry = Retry::new(Duration::from_millis(5), Duration::MAX);
-        let mut unconfirmed = None;
+        let mut repeat = Repeat::until(deadline);
         loop {
             let error = match self.turn(hold, Some(deadline)).await {
                 Ok(_turn) => match self.agree(hold).await {
@@ -67,24 +103,7 @@ impl Core {
                 },
                 Err(error) => error,
             };
-            if !error.is_transient() || Instant::now() + retry.pause() > deadline {
-                // where one try may have been executed, or all is being undone, nobody can say that nothing was
-                let error = match unconfirmed {
-                    _ if error.may_have_executed() => error,
-                    Some(unconfirmed) => unconfirmed,
-                    None if hold.standing() == Standing::Orphaned => silent(NOT_POLLED),
-                    None => error,
-                };
-                return Err(store_error(hold.lock_name(), error));
-            }
-            if error.may_have_executed() {
-                unconfirmed = Some(error);
-            }
-            self.sleep_until(Instant::now() + retry.next()).await;
-            tokio::select! {
-                () = self.store.link(hold.lock_name()).wait_up() => {}
-                () = self.sleep_until(deadline) => {}
-            }
+            repeat.after(self, hold, error).await?;
         }
     }
 
@@ -97,7 +116,7 @@ impl Core {
         self.tidy(hold);
     }
 
-    /// Takes so many holds off what the server records of a lock that was handed over, without waiting.
+    /// Takes so many holds off what the server records of a lock that was given away, without waiting.
     fn take_off_later(&self, hold: &Arc<Hold>, owner: &OwnerId, holds: u32) {
         for _ in 0..holds {
             let (kind, owner, hold) = (Arc::clone(hold.kind()), owner.clone(), Some(Arc::clone(hold)));
@@ -106,11 +125,11 @@ impl Core {
     }
 
     /// Lets go of a guard: its hold is somebody else's from here on.
-    pub(crate) fn hand_over(&self, hold: &Arc<Hold>, ticket: &Ticket) {
+    pub(crate) fn give_away(&self, hold: &Arc<Hold>, ticket: &Ticket) {
         // first: the owner's next acquire comes as soon as this is somebody else's, and must know by then
-        let name = self.holds.about_to_hand_over(hold);
-        let unsettled = hold.hand_over(ticket);
-        self.holds.handed_it_over(hold, &name, unsettled.is_some());
+        let name = self.holds.about_to_give_away(hold);
+        let unsettled = hold.give_away(ticket);
+        self.holds.gave_it_away(hold, &name, unsettled.is_some());
         if let Some(unsettled) = unsettled {
             match unsettled {
                 Unsettled::Nothing => {}
@@ -135,11 +154,11 @@ impl Core {
         if !owner.is_exact() {
             return Err(not_held(kind, owner));
         }
-        // handed over, by this client or another one: the count is in the record only
+        // given away, by this client or another one: the count is in the record only
         self.take_off(kind, owner.clone(), None).await
     }
 
-    /// Takes one hold off what the server records, whatever others do at the same time. What this client had handed over
+    /// Takes one hold off what the server records, whatever others do at the same time. What this client had given away
     /// ends with the last one. `in_doubt`: the count of an earlier try that was not answered. While the server records the
     /// same, that try was not executed, and will not be if this one is; else it was, or another release was.
     pub(super) async fn release_elsewhere(
@@ -150,10 +169,10 @@ impl Core {
     ) -> Result<()> {
         let released = self.take_one_off(kind, owner, in_doubt).await;
         if let Ok(Released::Free) | Err(Error::NotHeld { .. }) = released
-            && let Some(handed_over) = self.holds.handed_over(kind, owner)
+            && let Some(given_away) = self.holds.given_away(kind, owner)
         {
-            handed_over.lose(LossReason::RecordMissing);
-            self.tidy(&handed_over);
+            given_away.lose(LossReason::RecordMissing);
+            self.tidy(&given_away);
         }
         released.map(drop)
     }
@@ -194,7 +213,7 @@ impl Core {
     pub(crate) async fn extend(&self, kind: &Arc<dyn Kind>, owner: &OwnerId, lease: Duration) -> Result<()> {
         self.check_open()?;
         let lease = checked_lease(kind.name(), lease)?;
-        let known = self.holds.get(kind, owner).into_iter().chain(self.holds.handed_over(kind, owner));
+        let known = self.holds.get(kind, owner).into_iter().chain(self.holds.given_away(kind, owner));
         let known = known.map(|hold| (hold.generation_of(owner), hold)).find(|(generation, _)| generation.is_some());
         let known = known.map(|(generation, hold)| (generation, UnderWay { core: self, hold }));
         let current = known.as_ref().and_then(|(generation, known)| Some((generation.as_ref()?, &known.hold)));
@@ -278,7 +297,7 @@ impl Core {
         }
     }
 
-    /// Turns waiters away, releases what is held, and ends the connections. What was handed over is left alone.
+    /// Turns waiters away, releases what is held, and ends the connections. What was given away is left alone.
     pub(crate) async fn shutdown(&self) -> Result<()> {
         self.close();
         let mut held = Vec::new();
@@ -290,7 +309,7 @@ impl Core {
                     hold.leave_queue(self.epoch(&hold));
                 }
                 // what was given away is somebody else's; what a guard still has is given up
-                Standing::HandedOver => {
+                Standing::GivenAway => {
                     let guards = hold.lose_guards(LossReason::ShutDown);
                     self.take_off_later(&hold, &hold.owner(), guards);
                 }

@@ -4,6 +4,11 @@ use std::time::Duration;
 
 use uuid::Uuid;
 
+use crate::{clock::Instant, error::Error};
+
+/// The first and the longest pause before a request that the server refused for now is repeated; half of it is random.
+const REFUSED_FOR_NOW: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(500));
+
 /// Pauses between tries: each twice as long as the one before, up to a longest.
 #[derive(Debug)]
 pub(super) struct Retry {
@@ -26,6 +31,29 @@ impl Retry {
         let pause = self.pause;
         self.pause = (pause * 2).min(self.longest);
         pause
+    }
+}
+
+/// Requests that fail, though they may succeed a little later.
+pub(super) struct Failing {
+    pub(super) since: Instant,
+    pub(super) retry: Retry,
+    /// A try that may have been executed.
+    pub(super) unconfirmed: Option<Error>,
+}
+
+impl Failing {
+    pub(super) fn since(since: Instant) -> Self {
+        Self { since, retry: Retry::new(REFUSED_FOR_NOW.0, REFUSED_FOR_NOW.1), unconfirmed: None }
+    }
+
+    /// What all tries come to, of which this was the last: where one may have been executed, nobody can say that none was.
+    pub(super) fn as_a_whole(&mut self, last: Error) -> Error {
+        match last {
+            // of what was adopted unheard, and then ended, a later try finds nothing
+            Error::Store { .. } | Error::NotHeld { .. } => self.unconfirmed.take().unwrap_or(last),
+            _ => last,
+        }
     }
 }
 

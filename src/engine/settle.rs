@@ -88,7 +88,7 @@ impl Core {
 
     /// Leaves what late executions may do under a name to the janitor.
     fn lay(&self, hold: &Hold, Abandoned { owner, epoch, ends }: Abandoned) {
-        if let Some((_, sibling)) = self.holds.held_sibling(hold.kind(), &hold.caller) {
+        if let Some(sibling) = self.holds.held_sibling(hold.kind(), &hold.caller) {
             sibling.share_its_name(&owner);
         }
         self.janitor.lay(Ghost { kind: Arc::clone(hold.kind()), owner, epoch, ends });

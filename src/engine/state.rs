@@ -10,7 +10,7 @@ use std::{
 
 use super::{
     generation::{Books, End, Generation},
-    kind::About,
+    kind::{About, Adopts},
     lease::Millis,
     refusal::Refusal,
 };
@@ -27,7 +27,7 @@ pub(super) struct State {
     /// Acquires of this owner that wait in the lock's queue.
     pub(super) waiters: u32,
     /// The name under which the sibling is held may be used by somebody else: a late execution about this one, or whoever
-    /// it was handed over to.
+    /// it was given away to.
     pub(super) sibling_in_doubt: bool,
     pub(super) server: ServerSide,
     /// A request under this name was answered over a newer connection than that of an earlier one, of this epoch, which
@@ -36,7 +36,7 @@ pub(super) struct State {
     /// For how long that is expected to come: what the last such request asked for is over then.
     pub(super) late_until: Instant,
     /// When the last request was sent.
-    asked: Instant,
+    pub(super) asked: Instant,
     /// Until when a record may live that an acquire of this owner has asked for.
     pub(super) ends: Instant,
     /// The generation that is held; that was given up, until the server agrees; or that was lost, while a guard of it
@@ -49,7 +49,7 @@ pub(crate) enum Standing {
     /// It is this client's business.
     Ours,
     /// Somebody else may release it, or was asked to: the server's count is not ours alone any more.
-    HandedOver,
+    GivenAway,
     /// A request about it is in the hands of a future that nobody polls: what it may do is undone under the old name, and
     /// the owner goes on with a new hold.
     Orphaned,
@@ -94,6 +94,8 @@ pub(crate) struct Door {
     pub(crate) about: About,
     /// Whoever asks will wait: in the lock's queue, if it has one.
     pub(crate) waits: bool,
+    /// What is acquired was given away by another owner, who had it alone.
+    pub(crate) adopts: Option<Adopts>,
     /// How often one owner may hold it.
     pub(crate) max_holds: u32,
     /// Whoever asks knows of the loss that its guards tell of.
@@ -167,11 +169,11 @@ pub(crate) struct Abandoned {
 pub(crate) enum Left {
     /// The server must agree with our books.
     Here(Arc<Generation>),
-    /// The lock was handed over meanwhile: one hold is to be taken off what the server records.
+    /// The lock was given away meanwhile: one hold is to be taken off what the server records.
     Elsewhere(OwnerId),
 }
 
-/// What is to be done after a hand-over.
+/// What is to be done after it was given away.
 #[derive(Debug)]
 pub(crate) enum Unsettled {
     Nothing,
@@ -336,7 +338,7 @@ impl State {
     pub(super) fn leftover(&self) -> Leftover {
         match self.standing {
             // others may release it: what is left is in nobody's books
-            Standing::HandedOver if self.held().is_some() => Leftover::Held,
+            Standing::GivenAway if self.held().is_some() => Leftover::Held,
             // what a lease has ended is released by whoever gives its guards up, lest the lease be cut short
             Standing::Ours if self.is_expired() && !self.is_in_doubt() => Leftover::Held,
             // whoever waits in the queue asks again, under the same name: to settle it would cost the place
@@ -420,7 +422,7 @@ impl State {
         let Some((generation, mut books)) = self.held() else { return };
         let generation = Arc::clone(generation);
         books.end = Some(End::Lost(reason));
-        // what was handed over is for somebody else to miss
+        // what was given away is for somebody else to miss
         effects.lost = (books.guards > 0).then_some((reason, books.count));
         drop(books);
         let record_is_gone = matches!(reason, LossReason::RecordMissing | LossReason::TakenOver);

@@ -4,6 +4,7 @@ use std::sync::{Arc, MutexGuard};
 
 use super::{
     generation::{Books, End, Generation, Grant, Ticket},
+    kind::Adopts,
     refusal::Refusal,
     state::{
         Abandoned, Answered, Around, Door, Due, Effects, HeldSibling, Keep, Left, Planned, Request, STUCK_SLACK,
@@ -37,14 +38,14 @@ impl State {
             }
             self.current = None;
         }
-        let again = door.waits && door.about.queues && self.may_ask_again();
+        let again = (door.adopts == Some(Adopts::Again) || door.waits && door.about.queues) && self.may_ask_again();
         if !self.agrees() && !again {
             return Planned::Unsettled;
         }
         let count = self.wanted();
         if let Some((generation, _)) = self.held() {
             let owner = || generation.owner.clone();
-            if !door.about.reentrant {
+            if !door.about.reentrant || door.adopts.is_some() {
                 return refuse(Refusal::NotReentrant(owner()));
             }
             if door.about.token && generation.token.is_none() {
@@ -147,6 +148,7 @@ impl State {
             ServerSide::Holds(_) => ServerSide::Holds(0),
             before => before,
         };
+        self.was_lost(LossReason::TakenOver);
         self.lose(LossReason::TakenOver, effects);
     }
 
@@ -154,7 +156,18 @@ impl State {
     pub(super) fn refused_as_lost(&mut self, effects: &mut Effects) {
         if self.standing == Standing::Ours {
             self.server = ServerSide::Holds(0);
+            self.was_lost(LossReason::RecordMissing);
             self.lose(LossReason::RecordMissing, effects);
+        }
+    }
+
+    /// What was given up, and not released yet, was lost before that.
+    fn was_lost(&mut self, reason: LossReason) {
+        if let Some(generation) = &self.current {
+            let mut books = generation.books();
+            if books.end == Some(End::Released) {
+                books.end = Some(End::Lost(reason));
+            }
         }
     }
 
@@ -178,12 +191,8 @@ impl State {
             Some(doubt) if count == 0 => abandoned = Some(self.abandon(doubt)),
             _ if released == Released::NotHeld => {
                 self.server = ServerSide::Holds(0);
-                if !was_in_doubt && let Some(generation) = &self.current {
-                    let mut books = generation.books();
-                    // it was lost before it was given up
-                    if books.end == Some(End::Released) {
-                        books.end = Some(End::Lost(LossReason::RecordMissing));
-                    }
+                if !was_in_doubt {
+                    self.was_lost(LossReason::RecordMissing);
                 }
             }
             _ => self.server = ServerSide::Holds(count),
@@ -352,8 +361,8 @@ impl State {
         ticket: Option<&Ticket>,
         effects: &mut Effects,
     ) -> Left {
-        if self.standing == Standing::HandedOver {
-            // whoever it was handed over to still has a hold
+        if self.standing == Standing::GivenAway {
+            // whoever it was given away to still has a hold
             books.leave_watch(ticket);
             return Left::Elsewhere(generation.owner.clone());
         }
@@ -366,8 +375,8 @@ impl State {
     }
 
     /// A guard is let go of without a release: from here on the hold is somebody else's to release. `None`: there is
-    /// nothing to hand over, the lock was lost.
-    pub(super) fn hand_over(&mut self, ticket: &Ticket, now: Instant, effects: &mut Effects) -> Option<Unsettled> {
+    /// nothing to give away, the lock was lost.
+    pub(super) fn give_away(&mut self, ticket: &Ticket, now: Instant, effects: &mut Effects) -> Option<Unsettled> {
         let generation = &ticket.generation;
         let current = self.is_current(generation) && !self.lose_if_over(now, effects);
         let mut books = generation.books();
@@ -380,10 +389,10 @@ impl State {
             // no guard is left here: what comes back under this name dies by its lease
             books.stop_watching();
         }
-        if self.standing == Standing::HandedOver {
+        if self.standing == Standing::GivenAway {
             return Some(Unsettled::Nothing);
         }
-        self.standing = Standing::HandedOver;
+        self.standing = Standing::GivenAway;
         // without a TTL it is never asked for again; nor is its name used again, unless it is a value
         if books.deadline == Instant::NEVER && !generation.owner.is_value() {
             books.end = Some(End::Released);

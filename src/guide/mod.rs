@@ -33,9 +33,13 @@
 //! | `job_on_replicas` | how does a job run once in an interval, on whichever replica? |
 //! | `cache_fill` | how is a cache filled once, however many ask? |
 //! | `signal_lock` | how do Python (`python-redis-lock`) and Rust share a lock, and what frees one whose holder died? |
-//! | `explicit_owner` | what if the task is not the owner? Named owners, hand-over, `join!` |
+//! | `hand_over` | how does a worker go on under the lock that a request took? Two processes |
+//! | `explicit_owner` | what if the task is not the owner? Named owners, giving away, `join!` |
 //! | `fencing` | what stops the late write of a holder that was paused? |
+//! | `cargo run -p nestlock-recipes --all-features --example ..` with `cached`, `once_per` or `leader` | what people build with a lock, built once |
 //! | `cargo run -p nestlock-examples-axum` | what does a handler answer while another request is at it, or the server is away? |
+//! | `cargo run -p nestlock-examples-axum --example layer` | how does a router handle one request at a time, without a line in its handlers? |
+//! | `cargo run -p nestlock-recipes --example locked` | how does a function run under a lock, without a line in its body? |
 //! | `cargo run -p nestlock-examples-sql` | the same in SQL: `WHERE fence <= ?` |
 //!
 //! # Testing your own code

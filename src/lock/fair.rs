@@ -76,6 +76,10 @@ impl Verbs for Fair {
         Call::new(&RELEASE, self.keys(), vec![owner.into(), holds.into(), (&self.channel).into()])
     }
 
+    fn transfer(&self, from: &OwnerId, to: &OwnerId, lease_ms: u64) -> Call {
+        self.record.transfer(from, to, lease_ms)
+    }
+
     fn renew(&self) -> &'static Script {
         self.record.renew()
     }

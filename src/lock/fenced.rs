@@ -11,7 +11,8 @@ use crate::{
     token::FencingToken,
 };
 
-script!(ACQUIRE = "fenced/acquire", parts = ["owner", "claim", "raises"], keys = 2, args = 3);
+script!(ACQUIRE = "fenced/acquire", parts = ["owner", "claim", "raises", "token"], keys = 2, args = 3);
+script!(TRANSFER = "fenced/transfer", parts = ["held", "moves", "token"], keys = 2, args = 3);
 script!(SET = "fenced/set", keys = 2, args = 2);
 script!(GET = "fenced/get", keys = 2, args = 1);
 
@@ -53,6 +54,15 @@ impl Verbs for Fenced {
 
     fn release(&self, owner: &OwnerId, holds: u32) -> Call {
         self.record.release(owner, holds)
+    }
+
+    fn transfer(&self, from: &OwnerId, to: &OwnerId, lease_ms: u64) -> Call {
+        self.record.transfer(from, to, lease_ms)
+    }
+
+    fn adopt(&self, from: &OwnerId, to: &OwnerId, lease_ms: u64) -> Call {
+        let keys = vec![Arc::clone(self.name()), Arc::clone(&self.token)];
+        Call::new(&TRANSFER, keys, vec![from.into(), to.into(), lease_ms.into()])
     }
 
     fn renew(&self) -> &'static Script {

@@ -33,6 +33,7 @@ use crate::{
     engine::{Anchor, Kind, acquire::Acquire},
     error::{Error, Result},
     guard::LockGuard,
+    hand_over::HandOver,
     options::{AcquireOptions, Wait},
     owner::OwnerId,
     store::Inspected,
@@ -330,6 +331,60 @@ impl Lock {
     /// As [`lock`](Self::lock).
     pub async fn try_lock_for_with(&self, wait: Duration, options: AcquireOptions) -> Result<Option<LockGuard>> {
         self.acquire(Wait::at_most(wait), &options).await
+    }
+
+    /// Takes over what another guard's [`hand_over`](LockGuard::hand_over) gave, in whatever process. The watchdog renews it
+    /// from here on, and a fenced lock's guard has a new, higher token.
+    ///
+    /// One round trip. Of two that adopt the same, one gets it.
+    ///
+    /// ```no_run
+    /// # async fn example(lock: nestlock::Lock, text: &str) -> nestlock::Result<()> {
+    /// use nestlock::HandOver;
+    ///
+    /// let guard = lock.adopt(&HandOver::from_text(text)?).await?;
+    /// // go on with what the other process began
+    /// guard.unlock().await
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NotHeld`]: somebody has adopted it already, or it is over. [`Error::InvalidHandOver`]: it is of another lock
+    /// or kind; nothing was sent. [`Error::NotReentrant`]: the caller holds this lock, as one of several readers.
+    /// [`Error::CannotHandOver`]: this is several locks as one. [`Error::Store`] and [`Error::Unconfirmed`] as
+    /// [`lock`](Self::lock) within the command timeout: it may be adopted again, but what was adopted unheard is released.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped midway, it may have been adopted, and is released then.
+    pub async fn adopt(&self, hand_over: &HandOver) -> Result<LockGuard> {
+        self.adopt_with(hand_over, AcquireOptions::new()).await
+    }
+
+    /// As [`adopt`](Self::adopt), with options: a lease, an owner.
+    ///
+    /// # Errors
+    ///
+    /// As [`adopt`](Self::adopt); [`Error::InvalidLease`], and [`Error::InvalidOwner`] also for a value, before anything is
+    /// sent.
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`adopt`](Self::adopt).
+    pub async fn adopt_with(&self, hand_over: &HandOver, options: AcquireOptions) -> Result<LockGuard> {
+        let Inner::One(Single { anchor, kind }) = &self.inner else {
+            return Err(Error::CannotHandOver {
+                lock: self.name().to_owned(),
+                reason: "it is several locks as one; adopt with the lock that was handed over",
+            });
+        };
+        let from = hand_over.owner_for(kind.about().family, kind.name())?;
+        let adopt = async {
+            let entered = Acquire::adopting(anchor, kind, &options, from)?.adopt().await?;
+            Ok(LockGuard::new(Arc::clone(anchor), entered))
+        };
+        if self.owner_per_acquire { OwnerId::scope(adopt).await } else { adopt.await }
     }
 
     /// Gives up one hold of `owner`, without a guard: after [`LockGuard::forget`], or in another process.

@@ -18,10 +18,12 @@ use crate::{
 
 script!(READ_ACQUIRE = "read_write/read_acquire", parts = ["mode", "raises"], keys = 2, args = 4);
 script!(READ_RELEASE = "read_write/read_release", parts = ["fewer"], keys = 1, args = 4);
+script!(READ_TRANSFER = "read_write/read_transfer", parts = ["moves"], keys = 1, args = 4);
 script!(READ_RENEW = "read_write/read_renew", parts = ["renew_each"], keys = 0 + 1 per_lock, args = 0 + 2 per_lock);
 script!(READ_INSPECT = "read_write/read_inspect", keys = 1, args = 0);
 script!(WRITE_ACQUIRE = "read_write/write_acquire", parts = ["mode", "raises"], keys = 2, args = 4);
 script!(WRITE_RELEASE = "read_write/write_release", parts = ["fewer"], keys = 2, args = 4);
+script!(WRITE_TRANSFER = "read_write/write_transfer", parts = ["moves"], keys = 1, args = 3);
 script!(WRITE_RENEW = "read_write/write_renew", parts = ["renew_each"], keys = 0 + 1 per_lock, args = 0 + 2 per_lock);
 script!(FORCE_RELEASE = "read_write/force_release", parts = ["mode"], keys = 1, args = 3);
 script!(WRITE_INSPECT = "read_write/write_inspect", parts = ["mode"], keys = 1, args = 0);
@@ -212,6 +214,11 @@ impl Verbs for Read {
         Call::new(&READ_RELEASE, self.0.key(), args)
     }
 
+    fn transfer(&self, from: &OwnerId, to: &OwnerId, lease_ms: u64) -> Call {
+        let args = vec![from.into(), to.into(), lease_ms.into(), (&self.0.holds).into()];
+        Call::new(&READ_TRANSFER, self.0.key(), args)
+    }
+
     fn renew(&self) -> &'static Script {
         &READ_RENEW
     }
@@ -264,6 +271,10 @@ impl Verbs for Write {
     fn release(&self, owner: &OwnerId, holds: u32) -> Call {
         let args = vec![owner.into(), holds.into(), (&self.0.channel).into(), (&self.0.holds).into()];
         Call::new(&WRITE_RELEASE, self.0.key_and_intent(), args)
+    }
+
+    fn transfer(&self, from: &OwnerId, to: &OwnerId, lease_ms: u64) -> Call {
+        Call::new(&WRITE_TRANSFER, self.0.key(), vec![from.into(), to.into(), lease_ms.into()])
     }
 
     fn renew(&self) -> &'static Script {

@@ -11,6 +11,7 @@ use crate::{
 
 script!(ACQUIRE = "reentrant/acquire", parts = ["owner", "claim", "raises"], keys = 1, args = 3);
 script!(RELEASE = "reentrant/release", parts = ["fewer", "held"], keys = 1, args = 3);
+script!(TRANSFER = "reentrant/transfer", parts = ["held", "moves"], keys = 1, args = 3);
 script!(ACQUIRE_TOGETHER = "reentrant/acquire_together", parts = ["owner", "raises"], keys = 0 + 1 per_lock, args = 2);
 script!(RELEASE_TOGETHER = "reentrant/release_together", parts = ["held"], keys = 0 + 1 per_lock, args = 0 + 2 per_lock);
 script!(RENEW = "reentrant/renew", parts = ["held", "renew_each"], keys = 0 + 1 per_lock, args = 0 + 2 per_lock);
@@ -69,6 +70,10 @@ impl Verbs for Reentrant {
 
     fn release(&self, owner: &OwnerId, holds: u32) -> Call {
         Call::new(&RELEASE, self.key(), vec![owner.into(), holds.into(), self.channel()])
+    }
+
+    fn transfer(&self, from: &OwnerId, to: &OwnerId, lease_ms: u64) -> Call {
+        Call::new(&TRANSFER, self.key(), vec![from.into(), to.into(), lease_ms.into()])
     }
 
     fn renew(&self) -> &'static Script {

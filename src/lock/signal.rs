@@ -114,6 +114,11 @@ impl Verbs for Signal {
         self.release(owner, holds)
     }
 
+    fn transfer(&self, from: &OwnerId, to: &OwnerId, lease_ms: u64) -> Call {
+        // in whole seconds, as always
+        super::string::transfer(&self.record, from, to, lease_ms.div_ceil(1000) * 1000)
+    }
+
     fn renew(&self) -> &'static Script {
         &RENEW
     }

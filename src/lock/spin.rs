@@ -51,6 +51,10 @@ impl Verbs for Spin {
         self.record.release(owner, holds)
     }
 
+    fn transfer(&self, from: &OwnerId, to: &OwnerId, lease_ms: u64) -> Call {
+        self.record.transfer(from, to, lease_ms)
+    }
+
     fn renew(&self) -> &'static Script {
         self.record.renew()
     }

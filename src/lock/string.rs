@@ -13,6 +13,7 @@ use crate::{
 
 script!(ACQUIRE = "string/acquire", keys = 1, args = 2);
 script!(RELEASE = "string/release", keys = 1, args = 1);
+script!(TRANSFER = "string/transfer", keys = 1, args = 3);
 script!(RENEW = "string/renew", parts = ["renew_each"], keys = 0 + 1 per_lock, args = 0 + 2 per_lock);
 script!(FORCE_RELEASE = "string/force_release", keys = 2, args = 0);
 script!(INSPECT = "string/inspect", keys = 1, args = 0);
@@ -24,6 +25,11 @@ pub(crate) struct StringRecord {
     /// Where the fence of a guarded value of this name would be.
     fence: Arc<str>,
     backoff: Backoff,
+}
+
+/// Of any record that is a string.
+pub(super) fn transfer(record: &Arc<str>, from: &OwnerId, to: &OwnerId, lease_ms: u64) -> Call {
+    Call::new(&TRANSFER, vec![Arc::clone(record)], vec![from.into(), to.into(), lease_ms.into()])
 }
 
 impl StringRecord {
@@ -66,6 +72,10 @@ impl Verbs for StringRecord {
     /// There is no count to compare.
     fn release_if(&self, owner: &OwnerId, holds: u32, _: u32) -> Call {
         self.release(owner, holds)
+    }
+
+    fn transfer(&self, from: &OwnerId, to: &OwnerId, lease_ms: u64) -> Call {
+        transfer(self.record(), from, to, lease_ms)
     }
 
     fn renew(&self) -> &'static Script {

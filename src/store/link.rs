@@ -77,7 +77,7 @@ enum State {
 }
 
 /// One of the connections that a link has had: answers of one epoch came in the order of their requests.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Epoch(u64);
 
 impl Epoch {

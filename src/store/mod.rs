@@ -221,7 +221,7 @@ impl Store {
         link.eval(call).await
     }
 
-    /// Runs an acquire script.
+    /// Runs an acquire script, or a transfer script, which never answers "busy".
     pub(crate) async fn acquire(&self, call: Call) -> Result<Acquired, StoreError> {
         reply::acquired(&self.eval(call).await?)
     }

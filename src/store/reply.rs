@@ -29,7 +29,7 @@ pub(crate) enum Acquired {
 }
 
 /// What a release script answered.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Released {
     Free,
     StillHeld,
@@ -41,7 +41,7 @@ pub(crate) enum Released {
 }
 
 /// What a renew script answered for one lock.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Renewed {
     Yes,
     /// Held, and the record has no TTL.

@@ -14,6 +14,8 @@ use tokio::{
 use super::*;
 use crate::sync::spawn;
 
+pub(crate) mod scripts;
+
 /// Nobody drives it: what is spawned there does not run, and a timer does not fire.
 static STOPPED: LazyLock<Runtime> = LazyLock::new(|| Builder::new_current_thread().enable_time().build().unwrap());
 

@@ -67,7 +67,7 @@ impl Source {
 // --- floors ---
 
 /// The floor of a module; the longest name that fits counts.
-const FLOORS: [(&str, u8); 23] = [
+const FLOORS: [(&str, u8); 25] = [
     ("", 5),
     ("client", 5),
     ("guide", 5),
@@ -76,6 +76,7 @@ const FLOORS: [(&str, u8); 23] = [
     ("guard", 3),
     ("engine/acquire", 3),
     ("engine/release", 3),
+    ("engine/transfer", 3),
     ("engine/together", 3),
     ("engine/inspect", 3),
     ("engine/janitor", 3),
@@ -86,6 +87,7 @@ const FLOORS: [(&str, u8); 23] = [
     ("sync", 0),
     ("clock", 0),
     ("log", 0),
+    ("hand_over", 0),
     ("owner", 0),
     ("token", 0),
     ("keys", 0),
@@ -204,7 +206,7 @@ fn a_file_uses_its_own_floor_and_those_below() {
 }
 
 /// The parts of the engine, from the bottom up.
-const ENGINE: [&str; 27] = [
+const ENGINE: [&str; 28] = [
     "failure",
     "refusal",
     "retry",
@@ -229,6 +231,7 @@ const ENGINE: [&str; 27] = [
     "inspect",
     "watchdog",
     "release",
+    "transfer",
     "together",
     "janitor",
     "start",

@@ -16,6 +16,7 @@
     clippy::unwrap_used
 )]
 
+mod adopt;
 mod attack;
 mod bad_input;
 mod bad_server;

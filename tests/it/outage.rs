@@ -402,7 +402,7 @@ async fn f4_a_restart_without_persistence_is_reported_to_the_holder() {
 
 #[tokio::test]
 async fn f5_a_restart_with_an_append_only_file_loses_no_lock() {
-    let server = Server::start_with(&["--appendonly", "yes", "--appendfsync", "everysec"]);
+    let server = Server::start_with(&["--appendonly", "yes", "--appendfsync", "always"]);
     let client = LockClient::builder().watchdog_timeout(Duration::from_secs(6)).connect(server.url()).await.unwrap();
     let guard = client.reentrant_lock("l").unwrap().lock().await.unwrap();
     eventually("the record is written to the file", || async {
@@ -650,4 +650,23 @@ async fn endless_durations_in_the_configuration_do_not_panic() {
     server.call(&["DEL", "l"]);
     proxy.once(Verb::Acquire, Action::Refuse("LOADING Redis is loading the dataset in memory"));
     lock.lock().await.unwrap().unlock().await.unwrap();
+}
+
+/// Found by the simulator (string locks, seed 482): it waited for a connection that nobody made any more.
+#[tokio::test]
+async fn who_waits_for_an_outage_to_end_is_turned_away_by_a_shutdown() {
+    let server = Server::start();
+    let proxy = Proxy::start(&server);
+    let patient = Duration::from_secs(600);
+    let client = LockClient::builder().outage_patience(patient).connect(proxy.url()).await.unwrap();
+    let lock = client.mutex("l").unwrap();
+    proxy.refuse();
+    proxy.cut();
+    let waiter = tokio::spawn(async move { lock.lock().await.map(drop) });
+    // longer than a request is kept back: it has failed, and waits
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    // where the request was written before the cut was seen, nobody can tell what became of it
+    assert!(matches!(client.shutdown().await, Ok(()) | Err(Error::Unsettled { .. })));
+    let turned_away = tokio::time::timeout(Duration::from_secs(60), waiter).await.expect("before its patience is over");
+    assert!(matches!(turned_away.unwrap(), Err(Error::Closed)));
 }

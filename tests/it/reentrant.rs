@@ -214,6 +214,21 @@ async fn when_the_record_is_gone_all_nested_guards_are_lost() {
     nothing_is_left(&server, &[&a, &b]).await;
 }
 
+/// The nested request is the one that finds it gone, while the outer hold is given up already.
+#[tokio::test]
+async fn an_unlock_beside_a_nested_acquire_is_told_that_the_record_was_gone() {
+    let server = Server::start();
+    let client = server.client().await;
+    let lock = client.reentrant_lock("l").unwrap();
+    let guard = lock.lock().await.unwrap();
+    assert_eq!(server.call(&["DEL", "l"]).int(), 1);
+    let (nested, unlocked) = futures::join!(lock.lock(), guard.unlock());
+    for lost in [nested.map(drop), unlocked] {
+        assert!(matches!(lost, Err(Error::Lost { reason: LossReason::RecordMissing, .. })), "{lost:?}");
+    }
+    nothing_is_left(&server, &[&client]).await;
+}
+
 /// R13: a single lock and unlock leaves no entry behind, at once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn r13_r21_immediate_lock_and_unlock_leaves_no_entry() {

@@ -1,4 +1,4 @@
-//! The server without its port, for `crates/nestlock-sim`: bytes in, bytes out. No part of the public interface.
+//! The server without its port, for tests: bytes in, bytes out. No part of the public interface.
 
 use std::{
     cell::Cell,

@@ -47,7 +47,7 @@ impl<'a> Round<'a> {
     /// What may stand for an argument of this name. A script with a new name fails the test until its values are here.
     fn argument(&mut self, script: &Script, word: &Word, lock: &str) -> Vec<u8> {
         match (&*word.name, &*word.kind) {
-            ("owner", "string") => self.rng.pick(&OWNERS).into(),
+            ("owner" | "from" | "to", "string") => self.rng.pick(&OWNERS).into(),
             ("lease" | "life", "integer") => self.lease(),
             ("holds", "string") if self.rng.below(4) == 0 => {
                 let (seen, holds) = (self.rng.between(1, 4), self.rng.between(0, 3));

@@ -6,7 +6,7 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-use nestlock::{Error, FencingToken, LockClient, LockGuard, OwnerId};
+use nestlock::{Error, FencingToken, HandOver, LockClient, LockGuard, OwnerId};
 
 use crate::{
     kernel::{self, MILLI, SECOND, note, now},
@@ -51,12 +51,20 @@ pub(crate) enum Doing {
     Other(String),
 }
 
-/// A hold that was given away, and must be released by somebody.
+/// A hold that was given away, for somebody else.
 #[derive(Debug, Clone)]
 pub(crate) struct Given {
     pub(crate) lock: String,
     pub(crate) turn: u64,
-    pub(crate) owner: OwnerId,
+    pub(crate) gift: Gift,
+}
+
+#[derive(Debug, Clone)]
+pub(crate) enum Gift {
+    /// It must be released under this name.
+    Forgotten(OwnerId),
+    /// It may be adopted. So many have had the lock up to now.
+    HandedOver(HandOver, u64),
 }
 
 #[derive(Debug, Default)]
@@ -66,6 +74,10 @@ pub(crate) struct Book {
     pub(crate) tasks: BTreeMap<Who, (u64, Doing)>,
     pub(crate) clients: Vec<(usize, LockClient)>,
     pub(crate) given: Vec<Given>,
+    /// What this task is about to take of it.
+    pub(crate) taking: BTreeMap<Who, Given>,
+    /// How many have had a lock.
+    entries: BTreeMap<String, u64>,
     tokens: BTreeMap<String, (FencingToken, Who)>,
     /// Until when something may keep a process from renewing.
     disturbed: BTreeMap<usize, u64>,
@@ -176,6 +188,10 @@ impl Book {
         *known = (*known).max(time);
     }
 
+    pub(crate) fn entries(&self, lock: &str) -> u64 {
+        self.entries.get(lock).copied().unwrap_or_default()
+    }
+
     pub(crate) fn is_void(&self, number: u64) -> bool {
         self.held.get(&number).is_some_and(|held| held.void_since.is_some())
     }
@@ -187,6 +203,11 @@ impl Book {
             std::mem::forget(self.held.remove(&at));
         }
         self.tasks.retain(|who, _| who.0 != process);
+        // it is for somebody else
+        let taking = std::mem::take(&mut self.taking).into_iter();
+        let (theirs, others): (BTreeMap<_, _>, _) = taking.partition(|(who, _)| who.0 == process);
+        self.taking = others;
+        self.given.extend(theirs.into_values());
         for at in (0..self.clients.len()).rev().filter(|at| self.clients[*at].0 == process).collect::<Vec<_>>() {
             std::mem::forget(self.clients.remove(at));
         }
@@ -259,13 +280,14 @@ pub(crate) fn does(who: Who, what: Doing) {
     book(|book| _ = book.tasks.insert(who, (now(), what)));
 }
 
-/// A lock was acquired: nobody else believes to hold it.
+/// A lock was acquired, by one who waited for its turn or not: nobody else believes to hold it.
 pub(crate) fn enter(
     who: Who,
     locks: Vec<String>,
     mode: Mode,
     guard: LockGuard,
     is_leased: bool,
+    in_turn: bool,
 ) -> (u64, Arc<LockGuard>) {
     note("acquired", format!("{who:?} {} {mode:?} as {}", locks.join("+"), guard.owner()).as_bytes());
     let guard = Arc::new(guard);
@@ -274,6 +296,9 @@ pub(crate) fn enter(
         let counts = !is_lost(who, &guard);
         let void = locks.iter().any(|lock| book.void_until.get(lock).is_some_and(|until| *until > now()));
         if counts {
+            for lock in &locks {
+                *book.entries.entry(lock.clone()).or_default() += 1;
+            }
             if let (Some(token), false) = (guard.fencing_token(), void) {
                 book.check_token(who, &locks[0], token);
             }
@@ -288,7 +313,9 @@ pub(crate) fn enter(
                 }
                 other.was_overtaken = true;
             }
-            book.came_in(who, &locks[0], &guard.owner().to_string());
+            if in_turn {
+                book.came_in(who, &locks[0], &guard.owner().to_string());
+            }
             for other in overlaps {
                 book.wrong(&format!("exclusion: {} entered by {who:?} while {other:?} holds it", locks.join("+")));
             }
@@ -331,7 +358,7 @@ pub(crate) fn leave(number: u64, guard: Arc<LockGuard>) -> (LockGuard, Leaving) 
 }
 
 /// How `unlock` may end.
-pub(crate) fn unlocked(who: Who, lock: &str, leaving: Leaving, outcome: &Result<(), Error>) {
+pub(crate) fn unlocked(who: Who, lock: &str, leaving: Leaving, outcome: Result<(), &Error>) {
     match outcome {
         Ok(()) if leaving.is_lost => wrong(|| format!("{who:?} unlocked {lock}, which was lost")),
         Ok(()) if leaving.was_overtaken && !leaving.is_void => {

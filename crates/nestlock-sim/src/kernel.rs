@@ -114,10 +114,24 @@ struct State {
     events: i32,
     /// What it told last, but for those that have looked since.
     come: Vec<usize>,
+    /// By the number of the eventfd.
+    wakers: Vec<Option<Waker>>,
+    /// By what is slept on: its waker, if that was written to.
+    woken: Vec<Option<u64>>,
     /// Of ten thousand looks at the clock, how many are interrupted.
     interruptions: u64,
     sum: u64,
     steps: u64,
+}
+
+/// An eventfd, by which a runtime is woken: what that sleeps on, once it does, and what it calls the waker.
+type Waker = Option<(i32, u64)>;
+
+impl State {
+    fn has_come(&self, thread: usize) -> bool {
+        let woken = |epoll: i32| self.woken.get(epoll as usize).is_some_and(Option::is_some);
+        self.threads[thread].epoll.is_some_and(woken) || self.come.contains(&thread)
+    }
 }
 
 /// What only the thread that has the turn touches.
@@ -133,6 +147,8 @@ static STATE: Turned = Turned(UnsafeCell::new(State {
     entropy: Rng(0),
     events: -1,
     come: Vec::new(),
+    wakers: Vec::new(),
+    woken: Vec::new(),
     interruptions: 0,
     sum: 0xcbf2_9ce4_8422_2325,
     steps: 0,
@@ -350,6 +366,53 @@ pub(crate) fn may_have_come(epoll: i32) -> bool {
     })
 }
 
+// --- wakers: each is told once to whoever sleeps, however often it was written to ---
+
+fn put<T: Clone + Default>(list: &mut Vec<T>, fd: i32, value: T) {
+    let at = fd as usize;
+    if list.len() <= at {
+        list.resize(at + 1, T::default());
+    }
+    list[at] = value;
+}
+
+pub(crate) fn add_waker(fd: i32) {
+    with(|state| put(&mut state.wakers, fd, Some(None)));
+}
+
+/// The number is another's from now on.
+pub(crate) fn forget_waker(fd: i32) {
+    with(|state| {
+        put(&mut state.wakers, fd, None);
+        put(&mut state.woken, fd, None);
+    });
+}
+
+/// `epoll` sleeps until this is written to, which it calls so; or does not any more. `false`: it is no waker.
+pub(crate) fn listen_to_waker(fd: i32, epoll: i32, token: Option<u64>) -> bool {
+    with(|state| {
+        let Some(Some(waker)) = state.wakers.get_mut(fd as usize) else { return false };
+        *waker = token.map(|token| (epoll, token));
+        true
+    })
+}
+
+/// `false`: it is no waker.
+pub(crate) fn write_to_waker(fd: i32) -> bool {
+    with(|state| {
+        let Some(Some(waker)) = state.wakers.get(fd as usize) else { return false };
+        if let Some((epoll, token)) = *waker {
+            put(&mut state.woken, epoll, Some(token));
+        }
+        true
+    })
+}
+
+/// The waker of this, if it was written to.
+pub(crate) fn take_wake(epoll: i32) -> Option<u64> {
+    with(|state| state.woken.get_mut(epoll as usize)?.take())
+}
+
 /// The caller waits. Returns when it has the turn again; `true`: something came, `false`: it is time.
 pub(crate) fn wait(waits: Waits) -> bool {
     let own = SELF.get();
@@ -378,7 +441,7 @@ fn choose(state: &mut State) -> usize {
         for (at, thread) in state.threads.iter().enumerate() {
             let due = match thread.waits {
                 Waits::No | Waits::Futex { woken: true, .. } => Some(0),
-                Waits::Event { .. } if state.come.contains(&at) => Some(thread.paused_until),
+                Waits::Event { .. } if state.has_come(at) => Some(thread.paused_until),
                 Waits::Event { until, .. } => until.map(|until| until.max(thread.paused_until)),
                 Waits::Futex { until, .. } => until,
                 Waits::Until(until) => Some(until),
@@ -396,8 +459,9 @@ fn choose(state: &mut State) -> usize {
             continue;
         }
         let at = if ready.len() == 1 { ready[0] } else { state.order.pick(&ready) };
+        let came = state.has_come(at);
         if let Waits::Event { has_come, .. } = &mut state.threads[at].waits {
-            *has_come = state.come.contains(&at);
+            *has_come = came;
         }
         state.steps += 1;
         state.sum = mix(state.sum ^ now ^ (at as u64) << 56);

@@ -206,10 +206,76 @@ unsafe extern "C" fn epoll_wait(fd: c_int, events: *mut libc::epoll_event, max: 
         return look(timeout);
     }
     let until = (timeout > 0).then(|| kernel::after(timeout as u64 * MILLI));
-    if timeout != 0 && !kernel::wait_for_event(fd, until) || !kernel::may_have_come(fd) {
+    if timeout != 0 && !kernel::wait_for_event(fd, until) {
         return 0;
     }
-    look(0)
+    let mut count = if kernel::may_have_come(fd) { look(0) } else { 0 };
+    if (0..max).contains(&count)
+        && let Some(token) = kernel::take_wake(fd)
+    {
+        let event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: token };
+        // SAFETY: there is room for `max`
+        unsafe { events.add(count as usize).write(event) };
+        count += 1;
+    }
+    count
+}
+
+// --- wakers ---
+
+/// What wakes a runtime is not the system's business: it was asked two thirds of all system calls for it.
+///
+/// # Safety
+/// As the C library's.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn eventfd(count: u32, flags: c_int) -> c_int {
+    // SAFETY: it takes numbers
+    let fd = answer(unsafe { system(libc::SYS_eventfd2, [c_long::from(count), c_long::from(flags), 0, 0, 0, 0]) });
+    if kernel::is_on() && fd >= 0 {
+        kernel::add_waker(fd as c_int);
+    }
+    fd as c_int
+}
+
+/// # Safety
+/// As the C library's.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn epoll_ctl(fd: c_int, operation: c_int, of: c_int, event: *mut libc::epoll_event) -> c_int {
+    if kernel::is_on() {
+        // SAFETY: the caller's promise
+        let token = (operation == libc::EPOLL_CTL_ADD).then(|| unsafe { (*event).u64 });
+        if kernel::listen_to_waker(of, fd, token) {
+            return 0;
+        }
+    }
+    kernel::stir();
+    let args = [c_long::from(fd), c_long::from(operation), c_long::from(of), event as c_long, 0, 0];
+    // SAFETY: the caller's promise
+    answer(unsafe { system(libc::SYS_epoll_ctl, args) }) as c_int
+}
+
+/// # Safety
+/// As the C library's.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn write(fd: c_int, bytes: *const c_void, len: usize) -> isize {
+    if kernel::is_on() && kernel::write_to_waker(fd) {
+        return len as isize;
+    }
+    kernel::stir();
+    // SAFETY: the caller's promise
+    answer(unsafe { system(libc::SYS_write, [c_long::from(fd), bytes as c_long, len as c_long, 0, 0, 0]) }) as isize
+}
+
+/// # Safety
+/// As the C library's.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn close(fd: c_int) -> c_int {
+    if kernel::is_on() {
+        kernel::forget_waker(fd);
+    }
+    kernel::stir();
+    // SAFETY: it takes a number
+    answer(unsafe { system(libc::SYS_close, [c_long::from(fd), 0, 0, 0, 0, 0]) }) as c_int
 }
 
 /// Calls after which there may be events: as they are.
@@ -235,14 +301,11 @@ macro_rules! stirring {
 
 stirring! {
     accept4 = SYS_accept4(fd: c_int, address: *mut c_void, len: *mut u32, flags: c_int) -> c_int;
-    close = SYS_close(fd: c_int) -> c_int;
     connect = SYS_connect(fd: c_int, address: *const c_void, len: u32) -> c_int;
-    epoll_ctl = SYS_epoll_ctl(fd: c_int, operation: c_int, of: c_int, event: *mut libc::epoll_event) -> c_int;
     read = SYS_read(fd: c_int, bytes: *mut c_void, len: usize) -> isize;
     recvmsg = SYS_recvmsg(fd: c_int, message: *mut c_void, flags: c_int) -> isize;
     sendmsg = SYS_sendmsg(fd: c_int, message: *const c_void, flags: c_int) -> isize;
     shutdown = SYS_shutdown(fd: c_int, how: c_int) -> c_int;
-    write = SYS_write(fd: c_int, bytes: *const c_void, len: usize) -> isize;
     writev = SYS_writev(fd: c_int, slices: *const c_void, count: c_int) -> isize;
 }
 

@@ -13,7 +13,9 @@ use nestlock::{AcquireOptions, Error, LockClient, LockGuard};
 use tokio::sync::Notify;
 
 use crate::{
-    checks::{self, Doing, Given, Leaving, Mode, Who, book, count, count_error, does, enter, leave, lock_name, wrong},
+    checks::{
+        self, Doing, Gift, Given, Leaving, Mode, Who, book, count, count_error, does, enter, leave, lock_name, wrong,
+    },
     faults,
     kernel::{self, MILLI, Rng, SECOND, note, now},
     net::{self, Cut},
@@ -395,7 +397,7 @@ impl Task {
         does(self.who, Doing::Other(format!("has tried {name}")));
         match outcome {
             Ok(Some(guard)) => {
-                let (number, guard) = enter(self.who, choice.names.clone(), choice.mode, guard, is_leased);
+                let (number, guard) = enter(self.who, choice.names.clone(), choice.mode, guard, is_leased, true);
                 Some(Hold { number, guard, choice, turn })
             }
             Ok(None) => {
@@ -444,8 +446,12 @@ impl Task {
     async fn release(&mut self, hold: Hold, alone: bool) -> bool {
         let Hold { number, guard, choice, turn } = hold;
         let lock = choice.names.join("+");
-        if alone && self.plan.gives && self.rng.chance(15) && choice.names.len() == 1 && !self.plan.kind.is_red() {
-            self.give(number, guard, lock, turn);
+        if alone && self.plan.gives && self.rng.chance(25) && choice.names.len() == 1 && !self.plan.kind.is_red() {
+            if self.rng.chance(40) {
+                self.hand_over(Hold { number, guard, choice, turn }).await;
+            } else {
+                self.give(number, guard, lock, turn);
+            }
             return false;
         }
         let (guard, leaving) = leave(number, guard);
@@ -463,22 +469,22 @@ impl Task {
             drop(guard);
             return false;
         }
-        let outcome = if self.rng.chance(5) {
-            // left in the midst of it
-            let patience = Duration::from_millis(self.rng.below(20));
-            match tokio::time::timeout(patience, guard.unlock()).await {
-                Ok(outcome) => outcome,
-                Err(_) => return false,
-            }
-        } else {
-            guard.unlock().await
-        };
+        let Some(outcome) = self.left_midway(5, guard.unlock()).await else { return false };
         note("unlocked", format!("{:?} {lock} {}", self.who, outcome.is_ok()).as_bytes());
         if let Err(error) = &outcome {
             count_error(error);
         }
-        checks::unlocked(self.who, &lock, leaving, &outcome);
+        checks::unlocked(self.who, &lock, leaving, outcome.as_ref().copied());
         outcome.is_ok()
+    }
+
+    /// Awaits a call to its end, or, so often, drops it in the midst of it.
+    async fn left_midway<T>(&mut self, percent: u64, call: impl Future<Output = T>) -> Option<T> {
+        if !self.rng.chance(percent) {
+            return Some(call.await);
+        }
+        let patience = Duration::from_millis(self.rng.below(20));
+        tokio::time::timeout(patience, call).await.ok()
     }
 
     /// Gives a hold away: another task, of whatever process, releases it; or nobody does.
@@ -492,16 +498,46 @@ impl Task {
         count("given away");
         let owner = guard.forget();
         note("gives", format!("{:?} {lock} {owner}", self.who).as_bytes());
-        book(|book| book.given.push(Given { lock, turn, owner }));
+        book(|book| book.given.push(Given { lock, turn, gift: Gift::Forgotten(owner) }));
     }
 
-    /// Releases what somebody gave away. `true`: that was not settled.
+    /// Hands a hold over: another task, of whatever process, adopts it; or nobody does.
+    async fn hand_over(&mut self, hold: Hold) {
+        let Hold { number, guard, choice, turn } = hold;
+        let (lock, before) = (choice.names[0].clone(), book(|book| book.entries(&choice.names[0])));
+        let (guard, leaving) = leave(number, guard);
+        let keep = Duration::from_millis(self.rng.between(10, 5_000));
+        let Some(outcome) = self.left_midway(10, guard.hand_over(keep)).await else { return };
+        note("handed over", format!("{:?} {lock} {}", self.who, outcome.is_ok()).as_bytes());
+        match &outcome {
+            Ok(_) => count("handed over"),
+            Err(error) => count_error(error),
+        }
+        checks::unlocked(self.who, &lock, leaving, outcome.as_ref().map(|_| ()));
+        if let Ok(hand_over) = outcome {
+            book(|book| book.given.push(Given { lock, turn, gift: Gift::HandedOver(hand_over, before) }));
+        }
+    }
+
+    /// Releases or adopts what somebody gave away. `true`: that was not settled.
     async fn take_given(&mut self) -> bool {
         let Some(given) = book(|book| book.given.pop()) else { return false };
-        does(self.who, Doing::Other(format!("releases {} for another", given.lock)));
+        does(self.who, Doing::Other(format!("takes what was given of {}", given.lock)));
         let Ok(choice) = self.plan.kind.lock(&self.clients, &given.lock, given.turn, None) else { return false };
-        let outcome = choice.lock.release(&given.owner).await;
-        note("released for another", format!("{:?} {} {}", self.who, given.lock, outcome.is_ok()).as_bytes());
+        book(|book| book.taking.insert(self.who, given.clone()));
+        let outcome = match &given.gift {
+            Gift::Forgotten(owner) => choice.lock.release(owner).await,
+            Gift::HandedOver(hand_over, before) => match choice.lock.adopt(hand_over).await {
+                Ok(guard) => {
+                    book(|book| book.taking.remove(&self.who));
+                    self.adopted(guard, choice, given.turn, *before).await;
+                    return book(|book| !book.given.is_empty());
+                }
+                Err(error) => Err(error),
+            },
+        };
+        book(|book| book.taking.remove(&self.who));
+        note("taken for another", format!("{:?} {} {}", self.who, given.lock, outcome.is_ok()).as_bytes());
         match outcome {
             Ok(()) | Err(Error::NotHeld { .. } | Error::Lost { .. }) => book(|book| !book.given.is_empty()),
             Err(error) => {
@@ -510,6 +546,18 @@ impl Task {
                 !self.is_shut_down()
             }
         }
+    }
+
+    /// Nobody had the lock in between.
+    async fn adopted(&mut self, guard: LockGuard, choice: Choice, turn: u64, before: u64) {
+        count("adopted");
+        let between = book(|book| book.entries(&choice.names[0])) - before;
+        if between > 0 && choice.mode == Mode::Alone {
+            wrong(|| format!("{:?} adopted {}, which {between} had in between", self.who, choice.names[0]));
+        }
+        let (number, guard) = enter(self.who, choice.names.clone(), choice.mode, guard, false, false);
+        nap(self.rng.below(100)).await;
+        self.release(Hold { number, guard, choice, turn }, true).await;
     }
 
     /// What an operator does.

@@ -26,7 +26,8 @@ impl Servers {
     pub(crate) fn start(settings: &Settings, mode: Mode) -> Result<Self, String> {
         let mut args = vec!["--save", "", "--enable-debug-command", "yes"];
         if mode == Mode::Aof {
-            args.extend(["--appendonly", "yes", "--appendfsync", "everysec"]);
+            // everysec: while the disk is busy, what was answered is written up to two seconds later
+            args.extend(["--appendonly", "yes", "--appendfsync", "always"]);
         }
         let start = |_| SpawnedServer::start_with(&args).map_err(|error| error.to_string());
         let servers: Vec<SpawnedServer> = (0..SERVERS).map(start).collect::<Result<_, _>>()?;

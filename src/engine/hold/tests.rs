@@ -1,4 +1,4 @@
-//! What guards, late answers and hand-overs may do to a hold.
+//! What guards, late answers and giving away may do to a hold.
 
 use super::*;
 use crate::{
@@ -16,7 +16,8 @@ use crate::{
     },
 };
 
-const DOOR: Door = Door { about: About::plain("reentrant"), waits: false, max_holds: u32::MAX, after_loss: false };
+const DOOR: Door =
+    Door { about: About::plain("reentrant"), waits: false, adopts: None, max_holds: u32::MAX, after_loss: false };
 
 fn kind() -> Arc<dyn Kind> {
     Arc::new(Reentrant::new(&LockName::new("", "l", 1024).unwrap()))
@@ -107,15 +108,15 @@ fn a_loss_is_final() {
     );
 }
 
-/// What was handed over is nothing of its owner's.
+/// What was given away is nothing of its owner's.
 #[test]
-fn a_hold_that_was_handed_over_is_neither_planned_nor_settled() {
+fn a_hold_that_was_given_away_is_neither_planned_nor_settled() {
     shuttle::check_random(
         || {
             let holds = Holds::new(Duration::from_secs(3));
             let hold = new(&holds);
             let ticket = entered(&holds, &hold, Instant::now(), Duration::from_secs(30)).unwrap();
-            assert!(matches!(hold.hand_over(&ticket), Some(Unsettled::Nothing)));
+            assert!(matches!(hold.give_away(&ticket), Some(Unsettled::Nothing)));
             assert!(matches!(hold.plan(DOOR, holds.around(&hold), Instant::now()), Ok(Next::Forget)));
             assert!(hold.send_release(Epoch::FIRST).is_none());
             assert_eq!(hold.leftover(), Leftover::Held);
@@ -142,10 +143,10 @@ async fn comes_and_goes(holds: &Holds, kind: &Arc<dyn Kind>, owner: &OwnerId, ha
         assert!(Arc::ptr_eq(&known, &hold), "an owner has two holds");
         drop(known);
         if hands_over {
-            let name = holds.about_to_hand_over(&hold);
-            let unsettled = hold.hand_over(&ticket);
+            let name = holds.about_to_give_away(&hold);
+            let unsettled = hold.give_away(&ticket);
             assert!(matches!(unsettled, Some(Unsettled::Nothing)));
-            holds.handed_it_over(&hold, &name, true);
+            holds.gave_it_away(&hold, &name, true);
             drop(turn);
             moments(3).await;
             hold.lose(LossReason::RecordMissing);

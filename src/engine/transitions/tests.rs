@@ -1,10 +1,10 @@
 //! All transitions of one hold, in any order, beside a server that executes late whatever it likes.
 
-use std::{collections::VecDeque, num::NonZeroU32, time::Duration};
+use std::{collections::VecDeque, num::NonZeroU32};
 
 use proptest::prelude::*;
 
-use self::server::{Answer, Sent, Server, TTL};
+use self::server::{Answer, OVERDUE, Sent, Server, TTL, Verb};
 use super::*;
 use crate::{
     engine::{
@@ -14,11 +14,11 @@ use crate::{
         state::Leftover,
     },
     owner::{ClientId, OwnerId},
+    store::tests::scripts::GRAIN,
 };
 
+mod model;
 mod server;
-
-const OVERDUE: Duration = Duration::from_secs(4);
 
 /// What becomes of a request.
 #[derive(Debug, Clone, Copy)]
@@ -48,7 +48,7 @@ enum Step {
     Reconnect,
     ExecuteLate(usize),
     NeverExecute(usize),
-    Pass(u64),
+    Pass(u32),
     SomebodyDeletes,
 }
 
@@ -73,7 +73,7 @@ fn steps() -> impl Strategy<Value = Step> {
         2 => Just(Step::Reconnect),
         3 => (0..4_usize).prop_map(Step::ExecuteLate),
         1 => (0..4_usize).prop_map(Step::NeverExecute),
-        3 => (1..600_u64).prop_map(Step::Pass),
+        3 => (1..6_600_u32).prop_map(Step::Pass),
         1 => Just(Step::SomebodyDeletes),
     ]
 }
@@ -91,7 +91,7 @@ struct World {
     guards: Vec<Guard>,
     epoch: Epoch,
     suffix: u64,
-    millis: u64,
+    now: Instant,
     /// Somebody else deleted the record of what is held.
     tampered: bool,
     /// So many wait in the lock's queue.
@@ -106,13 +106,13 @@ impl World {
     fn new() -> Self {
         let owner = OwnerId::named(&ClientId::random(), "me").unwrap();
         Self {
-            state: State::new(owner, Instant::from_millis(1_000)),
+            state: State::new(owner, Instant::from_millis(0)),
             server: Server::default(),
             late: VecDeque::new(),
             guards: Vec::new(),
             epoch: Epoch::FIRST,
             suffix: 0,
-            millis: 1_000,
+            now: Instant::from_millis(0),
             tampered: false,
             waiters: 0,
             blurred: false,
@@ -120,19 +120,12 @@ impl World {
         }
     }
 
-    fn now(&self) -> Instant {
-        Instant::from_millis(self.millis)
-    }
-
     /// Sends a request that was planned, as far as its fate lets it come.
     fn send(&mut self, request: &Request, fate: Fate) -> Option<Answer> {
-        self.state.send(request, self.epoch, self.now());
-        let sent = Sent {
-            owner: request.owner.to_string(),
-            count: request.count,
-            is_release: request.is_release,
-            epoch: self.epoch,
-        };
+        self.state.send(request, self.epoch, self.now);
+        let holds = request.count;
+        let verb = if request.is_release { Verb::Release { holds } } else { Verb::Acquire { holds } };
+        let sent = Sent { owner: request.owner.clone(), verb, epoch: self.epoch };
         match fate {
             Fate::NotExecuted => {
                 self.state.not_executed(request);
@@ -148,9 +141,9 @@ impl World {
                     self.late.drain(..).partition(|earlier| earlier.epoch == self.epoch);
                 self.late = others;
                 for earlier in before {
-                    self.server.execute(&earlier, self.millis);
+                    self.server.execute(&earlier);
                 }
-                let answer = self.server.execute(&sent, self.millis);
+                let answer = self.server.execute(&sent);
                 matches!(fate, Fate::Answered).then_some(answer)
             }
         }
@@ -161,25 +154,25 @@ impl World {
         let around = Around { sibling: None, lost_sibling: None, suffix: self.suffix, value_in_doubt: false };
         let inside_a_loss = self.guards.iter().any(|guard| {
             self.state.is_current(&guard.ticket.generation)
-                && (matches!(guard.end, Some(End::Lost(_))) || guard.ticket.generation.books().deadline <= self.now())
+                && (matches!(guard.end, Some(End::Lost(_))) || guard.ticket.generation.books().deadline <= self.now)
         });
         let settled = !matches!(self.state.server, ServerSide::InDoubt { .. }) && self.state.late.is_none();
-        match self.state.plan(door, around, self.now(), effects) {
+        match self.state.plan(door, around, self.now, effects) {
             Planned::Send(request) => {
                 assert!(after_loss || !inside_a_loss, "its owner is inside what it lost");
                 assert_eq!(request.count, self.state.wanted() + 1);
                 if settled && request.count == 1 {
-                    let used = self.late.iter().find(|late| late.owner == request.owner.as_str() && late.decides());
+                    let used = self.late.iter().find(|late| late.owner == request.owner && late.decides());
                     assert!(used.is_none(), "a late request may meet this name: {used:?}");
                 }
-                let sent = self.now();
+                let sent = self.now;
                 let Some(answer) = self.send(&request, fate) else { return };
-                let ttl = Millis::of(Duration::from_millis(TTL));
+                let ttl = Millis::of(TTL);
                 let lease = if watched { Lease::Watched { ttl, times: NonZeroU32::new(3) } } else { Lease::Fixed(ttl) };
                 match answer {
                     Answer::Held => {
                         let grant = Grant { sent, lease, kept_every: None, token: None };
-                        let granted = self.state.granted(&request, &grant, self.epoch, self.now(), effects);
+                        let granted = self.state.granted(&request, &grant, self.epoch, self.now, effects);
                         if let Ok(Some(ticket)) = granted {
                             self.count = if request.count == 1 { 1 } else { self.count + 1 };
                             self.tampered &= request.count > 1;
@@ -194,7 +187,7 @@ impl World {
                         self.state.busy(&request, waits, self.epoch);
                     }
                     Answer::Lost => self.state.refused_as_lost(effects),
-                    Answer::Released(_) => unreachable!("an acquire"),
+                    Answer::Released(_) | Answer::Renewed(_) => unreachable!("an acquire"),
                 }
             }
             Planned::Gone => {
@@ -209,9 +202,9 @@ impl World {
         }
     }
 
-    /// What was handed over, or is nobody's, is not this owner's any more.
+    /// What was given away, or is nobody's, is not this owner's any more.
     fn take_another(&mut self) {
-        let fresh = State::new(self.state.owner.with_suffix(0), self.now());
+        let fresh = State::new(self.state.owner.with_suffix(0), self.now);
         self.state = fresh;
         self.guards.clear();
         (self.count, self.tampered, self.waiters) = (0, false, 0);
@@ -220,18 +213,19 @@ impl World {
     }
 
     fn step(&mut self, step: Step, effects: &mut Effects) {
-        let now = self.now();
+        let now = self.now;
         match step {
             Step::Acquire { fate, watched, after_loss, waits } => {
                 let about = About { queues: true, ..About::plain("fair") };
-                self.acquire(fate, Door { about, waits, max_holds: 5, after_loss }, watched, effects);
+                self.acquire(fate, Door { about, waits, adopts: None, max_holds: 5, after_loss }, watched, effects);
             }
             Step::LeaveQueue if self.waiters > 0 => {
                 self.waiters -= 1;
                 self.state.leave_queue_once(self.epoch, now);
             }
             Step::SomebodyAcquires if self.server.record.is_none() => {
-                self.server = Server { record: Some(("somebody".into(), 1)), ends: self.millis + TTL };
+                let owner = OwnerId::named(&ClientId::random(), "somebody").unwrap();
+                self.server.execute(&Sent { owner, verb: Verb::Acquire { holds: 1 }, epoch: self.epoch });
             }
             Step::Settle(fate) => {
                 let Some(request) = self.state.plan_release() else { return };
@@ -247,21 +241,21 @@ impl World {
                 let left = self.state.leave(&guard.ticket, now, effects);
                 assert!(left.is_err() || was_current || self.state.standing != Standing::Ours);
                 if left.is_ok() {
-                    // of what was handed over, nobody here knows the count
+                    // of what was given away, nobody here knows the count
                     self.count = self.count.saturating_sub(1);
                 }
             }
             Step::LeaveWithoutGuard => {
                 let left = self.state.leave_without_guard(now, effects);
                 if left.is_ok() {
-                    // of what was handed over, nobody here knows the count
+                    // of what was given away, nobody here knows the count
                     self.count = self.count.saturating_sub(1);
                 }
             }
             Step::HandOver(at) if at < self.guards.len() => {
                 let guard = self.guards.remove(at);
                 self.suffix += 1;
-                if self.state.hand_over(&guard.ticket, now, effects).is_some() {
+                if self.state.give_away(&guard.ticket, now, effects).is_some() {
                     assert!(self.state.plan_release().is_none(), "it is not ours to tell");
                 }
             }
@@ -292,15 +286,13 @@ impl World {
                 let at = self.late.iter().position(|late| late.epoch == epoch).unwrap();
                 let late = self.late.remove(at).unwrap();
                 if matches!(step, Step::ExecuteLate(_)) {
-                    self.server.execute(&late, self.millis);
+                    self.server.execute(&late);
                     self.blurred |= !late.decides();
                 }
             }
-            Step::Pass(millis) => {
-                self.millis += millis;
-                if self.server.ends <= self.millis {
-                    self.server.record = None;
-                }
+            Step::Pass(grains) => {
+                self.now = self.now + GRAIN * grains;
+                self.server.pass(GRAIN * grains);
             }
             Step::SomebodyDeletes => {
                 self.server.record = None;
@@ -311,23 +303,20 @@ impl World {
     }
 
     fn look(&mut self, heard: bool, effects: &mut Effects) {
-        let now = self.now();
+        let now = self.now;
         let Due::Renew { generation, keep, period, .. } = self.state.look(now, OVERDUE, effects) else { return };
         if !heard {
             return self.state.not_renewed(&generation, now + period / 10, now, effects);
         }
-        let held = self.server.record.as_ref().is_some_and(|(owner, _)| *owner == generation.owner.as_str());
         let (ttl, next) = (keep.ttl(now), Some(now + period));
-        let answer = if held { Renewed::Yes } else { Renewed::Gone };
-        if held {
-            self.server.ends = self.server.ends.max(self.millis + ttl.as_millis() as u64);
-        }
+        let sent = Sent { owner: generation.owner.clone(), verb: Verb::Renew { lease: ttl }, epoch: self.epoch };
+        let Answer::Renewed(answer) = self.server.execute(&sent) else { unreachable!("a renewal") };
         self.state.renewed(&generation, answer, (now, ttl), next, now, effects);
     }
 
     /// "The state of a hold" in ARCHITECTURE.md.
     fn check(&mut self, effects: &Effects) {
-        let now = self.now();
+        let now = self.now;
         self.state.forget_ended();
         for guard in &mut self.guards {
             let end = guard.ticket.generation.books().end;
@@ -351,12 +340,10 @@ impl World {
             assert_eq!(books.count, self.count, "as often as it was acquired, less what was given back");
             assert!(books.count > 0 && effects.ended.as_ref().is_none_or(|ended| !Arc::ptr_eq(ended, generation)));
             // whoever relies on it, relies on a record
-            let record = self.server.record.as_ref().filter(|(owner, _)| *owner == generation.owner.as_str());
-            assert!(books.deadline <= now || self.tampered || record.is_some(), "held by nobody: {:?}", self.server);
-            assert!(
-                self.tampered || books.deadline <= Instant::from_millis(self.server.ends),
-                "longer than the record"
-            );
+            let count = self.server.count(&generation.owner);
+            assert!(books.deadline <= now || self.tampered || count.is_some(), "held by nobody: {:?}", self.server);
+            let ends = self.server.record.as_ref().map_or(now, |record| now + record.ttl);
+            assert!(self.tampered || books.deadline <= ends, "longer than the record");
             drop(books);
             assert!(self.state.next_look(OVERDUE).is_some(), "nobody would notice its end");
         }
@@ -365,12 +352,10 @@ impl World {
             && self.state.late.is_none()
             && !self.tampered
             && self.state.is_valid(now)
-            && !self.late.iter().any(|late| late.owner == self.state.owner.as_str())
+            && !self.late.iter().any(|late| late.owner == self.state.owner)
         {
-            let record = self.server.record.as_ref().filter(|(owner, _)| *owner == self.state.owner.as_str());
-            let known =
-                if self.blurred { record.map(|(_, count)| *count).filter(|count| *count > 0) } else { Some(known) };
-            assert!(known.is_some() && record.map(|(_, count)| *count) == known, "what the server is known to record");
+            let count = self.server.count(&self.state.owner);
+            assert!(count.is_some() && (self.blurred || count == Some(known)), "what the server is known to record");
         }
         match self.state.leftover() {
             Leftover::Nothing => {
@@ -416,7 +401,7 @@ fn a_name_that_a_late_acquire_may_meet_is_settled_after_a_loss() {
     step(Step::Reconnect);
     step(acquire(Fate::Answered, true));
     step(Step::SomebodyDeletes);
-    step(Step::Pass(400));
+    step(Step::Pass(4_400));
     step(Step::Look { heard: true });
     assert_eq!(step(Step::Leave(0)), Leftover::Doubt);
     assert_eq!(step(Step::Settle(Fate::Answered)), Leftover::Nothing);

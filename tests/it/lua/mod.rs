@@ -8,6 +8,7 @@ mod reentrant;
 mod refused;
 mod signal;
 mod string;
+mod transfer;
 
 use std::cell::RefCell;
 

@@ -48,6 +48,9 @@ fn cases() -> Vec<Case> {
     of("reentrant/renew", &[L], &[A, "30000"], &[held, others]);
     let two = &*format!("{held};HSET m {A} 1;PEXPIRE m 20000");
     of("reentrant/renew", &[L, "m"], &leases(&[A, A], "30000"), &[held, two]);
+    let (moves, moved) = ([A, B, "30000"], [B, A, "30000"]);
+    of("reentrant/transfer", &[L], &moves, &["", held, twice]);
+    of("reentrant/transfer", &[L], &moved, &[held]);
     of("reentrant/force_release", &[L], &[CHANNEL], &[held]);
     of("reentrant/inspect", &[L], &[], &[held]);
     let second = &*format!("HSET m {A} 3;PEXPIRE m 20000");
@@ -63,6 +66,8 @@ fn cases() -> Vec<Case> {
     let again = &*format!("{held};{token}");
     of("fenced/acquire", &[L, TOKEN], &[A, "30000", "1"], &["", token, held, again, foreign]);
     of("fenced/acquire", &[L, TOKEN], &[A, "30000", "2"], &[held, again]);
+    of("fenced/transfer", &[L, TOKEN], &moves, &["", held, again]);
+    of("fenced/transfer", &[L, TOKEN], &moved, &[held, again]);
     let guarded = "SET k old;SET nestlock_fence:{k} 5";
     of("fenced/set", &GUARDED, &["7", "new"], &["", "SET k old", guarded, "SET nestlock_fence:{k} 7"]);
     of("fenced/get", &GUARDED, &["7"], &["", "SET k old", guarded]);
@@ -104,6 +109,8 @@ fn cases() -> Vec<Case> {
     let text = &*format!("SET l {A} PX 20000");
     of("string/acquire", &[L], &[A, "30000"], &["", text, &format!("SET l {B} PX 20000")]);
     of("string/release", &[L], &[A], &["", text]);
+    of("string/transfer", &[L], &moves, &["", text]);
+    of("string/transfer", &[L], &[A, B, "0"], &[text]);
     of("string/renew", &[L], &[A, "30000"], &[text]);
     of("string/renew", &[L, "m"], &leases(&[A, A], "30000"), &[text]);
     of("string/force_release", &[L, "nestlock_fence:{l}"], &[], &[text]);
@@ -136,6 +143,10 @@ fn cases() -> Vec<Case> {
     of("read_write/read_renew", &[L], &[A, "30000"], &[reads, reads_twice, writes_and_reads]);
     let no_key = &*format!("HSET l mode read {A} 1;PEXPIRE l 20000");
     of("read_write/read_renew", &[L, "m"], &leases(&[A, A], "30000"), &[reads, no_key]);
+    let reader_moves = [A, B, "30000", HOLDS];
+    of("read_write/read_transfer", &[L], &reader_moves, &["", reads, reads_twice]);
+    of("read_write/read_transfer", &[L], &[A, "c:1", "30000", HOLDS], &[both]);
+    of("read_write/write_transfer", &[L], &moves, &["", writes]);
     of("read_write/force_release", &[L], &["c", HOLDS, "read"], &[both]);
     of("read_write/read_inspect", &[L], &[], &[both]);
     of("read_write/write_acquire", &[L, INTENT], &[A, "30000", "1", "2000"], &["", intent, both, writes]);
@@ -323,7 +334,7 @@ fn a_ttl_that_ends_makes_no_script_fail() {
                 println!("{}, {}, {keys:?}: {reply:?}", case.script, case.state);
             }
             // a lease of 0 is none
-            let endless = case.script == "signal/acquire" && args[1] == "0";
+            let endless = matches!((case.script, args.as_slice()), ("signal/acquire" | "string/transfer", [.., "0"]));
             for (key, _) in keys.iter().filter(|_| !endless) {
                 assert_ne!(bench.expires(key), -1, "{}, {}: {key} lives for ever", case.script, case.state);
             }

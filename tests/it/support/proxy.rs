@@ -68,6 +68,7 @@ pub enum Verb {
     Renew,
     Inspect,
     ForceRelease,
+    Transfer,
 }
 
 /// What each script does, by its source and by its digest.
@@ -83,6 +84,7 @@ fn script_verbs() -> &'static HashMap<String, Verb> {
                 name if name.starts_with("renew") => Verb::Renew,
                 name if name.starts_with("inspect") => Verb::Inspect,
                 name if name.starts_with("force_release") => Verb::ForceRelease,
+                name if name.starts_with("transfer") => Verb::Transfer,
                 _ => continue,
             };
             let source = scripts::source(&script);

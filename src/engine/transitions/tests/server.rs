@@ -1,60 +1,102 @@
-//! A server with one lock, which is held by one name at a time.
+//! A server with one lock: the scripts that ship, and time that passes when the test says so.
 
-use crate::store::{Epoch, Released};
+use std::{
+    sync::{Arc, LazyLock},
+    time::Duration,
+};
 
-/// How long a lease is, in milliseconds.
-pub(super) const TTL: u64 = 900;
+use crate::{
+    engine::{
+        kind::{Kind, Terms},
+        lease::Millis,
+    },
+    keys::LockName,
+    lock::Reentrant,
+    owner::OwnerId,
+    store::{
+        Acquired, Call, Epoch, Released, Renewed,
+        tests::scripts::{self, GRAIN, Record},
+    },
+};
+
+/// How long a lease is.
+pub(super) const TTL: Duration = GRAIN.saturating_mul(10_000);
+/// After how long a request cannot be under way any more.
+pub(super) const OVERDUE: Duration = GRAIN.saturating_mul(1_500);
+
+static LOCK: LazyLock<Arc<dyn Kind>> =
+    LazyLock::new(|| Arc::new(Reentrant::new(&LockName::new("", "lock", 1024).unwrap())));
+
+/// What a request asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Verb {
+    Acquire { holds: u32 },
+    Release { holds: u32 },
+    Renew { lease: Duration },
+}
 
 /// A request as the server sees it.
 #[derive(Debug, Clone)]
 pub(super) struct Sent {
-    pub(super) owner: String,
-    pub(super) count: u32,
-    pub(super) is_release: bool,
+    pub(super) owner: OwnerId,
+    pub(super) verb: Verb,
     pub(super) epoch: Epoch,
 }
 
 impl Sent {
-    /// It takes or frees the lock. Others only move the count, which matters where the lock is handed over: see
-    /// `State::hand_over`.
+    /// It takes or frees the lock. Others only move the count, which matters where the lock is given away: see
+    /// `State::give_away`.
     pub(super) fn decides(&self) -> bool {
-        self.count == u32::from(!self.is_release)
+        matches!(self.verb, Verb::Acquire { holds: 1 } | Verb::Release { holds: 0 })
     }
 }
 
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Answer {
     Held,
     Busy,
     Lost,
     Released(Released),
+    Renewed(Renewed),
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(super) struct Server {
-    pub(super) record: Option<(String, u32)>,
-    pub(super) ends: u64,
+    pub(super) record: Option<Record>,
 }
 
 impl Server {
-    pub(super) fn execute(&mut self, sent: &Sent, now: u64) -> Answer {
-        let held = self.record.as_ref().filter(|(owner, _)| *owner == sent.owner).map(|(_, count)| *count);
-        match (sent.is_release, held) {
-            (true, None) => Answer::Released(Released::NotHeld),
-            (true, Some(_)) if sent.count == 0 => {
-                self.record = None;
-                Answer::Released(Released::Free)
+    pub(super) fn execute(&mut self, sent: &Sent) -> Answer {
+        let (owner, record) = (&sent.owner, &mut self.record);
+        match sent.verb {
+            Verb::Acquire { holds } => {
+                let terms = Terms { owner, lease_ms: Millis::of(TTL).get(), holds, waits: false };
+                match scripts::acquire(record, &LOCK.acquire(terms)) {
+                    Acquired::Yes { token: None } => Answer::Held,
+                    Acquired::Busy { .. } => Answer::Busy,
+                    Acquired::Lost => Answer::Lost,
+                    other => unreachable!("{other:?}"),
+                }
             }
-            (true, Some(held)) => {
-                self.record = Some((sent.owner.clone(), held.min(sent.count)));
-                Answer::Released(Released::StillHeld)
-            }
-            (false, None) if sent.count > 1 => Answer::Lost,
-            (false, None) if self.record.is_some() => Answer::Busy,
-            (false, held) => {
-                self.record = Some((sent.owner.clone(), sent.count.max(held.unwrap_or(0))));
-                self.ends = self.ends.max(now + TTL);
-                Answer::Held
+            Verb::Release { holds } => Answer::Released(scripts::release(record, &LOCK.release(owner, holds))),
+            Verb::Renew { lease } => {
+                let args = vec![owner.into(), Millis::of(lease).get().into()];
+                let call = Call::new(LOCK.renew(), vec![Arc::clone(LOCK.record())], args);
+                Answer::Renewed(scripts::renew(record, &call))
             }
         }
+    }
+
+    /// A lease that ends takes the record along.
+    pub(super) fn pass(&mut self, time: Duration) {
+        self.record = self.record.take().filter(|record| record.ttl > time).map(|mut record| {
+            record.ttl -= time;
+            record
+        });
+    }
+
+    /// How often this owner holds it.
+    pub(super) fn count(&self, owner: &OwnerId) -> Option<u32> {
+        self.record.as_ref().filter(|record| *record.owner == *owner.as_str()).map(|record| record.count)
     }
 }

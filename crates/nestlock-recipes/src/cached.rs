@@ -1,0 +1,463 @@
+#![doc = include_str!("cached.md")]
+
+mod store;
+
+use std::{
+    collections::{HashMap, HashSet},
+    fmt,
+    future::Future,
+    panic::AssertUnwindSafe,
+    pin::Pin,
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
+#[cfg(feature = "fred")]
+pub use fred;
+use futures_util::FutureExt;
+use nestlock::{AcquireOptions, Lock, LockClient, LockGuard};
+use tokio::sync::watch;
+
+use self::store::Envelope;
+#[cfg(feature = "json")]
+pub use self::store::Json;
+#[cfg(feature = "fred")]
+pub use self::store::RedisStore;
+pub use self::store::{BoxError, Codec, Raw, Store};
+
+/// A cache of bytes in this store, filled under locks of this client. For other values see [`Cached::codec`].
+pub fn cached<S: Store>(client: &LockClient, store: S) -> Cached<S> {
+    let options = Options {
+        ttl: Duration::from_secs(60),
+        none_ttl: None,
+        error_ttl: Duration::from_secs(1),
+        stale_for: Duration::ZERO,
+        beta: 1.0,
+        lease: Duration::from_secs(3),
+        wait: Duration::from_secs(30),
+    };
+    Cached { client: client.clone(), store: Arc::new(store), codec: Arc::new(Raw), options, running: Arc::default() }
+}
+
+/// A cache that is filled once, however many ask; made by [`cached()`]. Cheap to clone. Clones share fills; use one cache in a
+/// process.
+#[must_use]
+pub struct Cached<S, C: Codec = Raw> {
+    client: LockClient,
+    store: Arc<S>,
+    codec: Arc<C>,
+    options: Options,
+    running: Arc<Mutex<Running<C::Value>>>,
+}
+
+#[derive(Debug, Clone)]
+struct Options {
+    ttl: Duration,
+    none_ttl: Option<Duration>,
+    error_ttl: Duration,
+    stale_for: Duration,
+    beta: f64,
+    lease: Duration,
+    wait: Duration,
+}
+
+/// What a fill came to, for all who wait for it. `None`: there is no value.
+type Filled<V> = Result<Option<V>, CacheError>;
+type Fill<V> = Pin<Box<dyn Future<Output = Result<Option<V>, BoxError>> + Send>>;
+
+/// The fills of this process, by key.
+struct Running<V> {
+    /// For those who miss the value.
+    fills: HashMap<String, watch::Receiver<Option<Filled<V>>>>,
+    /// In the background.
+    refreshes: HashSet<String>,
+}
+
+impl<V> Default for Running<V> {
+    fn default() -> Self {
+        Self { fills: HashMap::new(), refreshes: HashSet::new() }
+    }
+}
+
+/// Why there is no value.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum CacheError {
+    /// The fill said so; told to all who waited for it.
+    #[error("the fill failed: {0}")]
+    Fill(#[source] Arc<dyn std::error::Error + Send + Sync>),
+    /// A fill of this key failed less than [`Cached::error_ttl`] ago, and said this. Try again later.
+    #[error("a fill failed a moment ago, and is not tried again yet: {0}")]
+    FailedElsewhere(Arc<str>),
+    /// Somebody else was filling it for all of [`Cached::wait`].
+    #[error("somebody else has been filling it for {0:?}")]
+    Busy(Duration),
+    /// The lock of the fill: the key is no name for one, the server does not answer, or the lock was lost and the fill dropped.
+    #[error("the lock of the fill: {0}")]
+    Lock(#[source] Arc<nestlock::Error>),
+    /// The store could not be read.
+    #[error("the cache's store: {0}")]
+    Store(#[source] Arc<dyn std::error::Error + Send + Sync>),
+    /// The fill panicked, or its runtime has ended.
+    #[error("the fill panicked, or its runtime has ended")]
+    Panicked,
+}
+
+impl From<nestlock::Error> for CacheError {
+    fn from(error: nestlock::Error) -> Self {
+        Self::Lock(Arc::new(error))
+    }
+}
+
+/// What the store has for a key.
+struct Found<V> {
+    value: Option<V>,
+    took: Duration,
+    /// Until its end; then it is stale.
+    fresh_for: Duration,
+    /// Until it is gone.
+    left: Duration,
+}
+
+/// Takes a key out of the fills when it goes, also by a panic.
+struct Landing<V> {
+    running: Arc<Mutex<Running<V>>>,
+    key: String,
+    of: fn(&mut Running<V>, &str),
+}
+
+impl<V> Drop for Landing<V> {
+    fn drop(&mut self) {
+        (self.of)(&mut self.running.lock().unwrap_or_else(PoisonError::into_inner), &self.key);
+    }
+}
+
+impl<S: Store, C: Codec> Cached<S, C> {
+    /// Other values than bytes.
+    pub fn codec<D: Codec>(self, codec: D) -> Cached<S, D> {
+        let Self { client, store, options, .. } = self;
+        Cached { client, store, codec: Arc::new(codec), options, running: Arc::default() }
+    }
+
+    /// How long a value lasts. Default 60 s; a millisecond at least.
+    pub fn ttl(mut self, ttl: Duration) -> Self {
+        self.options.ttl = ttl;
+        self
+    }
+
+    /// How long it is cached that a fill found none. Default: it is not cached.
+    pub fn none_ttl(mut self, ttl: Duration) -> Self {
+        self.options.none_ttl = Some(ttl);
+        self
+    }
+
+    /// After a fill that failed, how long none is tried by any process. Default 1 s; zero: not at all.
+    pub fn error_ttl(mut self, ttl: Duration) -> Self {
+        self.options.error_ttl = ttl;
+        self
+    }
+
+    /// For how long after its end a value is still returned, while it is filled anew in the background. Default: not at all;
+    /// 49 days at most.
+    pub fn stale_for(mut self, stale_for: Duration) -> Self {
+        self.options.stale_for = stale_for;
+        self
+    }
+
+    /// How early values are refreshed before their end, in units of what a fill takes. Default 1; zero: not at all.
+    pub fn beta(mut self, beta: f64) -> Self {
+        self.options.beta = beta;
+        self
+    }
+
+    /// After how long another process fills in place of one that died. Default 3 s; 10 ms to 10 years. Renewed every third of it.
+    pub fn lease(mut self, lease: Duration) -> Self {
+        self.options.lease = lease;
+        self
+    }
+
+    /// How long to wait for a fill in another process. Default 30 s.
+    pub fn wait(mut self, wait: Duration) -> Self {
+        self.options.wait = wait;
+        self
+    }
+
+    /// The value at this key, fresh or stale; never fills it.
+    ///
+    /// # Errors
+    ///
+    /// [`CacheError::Store`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe.
+    pub async fn get(&self, key: &str) -> Result<Option<C::Value>, CacheError> {
+        Ok(self.read(key).await?.and_then(|found| found.value))
+    }
+
+    /// The value at this key, or what `fill` makes of it. Of all who ask at the same time, in all processes, one fills.
+    ///
+    /// # Errors
+    ///
+    /// [`CacheError`]. If the store or the locks are away, nothing is filled: a cache that fails is not made up for by
+    /// all at once.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe: a fill that has begun goes on in a task of its own.
+    #[expect(clippy::missing_panics_doc, reason = "it does not")]
+    pub async fn try_get_with<E: Into<BoxError>>(
+        &self,
+        key: &str,
+        fill: impl Future<Output = Result<C::Value, E>> + Send + 'static,
+    ) -> Result<C::Value, CacheError> {
+        let fill = async { fill.await.map(Some).map_err(Into::into) };
+        let value = self.get_or_fill(key, false, Box::pin(fill)).await?;
+        Ok(value.expect("a fill of a value has one, and others do not count"))
+    }
+
+    /// As [`try_get_with`](Self::try_get_with), where the fill may find that there is no value. That is cached, too, with
+    /// [`none_ttl`](Self::none_ttl).
+    ///
+    /// # Errors
+    ///
+    /// As [`try_get_with`](Self::try_get_with).
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`try_get_with`](Self::try_get_with).
+    pub async fn try_optionally_get_with<E: Into<BoxError>>(
+        &self,
+        key: &str,
+        fill: impl Future<Output = Result<Option<C::Value>, E>> + Send + 'static,
+    ) -> Result<Option<C::Value>, CacheError> {
+        self.get_or_fill(key, true, Box::pin(async { fill.await.map_err(Into::into) })).await
+    }
+
+    /// `optional`: that there is none is an answer.
+    async fn get_or_fill(&self, key: &str, optional: bool, fill: Fill<C::Value>) -> Filled<C::Value> {
+        let mut fill = Some(fill);
+        loop {
+            let running = self.running().fills.get(key).cloned();
+            let mut running = if let Some(running) = running {
+                running
+            } else {
+                if let Some(found) = self.read(key).await?.filter(|found| optional || found.value.is_some()) {
+                    if let Some(fill) = fill.filter(|_| self.is_due(&found)) {
+                        self.refresh(key, found.left, fill);
+                    }
+                    return Ok(found.value);
+                }
+                self.start(key, optional, &mut fill)
+            };
+            let filled = match running.wait_for(Option::is_some).await {
+                Ok(filled) => filled.clone().expect("waited for"),
+                Err(_) => Err(CacheError::Panicked),
+            };
+            match filled {
+                // somebody else's fill, who does with none
+                Ok(None) if !optional => {}
+                filled => return filled,
+            }
+        }
+    }
+
+    /// The fill that runs, or else this one, in a task of its own.
+    fn start(
+        &self,
+        key: &str,
+        optional: bool,
+        fill: &mut Option<Fill<C::Value>>,
+    ) -> watch::Receiver<Option<Filled<C::Value>>> {
+        let mut running = self.running();
+        if let Some(fill) = running.fills.get(key) {
+            return fill.clone();
+        }
+        let (sender, receiver) = watch::channel(None);
+        running.fills.insert(key.to_owned(), receiver.clone());
+        let fill = fill.take().expect("taken by the fill that was waited for, which was the last turn");
+        let landing = self.landing(key, |running, key| {
+            running.fills.remove(key);
+        });
+        let this = self.clone();
+        tokio::spawn(async move {
+            let filled = this.fill(&landing.key, optional, fill).await;
+            // who comes from here on looks into the store
+            drop(landing);
+            sender.send_replace(Some(filled));
+        });
+        receiver
+    }
+
+    /// Reads again under the lock, and fills.
+    async fn fill(&self, key: &str, optional: bool, fill: Fill<C::Value>) -> Filled<C::Value> {
+        let wait = self.options.wait;
+        let guard = self.lock(key)?.try_lock_for_with(wait, self.renewed()).await?.ok_or(CacheError::Busy(wait))?;
+        let (found, failed) = tokio::try_join!(self.read(key), self.failed(key))?;
+        let filled = match (found.filter(|found| optional || found.value.is_some()), failed) {
+            (Some(found), _) => Ok(found.value),
+            (None, Some(message)) => Err(CacheError::FailedElsewhere(message)),
+            (None, None) => self.fill_under(&guard, key, fill).await,
+        };
+        // the next one may look; that the lock was lost is no news, what was filled is written or not
+        let _ = guard.unlock().await;
+        filled
+    }
+
+    /// Fills anew in the background, unless somebody is at it, or was since `left` was read.
+    fn refresh(&self, key: &str, left: Duration, fill: Fill<C::Value>) {
+        if !self.running().refreshes.insert(key.to_owned()) {
+            return;
+        }
+        let landing = self.landing(key, |running, key| {
+            running.refreshes.remove(key);
+        });
+        let this = self.clone();
+        tokio::spawn(async move {
+            if let Err(error) = this.refill(&landing.key, left, fill).await {
+                tracing::warn!(key = landing.key, %error, "a value was not refreshed");
+                // readers of the stale value need not ask again before
+                tokio::time::sleep(this.options.error_ttl).await;
+            }
+        });
+    }
+
+    async fn refill(&self, key: &str, left: Duration, fill: Fill<C::Value>) -> Result<(), CacheError> {
+        let Some(guard) = self.lock(key)?.try_lock_with(self.renewed()).await? else { return Ok(()) };
+        let (found, failed) = tokio::try_join!(self.read(key), self.failed(key))?;
+        let is_new = found.is_some_and(|found| found.left > left);
+        let filled = match failed {
+            _ if is_new => Ok(None),
+            Some(message) => Err(CacheError::FailedElsewhere(message)),
+            None => self.fill_under(&guard, key, fill).await,
+        };
+        let _ = guard.unlock().await;
+        filled.map(drop)
+    }
+
+    /// Fills and writes, while the lock is held.
+    async fn fill_under(&self, guard: &LockGuard, key: &str, fill: Fill<C::Value>) -> Filled<C::Value> {
+        let Options { ttl, none_ttl, error_ttl, stale_for, .. } = self.options;
+        let began = Instant::now();
+        let filled = match guard.run_until_lost(AssertUnwindSafe(fill).catch_unwind()).await? {
+            Ok(filled) => filled.and_then(|value| {
+                let bytes = value.as_ref().map(|value| self.codec.encode(value)).transpose()?;
+                Ok((value, bytes))
+            }),
+            Err(_) => return self.fails(guard, key, error_ttl, CacheError::Panicked).await,
+        };
+        let (value, bytes) = match filled {
+            Ok(filled) => filled,
+            Err(error) => return self.fails(guard, key, error_ttl, CacheError::Fill(error.into())).await,
+        };
+        let Some(ttl) = (if bytes.is_some() { Some(ttl) } else { none_ttl }) else { return Ok(value) };
+        let envelope = Envelope { took: began.elapsed(), stale_for, value: bytes };
+        self.write(guard, key, envelope.write(), ttl.saturating_add(stale_for)).await;
+        Ok(value)
+    }
+
+    async fn fails(&self, guard: &LockGuard, key: &str, ttl: Duration, error: CacheError) -> Filled<C::Value> {
+        if !ttl.is_zero() {
+            let cause = if let CacheError::Fill(cause) = &error { cause.to_string() } else { error.to_string() };
+            self.write(guard, &marker(key), cause.into_bytes(), ttl).await;
+        }
+        Err(error)
+    }
+
+    /// What is not written is filled again by the next who asks.
+    async fn write(&self, guard: &LockGuard, key: &str, bytes: Vec<u8>, ttl: Duration) {
+        if guard.is_lost() {
+            return;
+        }
+        match self.store.set(key, bytes, ttl, guard).await {
+            Ok(true) => {}
+            Ok(false) => tracing::warn!(key, "not cached: the lock of its fill is not held any more"),
+            Err(error) => tracing::warn!(key, %error, "not cached"),
+        }
+    }
+
+    async fn read(&self, key: &str) -> Result<Option<Found<C::Value>>, CacheError> {
+        let Some((bytes, left)) = self.store.get(key).await.map_err(|error| CacheError::Store(error.into()))? else {
+            return Ok(None);
+        };
+        let Some(Envelope { took, stale_for, value }) = Envelope::read(&bytes) else { return Ok(None) };
+        let value = match value.map(|bytes| self.codec.decode(bytes)) {
+            Some(None) => return Ok(None),
+            value => value.flatten(),
+        };
+        Ok(Some(Found { value, took, fresh_for: left.saturating_sub(stale_for), left }))
+    }
+
+    /// What the last fill said, if it failed a moment ago.
+    async fn failed(&self, key: &str) -> Result<Option<Arc<str>>, CacheError> {
+        let marker = self.store.get(&marker(key)).await.map_err(|error| CacheError::Store(error.into()))?;
+        Ok(marker.map(|(message, _)| String::from_utf8_lossy(&message).into()))
+    }
+
+    /// Whether this read is the one that fills it anew. When it is stale, each is; of those one gets the lock.
+    fn is_due(&self, found: &Found<C::Value>) -> bool {
+        found.fresh_for.is_zero() || is_early(found.took, found.fresh_for, self.options.beta, 1.0 - fastrand::f64())
+    }
+
+    fn lock(&self, key: &str) -> Result<Lock, CacheError> {
+        Ok(self.client.mutex(format!("fill:{key}"))?)
+    }
+
+    fn renewed(&self) -> AcquireOptions {
+        AcquireOptions::new().watchdog_timeout(self.options.lease)
+    }
+
+    fn landing(&self, key: &str, of: fn(&mut Running<C::Value>, &str)) -> Landing<C::Value> {
+        Landing { running: Arc::clone(&self.running), key: key.to_owned(), of }
+    }
+
+    fn running(&self) -> std::sync::MutexGuard<'_, Running<C::Value>> {
+        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// XFetch, for a lot above 0 and at most 1.
+fn is_early(took: Duration, left: Duration, beta: f64, lot: f64) -> bool {
+    took.as_secs_f64() * beta * -lot.ln() >= left.as_secs_f64()
+}
+
+fn marker(key: &str) -> String {
+    format!("{key}:failed")
+}
+
+impl<S, C: Codec> Clone for Cached<S, C> {
+    fn clone(&self) -> Self {
+        Self {
+            client: self.client.clone(),
+            store: Arc::clone(&self.store),
+            codec: Arc::clone(&self.codec),
+            options: self.options.clone(),
+            running: Arc::clone(&self.running),
+        }
+    }
+}
+
+impl<S, C: Codec> fmt::Debug for Cached<S, C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Cached").field("options", &self.options).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The share of all lots that refresh is `exp(-left / (beta * took))`.
+    #[test]
+    fn the_nearer_the_end_the_more_reads_refresh() {
+        let took = Duration::from_millis(400);
+        let of_10_000 = |left, beta| {
+            (1..=10_000)
+                .filter(|lot| is_early(took, Duration::from_millis(left), beta, f64::from(*lot) / 10_000.0))
+                .count()
+        };
+        let shares =
+            [(2_000, 1.0), (400, 1.0), (40, 1.0), (2_000, 5.0), (1, 0.0)].map(|(left, beta)| of_10_000(left, beta));
+        assert_eq!(shares, [67, 3678, 9048, 3678, 0]);
+    }
+}

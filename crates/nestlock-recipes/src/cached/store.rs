@@ -1,0 +1,244 @@
+//! Where values are kept, and how.
+
+use std::{error::Error, time::Duration};
+
+use async_trait::async_trait;
+use nestlock::LockGuard;
+
+/// An error of somebody else's.
+pub type BoxError = Box<dyn Error + Send + Sync>;
+
+/// Where a cache keeps its values, for all processes.
+#[async_trait]
+pub trait Store: Send + Sync + 'static {
+    /// The bytes at this key, and how long they will still be there.
+    async fn get(&self, key: &str) -> Result<Option<(Vec<u8>, Duration)>, BoxError>;
+
+    /// Keeps bytes for so long, a millisecond at least, if `filler` still holds its lock; whether it did. Where looking and
+    /// writing are two steps, a process that is paused between them overwrites what was filled since.
+    async fn set(&self, key: &str, value: Vec<u8>, ttl: Duration, filler: &LockGuard) -> Result<bool, BoxError>;
+}
+
+/// How values become bytes.
+pub trait Codec: Send + Sync + 'static {
+    /// What is cached. Cloned for each who waits for a fill.
+    type Value: Clone + Send + Sync + 'static;
+
+    /// The bytes of a value.
+    ///
+    /// # Errors
+    ///
+    /// The value has none: told to those who wait for it, like a fill that fails.
+    fn encode(&self, value: &Self::Value) -> Result<Vec<u8>, BoxError>;
+
+    /// The value of these bytes. `None`: they are of another format, so that the value is missing.
+    fn decode(&self, bytes: Vec<u8>) -> Option<Self::Value>;
+}
+
+/// Values are bytes, and stay as they are.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Raw;
+
+impl Codec for Raw {
+    type Value = Vec<u8>;
+
+    fn encode(&self, value: &Vec<u8>) -> Result<Vec<u8>, BoxError> {
+        Ok(value.clone())
+    }
+
+    fn decode(&self, bytes: Vec<u8>) -> Option<Vec<u8>> {
+        Some(bytes)
+    }
+}
+
+/// Values as JSON, by serde.
+#[cfg(feature = "json")]
+#[derive(Debug)]
+pub struct Json<V>(std::marker::PhantomData<fn() -> V>);
+
+#[cfg(feature = "json")]
+impl<V> Json<V> {
+    /// JSON of this type.
+    #[must_use]
+    pub fn new() -> Self {
+        Self(std::marker::PhantomData)
+    }
+}
+
+#[cfg(feature = "json")]
+impl<V> Default for Json<V> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+#[cfg(feature = "json")]
+impl<V: Clone + Send + Sync + serde::Serialize + serde::de::DeserializeOwned + 'static> Codec for Json<V> {
+    type Value = V;
+
+    fn encode(&self, value: &V) -> Result<Vec<u8>, BoxError> {
+        Ok(serde_json::to_vec(value)?)
+    }
+
+    fn decode(&self, bytes: Vec<u8>) -> Option<V> {
+        serde_json::from_slice(&bytes).ok()
+    }
+}
+
+/// What stands at a key.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Envelope {
+    /// How long the fill took.
+    pub(super) took: Duration,
+    /// For how long the value is served after its end: the last part of its TTL.
+    pub(super) stale_for: Duration,
+    /// `None`: the fill found none.
+    pub(super) value: Option<Vec<u8>>,
+}
+
+/// The format and, in one, what it is.
+const VALUE: u8 = 0x11;
+const NONE: u8 = 0x12;
+/// What stands before the value.
+const HEADER: usize = 9;
+
+impl Envelope {
+    pub(super) fn write(self) -> Vec<u8> {
+        let millis = |time: Duration| u32::try_from(time.as_millis()).unwrap_or(u32::MAX).to_be_bytes();
+        let mut bytes = vec![if self.value.is_some() { VALUE } else { NONE }];
+        bytes.extend(millis(self.took));
+        bytes.extend(millis(self.stale_for));
+        bytes.extend(self.value.unwrap_or_default());
+        bytes
+    }
+
+    /// `None`: of another format.
+    pub(super) fn read(bytes: &[u8]) -> Option<Self> {
+        let (&[kind, t0, t1, t2, t3, s0, s1, s2, s3], value) = bytes.split_first_chunk::<HEADER>()?;
+        let millis = |bytes: [u8; 4]| Duration::from_millis(u32::from_be_bytes(bytes).into());
+        let value = match kind {
+            VALUE => Some(value.to_vec()),
+            NONE => None,
+            _ => return None,
+        };
+        Some(Self { took: millis([t0, t1, t2, t3]), stale_for: millis([s0, s1, s2, s3]), value })
+    }
+}
+
+#[cfg(feature = "fred")]
+pub use self::redis::RedisStore;
+
+#[cfg(feature = "fred")]
+mod redis {
+    use std::time::Duration;
+
+    use async_trait::async_trait;
+    use fred::prelude::{Builder, Client, ClientLike, Config, KeysInterface, LuaInterface, Value};
+    use nestlock::LockGuard;
+
+    use super::{BoxError, Store};
+
+    /// Writes while the owner is in the lock's record.
+    ///
+    /// KEYS[1] value, KEYS[2] lock; ARGV[1] bytes, ARGV[2] TTL in milliseconds, ARGV[3] owner. 1: written; 0: not.
+    const SET: &str = "\
+if redis.call('hexists', KEYS[2], ARGV[3]) == 0 then return 0 end
+redis.call('set', KEYS[1], ARGV[1], 'px', ARGV[2])
+return 1";
+
+    /// Values in the Redis server of the locks, as strings.
+    #[derive(Debug, Clone)]
+    pub struct RedisStore {
+        client: Client,
+    }
+
+    impl RedisStore {
+        /// Over a client of fred's, which is connected to the server and the database of the locks.
+        #[must_use]
+        pub fn new(client: Client) -> Self {
+            Self { client }
+        }
+
+        /// Over a client of its own, with fred's defaults.
+        ///
+        /// # Errors
+        ///
+        /// fred's: the URL cannot be read, or the server does not answer.
+        ///
+        /// # Cancel safety
+        ///
+        /// Cancel safe.
+        pub async fn connect(url: impl AsRef<str>) -> Result<Self, fred::error::Error> {
+            let client = Builder::from_config(Config::from_url(url.as_ref())?).build()?;
+            client.init().await?;
+            Ok(Self::new(client))
+        }
+    }
+
+    #[async_trait]
+    impl Store for RedisStore {
+        async fn get(&self, key: &str) -> Result<Option<(Vec<u8>, Duration)>, BoxError> {
+            // one round trip; a value that is replaced between the two only seems younger than it is
+            let pipeline = self.client.pipeline();
+            pipeline.get::<(), _>(key).await?;
+            pipeline.pttl::<(), _>(key).await?;
+            let (value, ttl): (Value, i64) = pipeline.all().await?;
+            Ok(match (value.as_bytes(), ttl) {
+                (None, _) | (_, -2) => None,
+                (Some(bytes), ttl) => {
+                    // one that somebody else made to stay
+                    let ttl = u64::try_from(ttl).map_or(Duration::MAX, Duration::from_millis);
+                    Some((bytes.to_vec(), ttl))
+                }
+            })
+        }
+
+        async fn set(&self, key: &str, value: Vec<u8>, ttl: Duration, filler: &LockGuard) -> Result<bool, BoxError> {
+            let ttl = i64::try_from(ttl.as_millis().max(1)).unwrap_or(i64::MAX);
+            let owner = filler.owner().as_str().to_owned();
+            let arguments: Vec<Value> = vec![value.into_boxed_slice().into(), ttl.into(), owner.into()];
+            let written: i64 = self.client.eval(SET, vec![key, filler.name()], arguments).await?;
+            Ok(written == 1)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_is_read() {
+        for value in [None, Some(vec![]), Some(b"text".to_vec())] {
+            let envelope = || Envelope {
+                took: Duration::from_millis(400),
+                stale_for: Duration::from_secs(60),
+                value: value.clone(),
+            };
+            assert_eq!(Envelope::read(&envelope().write()), Some(envelope()));
+        }
+    }
+
+    #[test]
+    fn what_others_wrote_is_missing() {
+        for bytes in [&b""[..], b"text", b"longer text", &[VALUE; 8], &[0; 9]] {
+            assert_eq!(Envelope::read(bytes), None, "{bytes:?}");
+        }
+    }
+
+    #[test]
+    fn long_times_are_cut() {
+        let long = Envelope { took: Duration::MAX, stale_for: Duration::MAX, value: None };
+        let most = Duration::from_millis(u32::MAX.into());
+        assert_eq!(Envelope::read(&long.write()), Some(Envelope { took: most, stale_for: most, value: None }));
+    }
+
+    #[cfg(feature = "json")]
+    #[test]
+    fn json_of_another_type_is_missing() {
+        let numbers = Json::<Vec<u32>>::new();
+        let bytes = numbers.encode(&vec![1, 2]).unwrap();
+        assert_eq!(numbers.decode(bytes.clone()), Some(vec![1, 2]));
+        assert_eq!(Json::<String>::new().decode(bytes), None);
+    }
+}

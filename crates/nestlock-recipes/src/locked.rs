@@ -1,0 +1,105 @@
+#![doc = include_str!("locked.md")]
+
+use nestlock::Error;
+
+/// Why a function under [`#[locked]`](macro@crate::locked), or a request under a `LockLayer`, has no result of its own.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LockedError {
+    /// Somebody else held the lock until the wait was over. The body did not run.
+    #[error("lock {lock:?} is held by somebody else; try again later")]
+    #[non_exhaustive]
+    Busy {
+        /// The lock's name, with the client's prefix.
+        lock: String,
+    },
+    /// The lock was lost while the body ran: what it guards may have been touched by others. The body was dropped, or had
+    /// just ended.
+    #[error("the lock was lost while it was needed: {0}")]
+    Lost(#[source] Error),
+    /// The lock could not be acquired. The body did not run.
+    #[error(transparent)]
+    Lock(Error),
+}
+
+impl LockedError {
+    /// Whether the body did not run because the lock was held: by somebody else, or by the caller itself in a way that
+    /// waiting does not change ([`Error::is_busy`]).
+    #[must_use]
+    pub fn is_busy(&self) -> bool {
+        match self {
+            Self::Busy { .. } => true,
+            Self::Lock(error) => error.is_busy(),
+            Self::Lost(_) => false,
+        }
+    }
+}
+
+/// What `#[locked]` expands to. No part of the API.
+#[doc(hidden)]
+pub mod expansion {
+    use std::{borrow::Borrow, time::Duration};
+
+    use nestlock::{AcquireOptions, Error, Lock, LockClient, LockGuard, RedLockOptions, Result};
+
+    use super::LockedError;
+
+    /// A RedLock over clients, by whatever they are kept.
+    pub fn red<C: Borrow<LockClient>>(clients: &[C], name: &str, options: RedLockOptions) -> Result<Lock> {
+        LockClient::red_lock(clients.iter().map(Borrow::borrow), name, options)
+    }
+
+    /// Acquires; without a `wait`, waits without limit.
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`Lock::lock`].
+    pub async fn acquire(
+        lock: Result<Lock>,
+        wait: Option<Duration>,
+        options: AcquireOptions,
+    ) -> Result<LockGuard, LockedError> {
+        let lock = lock.map_err(LockedError::Lock)?;
+        let acquired = match wait {
+            None => lock.lock_with(options).await.map(Some),
+            Some(Duration::ZERO) => lock.try_lock_with(options).await,
+            Some(wait) => lock.try_lock_for_with(wait, options).await,
+        };
+        match acquired {
+            Ok(Some(guard)) => Ok(guard),
+            Ok(None) => Err(LockedError::Busy { lock: lock.name().to_owned() }),
+            Err(error) => Err(LockedError::Lock(error)),
+        }
+    }
+
+    /// Releases, and says how all ended, of a body that was run with [`LockGuard::run_until_lost`].
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`LockGuard::unlock`].
+    pub async fn release<T, E: From<LockedError>>(
+        guard: LockGuard,
+        outcome: Result<std::result::Result<T, E>>,
+    ) -> std::result::Result<T, E> {
+        let output = outcome.map_err(LockedError::Lost)?;
+        let released = unlock(guard).await;
+        let value = output?;
+        released?;
+        Ok(value)
+    }
+
+    /// Releases; only a loss is an error.
+    pub(crate) async fn unlock(guard: LockGuard) -> std::result::Result<(), LockedError> {
+        match guard.unlock().await {
+            Err(loss @ (Error::Lost { .. } | Error::NotHeld { .. })) => Err(LockedError::Lost(loss)),
+            // it was held to the end, and the client goes on releasing it
+            Ok(()) | Err(_) => Ok(()),
+        }
+    }
+
+    /// Names a type where an expression is needed. Never called.
+    #[must_use]
+    pub fn never<T>() -> T {
+        unreachable!("it stands behind `if false`")
+    }
+}

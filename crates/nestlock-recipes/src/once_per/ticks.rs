@@ -1,0 +1,174 @@
+//! The moments at which a job is due, the same for every replica.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use nestlock::FencingToken;
+
+/// The last moment that is a fencing token: the year 287396.
+const MAX: u64 = (1 << 53) - 1;
+
+/// One moment at which a job is due.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Tick(FencingToken);
+
+impl Tick {
+    /// Its number: milliseconds since the epoch. Later ticks have higher ones, whatever pattern they are of, so that it is a
+    /// fencing token for what the job writes.
+    #[must_use]
+    pub fn number(self) -> u64 {
+        self.0.get()
+    }
+
+    /// The moment.
+    #[must_use]
+    pub fn at(self) -> SystemTime {
+        UNIX_EPOCH + Duration::from_millis(self.number())
+    }
+
+    /// [`number`](Self::number), as a token.
+    #[must_use]
+    pub fn token(self) -> FencingToken {
+        self.0
+    }
+
+    /// `None` at the epoch, which is no token, and after the last one.
+    fn new(millis: u64) -> Option<Self> {
+        FencingToken::try_from(millis).ok().map(Self)
+    }
+}
+
+/// When a job is due.
+#[derive(Debug, Clone)]
+pub struct Ticks(Pattern);
+
+#[derive(Debug, Clone)]
+enum Pattern {
+    /// In milliseconds, at least 1.
+    Every(u64),
+    #[cfg(feature = "cron")]
+    Cron(Box<croner::Cron>),
+}
+
+impl Ticks {
+    /// Due at each multiple of this interval since the epoch, in UTC: `every(3600 s)` at the full hour. Parts of a
+    /// millisecond are dropped; at least 1 ms.
+    #[must_use]
+    pub fn every(interval: Duration) -> Self {
+        let millis = u64::try_from(interval.as_millis()).unwrap_or(MAX);
+        Self(Pattern::Every(millis.clamp(1, MAX)))
+    }
+
+    /// Due at the instants of a cron pattern, in UTC: `"30 3 * * MON-FRI"`, with an optional field for seconds before the others.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidPattern`], which says what is wrong.
+    #[cfg(feature = "cron")]
+    pub fn cron(pattern: &str) -> Result<Self, InvalidPattern> {
+        let cron = pattern.parse().map_err(|error: croner::errors::CronError| InvalidPattern {
+            pattern: pattern.to_owned(),
+            reason: error.to_string(),
+        })?;
+        Ok(Self(Pattern::Cron(Box::new(cron))))
+    }
+
+    /// The last tick at or before this moment.
+    pub(super) fn last(&self, millis: u64) -> Option<Tick> {
+        match &self.0 {
+            Pattern::Every(interval) => Tick::new(millis - millis % interval),
+            #[cfg(feature = "cron")]
+            Pattern::Cron(cron) => instant(cron.find_previous_occurrence(&seconds(millis)?, true)),
+        }
+    }
+
+    /// The first tick after this moment.
+    pub(super) fn next(&self, millis: u64) -> Option<Tick> {
+        match &self.0 {
+            Pattern::Every(interval) => Tick::new((millis / interval).checked_add(1)?.checked_mul(*interval)?),
+            #[cfg(feature = "cron")]
+            Pattern::Cron(cron) => instant(cron.find_next_occurrence(&seconds(millis)?, false)),
+        }
+    }
+}
+
+/// A cron pattern that cannot be read.
+#[cfg(feature = "cron")]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("invalid cron pattern {pattern:?}: {reason}")]
+#[non_exhaustive]
+pub struct InvalidPattern {
+    /// As given.
+    pub pattern: String,
+    /// What is wrong with it.
+    pub reason: String,
+}
+
+/// The whole second that this moment is in: patterns have none between.
+#[cfg(feature = "cron")]
+fn seconds(millis: u64) -> Option<chrono::DateTime<chrono::Utc>> {
+    chrono::DateTime::from_timestamp(i64::try_from(millis / 1000).ok()?, 0)
+}
+
+/// `None`: the pattern has no such instant.
+#[cfg(feature = "cron")]
+fn instant(found: Result<chrono::DateTime<chrono::Utc>, croner::errors::CronError>) -> Option<Tick> {
+    Tick::new(u64::try_from(found.ok()?.timestamp_millis()).ok()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn numbers(ticks: &Ticks, from: u64, to: u64) -> Vec<u64> {
+        let after = |millis: u64| ticks.next(millis).map(Tick::number).filter(|next| *next <= to);
+        std::iter::successors(after(from), |tick| after(*tick)).collect()
+    }
+
+    #[test]
+    fn a_grid_is_counted_from_the_epoch() {
+        let ticks = Ticks::every(Duration::from_secs(10));
+        assert_eq!(ticks.last(9_999), None);
+        assert_eq!(ticks.last(10_000).map(Tick::number), Some(10_000));
+        assert_eq!(ticks.last(19_999).map(Tick::number), Some(10_000));
+        assert_eq!(ticks.next(10_000).map(Tick::number), Some(20_000));
+        assert_eq!(numbers(&ticks, 0, 35_000), [10_000, 20_000, 30_000]);
+    }
+
+    #[test]
+    fn extremes_of_a_grid_neither_panic_nor_overflow() {
+        for interval in [Duration::ZERO, Duration::from_nanos(1), Duration::MAX] {
+            let ticks = Ticks::every(interval);
+            for millis in [0, 1, MAX, MAX + 1, u64::MAX] {
+                let (last, next) = (ticks.last(millis), ticks.next(millis));
+                assert!(
+                    last.is_none_or(|tick| tick.number() <= millis) && next.is_none_or(|tick| tick.number() > millis)
+                );
+            }
+        }
+    }
+
+    #[cfg(feature = "cron")]
+    #[test]
+    fn a_pattern_is_read_in_utc() {
+        // 2026-03-29 00:00 UTC: in much of Europe an hour is missing on that day
+        let (day, hour) = (1_774_742_400_000, 3_600_000);
+        let ticks = Ticks::cron("0 * * * *").unwrap();
+        let all: Vec<u64> = (1..=24).map(|n| day + n * hour).collect();
+        assert_eq!(numbers(&ticks, day, day + 24 * hour), all);
+        let nightly = Ticks::cron("30 3 * * *").unwrap();
+        assert_eq!(nightly.last(day + 4 * hour).map(Tick::number), Some(day + hour * 7 / 2));
+        assert_eq!(nightly.last(day + hour * 7 / 2 + 1).map(Tick::number), Some(day + hour * 7 / 2));
+        assert_eq!(nightly.last(day + hour * 7 / 2).map(Tick::number), Some(day + hour * 7 / 2));
+        assert_eq!(nightly.last(day + hour * 7 / 2 - 1).map(Tick::number), Some(day - hour * 41 / 2));
+    }
+
+    #[cfg(feature = "cron")]
+    #[test]
+    fn what_cannot_be_read_or_never_comes_is_said() {
+        let error = Ticks::cron("every day").unwrap_err();
+        assert!(error.to_string().starts_with("invalid cron pattern \"every day\": "), "{error}");
+        let never = Ticks::cron("0 0 30 2 *").unwrap();
+        assert_eq!((never.last(1_774_742_400_000), never.next(1_774_742_400_000)), (None, None));
+        assert_eq!(never.next(u64::MAX), None);
+    }
+}

@@ -1,0 +1,11 @@
+//! The recipes on servers: embedded ones, whose clock the test moves, and real ones with processes that are killed.
+#![allow(missing_docs, unreachable_pub)]
+#![allow(clippy::missing_panics_doc, clippy::print_stdout, clippy::unwrap_used)]
+
+mod cached;
+mod layer;
+mod leader;
+mod locked;
+mod once_per;
+mod stage;
+mod support;

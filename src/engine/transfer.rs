@@ -1,0 +1,203 @@
+//! Handing a hold to another client: its record moves to an owner that nobody is, and from there to whoever adopts it.
+//! (To adopt is to acquire by another script.)
+
+use std::{sync::Arc, time::Duration};
+
+use super::{
+    acquire::{Acquire, Entered},
+    core::Core,
+    failure::silent,
+    generation::{End, Generation, Ticket},
+    hold::Hold,
+    kind::Kind,
+    release::Repeat,
+    settle::{Agreement, UnderWay},
+    state::{Effects, Request, Standing, State},
+};
+use crate::{
+    clock::Instant,
+    error::{Error, LossReason, Result, StoreError},
+    options::{AcquireOptions, Wait, checked_lease, millis},
+    owner::OwnerId,
+    store::{Acquired, Epoch, Released},
+};
+
+const NESTED: &str = "its owner holds it more than once; release the other guards first";
+const READS_AND_WRITES: &str = "its owner reads and writes at the same time; release one of the two first";
+const GIVEN_AWAY: &str = "a guard of it was forgotten; release that hold first";
+const SETTLED_OTHERWISE: &str = "another call of this owner ended the hold; whether it was handed over is not known";
+
+impl<'a> Acquire<'a> {
+    /// Takes over what `from` was given, instead of what is free.
+    pub(crate) fn adopting(
+        core: &'a Core,
+        kind: &'a Arc<dyn Kind>,
+        options: &AcquireOptions,
+        from: &'a OwnerId,
+    ) -> Result<Self> {
+        let mut adopt = Self::new(core, kind, options, Wait::at_most(core.config.command_timeout()))?;
+        if adopt.owner.is_value() {
+            // it has one name only: nobody could tell it from who had the lock under that before
+            let (owner, reason) = (adopt.owner.to_string(), "a hold is not adopted under a value; leave it out");
+            return Err(Error::InvalidOwner { owner, reason });
+        }
+        (adopt.waits, adopt.from) = (false, Some(from));
+        Ok(adopt)
+    }
+
+    /// Adopts; the error does not name whom from, since that is a secret.
+    pub(crate) async fn adopt(self) -> Result<Entered> {
+        let (lock, owner) = (self.kind.name().to_string(), self.owner.clone());
+        self.run().await?.ok_or(Error::NotHeld { lock, owner })
+    }
+}
+
+/// Why a hold does not move.
+enum Stays {
+    /// The server does not agree with the books: that comes first.
+    Unsettled,
+    Refused(&'static str),
+    Ended(End),
+}
+
+impl State {
+    /// Gives up the hold of a guard, if it is the only one, and the server records that.
+    fn part_with(&mut self, ticket: &Ticket, now: Instant, effects: &mut Effects) -> Result<Arc<Generation>, Stays> {
+        let generation = &ticket.generation;
+        if self.is_current(generation) {
+            self.lose_if_over(now, effects);
+        }
+        let (end, count) = {
+            let books = generation.books();
+            (books.end, books.count)
+        };
+        match end {
+            Some(end) => return Err(Stays::Ended(end)),
+            None if self.standing != Standing::Ours => return Err(Stays::Refused(GIVEN_AWAY)),
+            None if count > 1 => return Err(Stays::Refused(NESTED)),
+            None if !self.agrees() => return Err(Stays::Unsettled),
+            None => {}
+        }
+        self.leave(ticket, now, effects).map_err(Stays::Ended)?;
+        Ok(Arc::clone(generation))
+    }
+
+    /// The release of what was parted with, if nobody else has made the server agree meanwhile.
+    fn plan_move(&self, generation: &Arc<Generation>) -> Option<Request> {
+        self.plan_release().filter(|request| self.is_current(generation) && request.count == 0)
+    }
+}
+
+impl Hold {
+    fn part_with(self: &Arc<Self>, ticket: &Ticket) -> Result<Arc<Generation>, Stays> {
+        self.change(|state, effects| state.part_with(ticket, Instant::now(), effects))
+    }
+
+    fn send_move(self: &Arc<Self>, generation: &Arc<Generation>, epoch: Epoch) -> Option<Request> {
+        self.change(|state, _| {
+            let request = state.plan_move(generation)?;
+            state.send(&request, epoch, Instant::now());
+            Some(request)
+        })
+    }
+}
+
+/// A hold that moves.
+struct Move<'a> {
+    ticket: &'a Ticket,
+    /// From then on there is no way back.
+    given_up: Option<Arc<Generation>>,
+    to: OwnerId,
+    lease_ms: u64,
+    deadline: Instant,
+}
+
+impl Core {
+    /// Gives the hold of a guard to an owner that nobody is, for `keep`, and returns its name. Until the hold is given up a
+    /// failure has changed nothing. Once it is, what fails is released.
+    pub(crate) async fn transfer(&self, hold: &Arc<Hold>, ticket: &Ticket, keep: Duration) -> Result<OwnerId> {
+        self.check_open()?;
+        let lease_ms = millis(checked_lease(hold.lock_name(), keep)?);
+        let deadline = Instant::now() + self.config.command_timeout();
+        let under_way = UnderWay { core: self, hold: Arc::clone(hold) };
+        let mut moves = Move { ticket, given_up: None, to: OwnerId::of_nobody(), lease_ms, deadline };
+        let mut repeat = Repeat::until(deadline);
+        while let Some(error) = self.try_to_move(&under_way.hold, &mut moves).await? {
+            repeat.after(self, hold, error).await?;
+        }
+        Ok(moves.to)
+    }
+
+    /// `Some`: it may work a little later.
+    async fn try_to_move(&self, hold: &Arc<Hold>, moves: &mut Move<'_>) -> Result<Option<StoreError>> {
+        // the other half of a read-write lock must stand still, too. In the same order, whichever moves: both may
+        let sibling = self.holds.known_sibling(hold.kind(), &hold.caller);
+        let mut both: Vec<_> = sibling.iter().chain([hold]).collect();
+        both.sort_by_key(|hold| hold.kind().about().family);
+        let mut turns = Vec::with_capacity(2);
+        for hold in both {
+            match self.turn(hold, Some(moves.deadline)).await {
+                Ok(turn) => turns.push(turn),
+                Err(error) => return Ok(Some(error)),
+            }
+        }
+        if let Some(sibling) = &sibling
+            && moves.given_up.is_none()
+        {
+            // the server tells by the name that both are one owner's, also of one that was given up a moment ago
+            if sibling.count() == 0
+                && let Agreement::Refused(error) | Agreement::Silent(error) = self.agree(sibling).await
+            {
+                return Ok(Some(error));
+            }
+            if sibling.count() > 0 {
+                let lock = hold.lock_name().to_string();
+                return Err(Error::CannotHandOver { lock, reason: READS_AND_WRITES });
+            }
+        }
+        let generation = match &moves.given_up {
+            Some(generation) => generation,
+            None => match self.part(hold, moves).await? {
+                Ok(generation) => moves.given_up.insert(generation),
+                Err(error) => return Ok(Some(error)),
+            },
+        };
+        let Some(request) = hold.send_move(generation, self.epoch(hold)) else {
+            return Err(Error::Unconfirmed { lock: hold.lock_name().to_string(), source: silent(SETTLED_OTHERWISE) });
+        };
+        match self.store.acquire(hold.kind().transfer(&request.owner, &moves.to, moves.lease_ms)).await {
+            Ok(Acquired::Yes { .. }) => {
+                self.agreed(hold, &request, Released::Free);
+                Ok(None)
+            }
+            Ok(_) => {
+                self.agreed(hold, &request, Released::NotHeld);
+                Err(hold.lost_error(&request.owner, LossReason::RecordMissing))
+            }
+            Err(error) => {
+                if !error.may_have_executed() {
+                    hold.not_executed(&request);
+                }
+                Ok(Some(error))
+            }
+        }
+    }
+
+    /// Gives the hold up in our books, as soon as the server agrees with them.
+    async fn part(&self, hold: &Arc<Hold>, moves: &Move<'_>) -> Result<Result<Arc<Generation>, StoreError>> {
+        loop {
+            match hold.part_with(moves.ticket) {
+                Ok(generation) => return Ok(Ok(generation)),
+                Err(Stays::Refused(reason)) => {
+                    return Err(Error::CannotHandOver { lock: hold.lock_name().to_string(), reason });
+                }
+                Err(Stays::Ended(end)) => return Err(hold.end_error(&moves.ticket.generation, end)),
+                Err(Stays::Unsettled) => {}
+            }
+            match self.agree(hold).await {
+                Agreement::Reached { .. } => {}
+                Agreement::Refused(error) | Agreement::Silent(error) => return Ok(Err(error)),
+            }
+        }
+    }
+}

@@ -1,0 +1,342 @@
+//! A client as the transitions meet it: what the engine's futures do between two awaits, and nothing of their own.
+
+use std::sync::{Arc, LazyLock};
+
+use super::super::server::{Answer, OVERDUE, Sent, TTL, Verb};
+use crate::{
+    clock::Instant,
+    engine::{
+        generation::{End, Generation, Ticket},
+        kind::About,
+        lease::{Lease, Millis},
+        refusal::Refusal,
+        state::{Abandoned, Around, Door, Due, Effects, Left, Leftover, Planned, Request, ServerSide, Standing, State},
+    },
+    error::LossReason,
+    owner::OwnerId,
+    store::Epoch,
+};
+
+pub(super) static LEASE: LazyLock<Lease> = LazyLock::new(|| Lease::Watched { ttl: Millis::of(TTL), times: None });
+
+/// What a future that has the turn wants in the end.
+#[derive(Debug, Clone)]
+pub(super) enum Wants {
+    Acquire {
+        after_loss: bool,
+    },
+    /// To know how the release of its generation went.
+    Unlock(Arc<Generation>),
+    /// The janitor: that nothing is in doubt.
+    Settle,
+}
+
+/// A future that has the turn, and waits for the answer to a request.
+#[derive(Debug)]
+pub(super) struct Turn {
+    pub(super) request: Request,
+    pub(super) sent: Instant,
+    pub(super) wants: Wants,
+}
+
+/// What is known to those who have a handle of one hold.
+#[derive(Debug)]
+pub(super) struct Hold {
+    pub(super) state: State,
+    /// Not in the hands of somebody else.
+    pub(super) registered: bool,
+    pub(super) turn: Option<Turn>,
+    pub(super) guards: Vec<Ticket>,
+    /// Calls of `unlock` that wait for the turn.
+    pub(super) unlocks: Vec<Arc<Generation>>,
+}
+
+impl Hold {
+    pub(super) fn new(owner: &OwnerId, now: Instant) -> Self {
+        let state = State::new(owner.clone(), now);
+        Self { state, registered: true, turn: None, guards: Vec::new(), unlocks: Vec::new() }
+    }
+
+    pub(super) fn valid_guards(&self, now: Instant) -> impl Iterator<Item = &Ticket> {
+        self.guards.iter().filter(move |guard| is_valid(&guard.generation, now))
+    }
+}
+
+/// What a guard is told that asks.
+pub(super) fn is_valid(generation: &Generation, now: Instant) -> bool {
+    let books = generation.books();
+    books.end.is_none() && books.deadline > now
+}
+
+/// A renewal that is under way.
+#[derive(Debug, Clone)]
+pub(super) struct Renewal {
+    pub(super) generation: Arc<Generation>,
+    pub(super) sent: Instant,
+    pub(super) lease: std::time::Duration,
+    pub(super) period: std::time::Duration,
+}
+
+/// Who waits for an answer.
+#[derive(Debug, Clone)]
+pub(super) enum To {
+    Nobody,
+    /// The future that has the turn of this hold.
+    Turn(usize),
+    Watchdog(usize, Renewal),
+}
+
+/// What a client tells the world when it has changed.
+#[derive(Debug)]
+pub(super) enum Told {
+    Wrong(&'static str),
+    /// How a call of `unlock` ended.
+    Unlocked(Arc<Generation>, Result<(), LossReason>),
+    /// The first hold of a generation.
+    Begun(OwnerId),
+}
+
+#[derive(Debug)]
+pub(super) struct Client {
+    pub(super) owner: OwnerId,
+    pub(super) max_holds: u32,
+    pub(super) holds: Vec<Hold>,
+    /// Names that were retired.
+    pub(super) suffix: u64,
+    pub(super) epoch: Epoch,
+    /// In the order in which they were sent.
+    pub(super) sent: Vec<(Sent, To)>,
+    /// Of this epoch, in their order. `None`: the server refused it.
+    pub(super) answers: Vec<(Option<Answer>, To)>,
+    /// Names that the janitor has still to release.
+    pub(super) ghosts: Vec<OwnerId>,
+    pub(super) told: Vec<Told>,
+}
+
+impl Client {
+    pub(super) fn new(owner: &OwnerId, max_holds: u32) -> Self {
+        Self {
+            owner: owner.clone(),
+            max_holds,
+            holds: Vec::new(),
+            suffix: 0,
+            epoch: Epoch::FIRST,
+            sent: Vec::new(),
+            answers: Vec::new(),
+            ghosts: Vec::new(),
+            told: Vec::new(),
+        }
+    }
+
+    pub(super) fn wrong(&mut self, what: &'static str) {
+        self.told.push(Told::Wrong(what));
+    }
+
+    /// As `Hold::change` does.
+    pub(super) fn change<T>(&mut self, at: usize, transition: impl FnOnce(&mut State, &mut Effects) -> T) -> T {
+        let hold = &mut self.holds[at];
+        let live = |hold: &Hold| hold.guards.iter().map(|guard| guard.generation.books().is_held()).collect::<Vec<_>>();
+        let (before, mut effects) = (live(hold), Effects::default());
+        let outcome = transition(&mut hold.state, &mut effects);
+        hold.state.forget_ended();
+        let told =
+            |generation: &Arc<Generation>| effects.ended.as_ref().is_some_and(|ended| Arc::ptr_eq(ended, generation));
+        let ended = hold.guards.iter().zip(before).filter(|(guard, live)| *live && !guard.generation.books().is_held());
+        if !ended.map(|(guard, _)| &guard.generation).all(told) {
+            self.wrong("its guards are told");
+        }
+        let hold = &self.holds[at];
+        if hold.state.held().is_some() && hold.state.next_look(OVERDUE).is_none() {
+            self.wrong("somebody notices its end");
+        }
+        outcome
+    }
+
+    /// The hold that the owner's next call finds.
+    pub(super) fn registered(&self) -> Option<usize> {
+        self.holds.iter().position(|hold| hold.registered)
+    }
+
+    fn post(&mut self, owner: &OwnerId, verb: Verb, to: To) {
+        self.sent.push((Sent { owner: owner.clone(), verb, epoch: self.epoch }, to));
+    }
+
+    /// In the turn of a hold: sends what was planned.
+    fn send(&mut self, at: usize, request: Request, wants: Wants, now: Instant) {
+        let (epoch, holds) = (self.epoch, request.count);
+        self.change(at, |state, _| {
+            if !request.is_release {
+                state.ends = state.ends.max(LEASE.record_ends(now));
+            }
+            state.send(&request, epoch, now);
+        });
+        let verb = if request.is_release { Verb::Release { holds } } else { Verb::Acquire { holds } };
+        self.post(&request.owner, verb, To::Turn(at));
+        self.holds[at].turn = Some(Turn { request, sent: now, wants });
+    }
+
+    /// `Core::agree`. `false`: it agrees already.
+    fn agree(&mut self, at: usize, wants: Wants, now: Instant) -> bool {
+        let Some(request) = self.holds[at].state.plan_release() else { return false };
+        self.send(at, request, wants, now);
+        true
+    }
+
+    /// An attempt to acquire, which finds the turn free.
+    pub(super) fn acquire(&mut self, after_loss: bool, now: Instant) {
+        let at = self.registered().unwrap_or_else(|| {
+            self.holds.push(Hold::new(&self.owner, now));
+            self.holds.len() - 1
+        });
+        // else it waits until the turn is free, which may be later
+        if self.holds[at].turn.is_none() {
+            self.go_on_acquiring(at, after_loss, now);
+        }
+    }
+
+    pub(super) fn go_on_acquiring(&mut self, at: usize, after_loss: bool, now: Instant) {
+        let door = Door {
+            about: About::plain("reentrant"),
+            waits: false,
+            adopts: None,
+            max_holds: self.max_holds,
+            after_loss,
+        };
+        let around = Around { sibling: None, lost_sibling: None, suffix: self.suffix, value_in_doubt: false };
+        let hold = &self.holds[at];
+        let lost = |generation| hold.state.is_current(generation) && !is_valid(generation, now);
+        let inside_a_loss = hold.guards.iter().any(|guard| lost(&guard.generation));
+        match self.change(at, |state, effects| state.plan(door, around, now, effects)) {
+            Planned::Send(request) => {
+                if inside_a_loss && !after_loss {
+                    self.wrong("its owner is inside what it lost");
+                }
+                let late = |(sent, _): &(Sent, To)| sent.epoch != self.epoch && sent.owner == request.owner;
+                if request.count == 1 && self.sent.iter().any(|sent| late(sent) && sent.0.decides()) {
+                    self.wrong("a name that a late request may use is not used again");
+                }
+                self.send(at, request, Wants::Acquire { after_loss }, now);
+            }
+            Planned::Unsettled => {
+                if !self.agree(at, Wants::Acquire { after_loss }, now) {
+                    self.wrong("what is unsettled can be settled");
+                }
+            }
+            Planned::Gone => {
+                self.holds[at].registered = false;
+                self.tidy(at);
+                self.acquire(after_loss, now);
+            }
+            Planned::Refused(refusal) => {
+                let lost = matches!(refusal, Refusal::Lost(..)) && inside_a_loss && !after_loss;
+                if !lost && !matches!(refusal, Refusal::TooManyHolds(..)) {
+                    self.wrong("nothing is refused but what is inside a loss");
+                }
+                self.tidy(at);
+            }
+        }
+    }
+
+    /// Gives a guard up. `awaited`: by `unlock`.
+    pub(super) fn leave(&mut self, at: usize, guard: usize, awaited: bool, now: Instant) {
+        let ticket = self.holds[at].guards.remove(guard);
+        match self.change(at, |state, effects| state.leave(&ticket, now, effects)) {
+            Ok(Left::Here(generation)) if awaited => self.holds[at].unlocks.push(generation),
+            Ok(Left::Elsewhere(_)) => unreachable!("nothing is handed over"),
+            Err(End::Released | End::Refused(_)) => self.wrong("what has a guard is not released"),
+            Ok(Left::Here(_)) | Err(End::Lost(_)) => {}
+        }
+        self.tidy(at);
+    }
+
+    /// An `unlock` has the turn.
+    pub(super) fn unlock(&mut self, at: usize, which: usize, now: Instant) {
+        let generation = self.holds[at].unlocks.remove(which);
+        if !self.agree(at, Wants::Unlock(Arc::clone(&generation)), now) {
+            self.unlocked(generation, true);
+            self.tidy(at);
+        }
+    }
+
+    /// As `Core::released`. `held`: the server had recorded this owner, or may have.
+    pub(super) fn unlocked(&mut self, generation: Arc<Generation>, held: bool) {
+        let how = match generation.books().end {
+            _ if !held => Err(LossReason::RecordMissing),
+            Some(End::Lost(reason)) => Err(reason),
+            Some(End::Refused(_)) => return,
+            Some(End::Released) | None => Ok(()),
+        };
+        self.told.push(Told::Unlocked(generation, how));
+    }
+
+    /// Other calls of `unlock` find that it is settled, as soon as they have the turn: nothing changes that.
+    pub(super) fn others_unlocked(&mut self, at: usize) {
+        let hold = &mut self.holds[at];
+        if hold.state.plan_release().is_none() {
+            let settled = hold.unlocks.extract_if(.., |generation| !generation.books().is_held());
+            for generation in settled.collect::<Vec<_>>() {
+                self.unlocked(generation, true);
+            }
+        }
+    }
+
+    /// The janitor has the turn. `false`: nothing to do.
+    pub(super) fn settle(&mut self, at: usize, now: Instant) -> bool {
+        self.holds[at].state.leftover() == Leftover::Doubt && self.agree(at, Wants::Settle, now)
+    }
+
+    /// The watchdog looks. `false`: nothing was due.
+    pub(super) fn look(&mut self, at: usize, now: Instant) -> bool {
+        match self.change(at, |state, effects| state.look(now, OVERDUE, effects)) {
+            Due::Nothing => return false,
+            Due::Ended => self.tidy(at),
+            Due::Renew { generation, keep, period, .. } => {
+                let (owner, lease) = (generation.owner.clone(), keep.ttl(now));
+                let renewal = Renewal { generation, sent: now, lease, period };
+                self.post(&owner, Verb::Renew { lease }, To::Watchdog(at, renewal));
+            }
+            Due::Stuck => {
+                let Some(abandoned) = self.change(at, |state, _| state.orphan()) else { return false };
+                self.abandon(Some(abandoned));
+                self.holds[at].registered = false;
+                self.tidy(at);
+            }
+        }
+        true
+    }
+
+    pub(super) fn abandon(&mut self, abandoned: Option<Abandoned>) {
+        if let Some(Abandoned { owner, .. }) = abandoned {
+            self.suffix += 1;
+            self.ghosts.push(owner);
+        }
+    }
+
+    /// The janitor releases a name that was abandoned.
+    pub(super) fn bust(&mut self) {
+        let ghost = self.ghosts.remove(0);
+        self.post(&ghost, Verb::Release { holds: 0 }, To::Nobody);
+    }
+
+    /// Forgets a hold of which nothing is left, and that nobody has a handle of.
+    pub(super) fn tidy(&mut self, at: usize) {
+        let hold = &self.holds[at];
+        let waited_for = |to: &To| matches!(to, To::Watchdog(of, _) if *of == at);
+        let mut tos = self.sent.iter().map(|(_, to)| to).chain(self.answers.iter().map(|(_, to)| to));
+        let has_handle = hold.turn.is_some() || !hold.guards.is_empty() || !hold.unlocks.is_empty();
+        if has_handle || hold.state.leftover() != Leftover::Nothing || tos.any(waited_for) {
+            return;
+        }
+        let nothing = (hold.state.wanted(), hold.state.server, hold.state.late) == (0, ServerSide::Holds(0), None);
+        if !nothing && hold.state.standing == Standing::Ours {
+            self.wrong("nothing is left");
+        }
+        self.holds.remove(at);
+        let tos = self.sent.iter_mut().map(|(_, to)| to).chain(self.answers.iter_mut().map(|(_, to)| to));
+        for to in tos {
+            if let To::Turn(of) | To::Watchdog(of, _) = to {
+                *of -= usize::from(*of > at);
+            }
+        }
+    }
+}

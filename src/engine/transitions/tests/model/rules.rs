@@ -1,0 +1,151 @@
+//! The rules: which a step may break, and which a state does.
+
+use std::sync::Arc;
+
+use super::{
+    super::server::{Answer, Sent, Verb},
+    Action,
+    client::{Hold, Told, is_valid},
+    world::{World, number},
+};
+use crate::{
+    engine::{
+        generation::{End, Generation},
+        state::ServerSide,
+    },
+    error::LossReason,
+    store::{Released, Renewed, tests::scripts::Record},
+};
+
+impl World {
+    fn must(&mut self, holds: bool, rule: &'static str) {
+        if !holds && self.wrong.is_none() {
+            self.wrong = Some(rule);
+        }
+    }
+
+    /// What the clients have told.
+    pub(super) fn hear_of(&mut self) {
+        for client in 0..2 {
+            for told in std::mem::take(&mut self.clients[client].told) {
+                match told {
+                    Told::Wrong(rule) => self.must(false, rule),
+                    Told::Begun(owner) if client == 0 => {
+                        let holds = &self.clients[client].holds;
+                        let left = holds.iter().flat_map(|hold| &hold.unlocks).any(|left| left.owner == owner);
+                        let (history, name) = (&mut self.history, number(&owner));
+                        history.missed.remove(&name);
+                        history.doubted.remove(&name);
+                        // by a nested request, after the outer hold was given up: its own release is never sent
+                        history.doubted.extend(left.then_some(name));
+                    }
+                    Told::Begun(_) => {}
+                    Told::Unlocked(generation, how) => {
+                        let (history, name) = (&self.history, number(&generation.owner));
+                        let missed = client == 0 && history.missed.contains(&name);
+                        let doubted = client == 0 && history.doubted.contains(&name);
+                        if how.is_ok() {
+                            self.must(!missed || doubted, "a release that is confirmed had a record");
+                        } else {
+                            // what it was nested in may have ended meanwhile
+                            let over = generation.books().deadline <= self.now;
+                            self.must(missed || over || history.tampered, "a release that is lost had none");
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// What the scripts promise: what is confirmed is so, and what is not has changed nothing.
+    pub(super) fn check_answer(&mut self, sent: &Sent, answer: Answer, record: Option<&Record>) {
+        let before = record.filter(|record| *record.owner == *sent.owner.as_str()).map(|record| record.count);
+        let after = self.server.count(&sent.owner);
+        let stands = match (sent.verb, answer) {
+            (Verb::Acquire { holds }, Answer::Held) => after >= Some(holds).max(before),
+            (Verb::Release { .. }, Answer::Released(Released::Free)) => before.is_some() && after.is_none(),
+            (Verb::Release { holds }, Answer::Released(Released::StillHeld)) => after == before.min(Some(holds)),
+            (Verb::Renew { .. }, Answer::Renewed(Renewed::Yes)) => after.is_some() && after == before,
+            _ => self.server.record.as_ref() == record,
+        };
+        self.must(stands, "what is confirmed is so, and nothing else has changed");
+    }
+
+    /// What became of generations that had a guard.
+    pub(super) fn check_ends(&mut self, before: &[(bool, Option<End>, Arc<Generation>)]) {
+        for (was_valid, end, generation) in before {
+            let (valid, ended) = (is_valid(generation, self.now), generation.books().end);
+            self.must(*was_valid || !valid, "a loss is final");
+            self.must(!matches!(end, Some(End::Lost(_))) || ended == *end, "a loss is final");
+            let taken = matches!(ended, Some(End::Lost(LossReason::RecordMissing | LossReason::TakenOver)));
+            let over = generation.books().deadline <= self.now;
+            let known = end.is_some() || !taken || over || self.history.tampered;
+            self.must(known, "nothing is lost but what a lease has ended, or somebody took");
+        }
+    }
+
+    /// A rule that does not stand in this state.
+    pub(super) fn broken(&self) -> Option<&'static str> {
+        let valid = |client: usize| {
+            let holds = self.clients[client].holds.iter();
+            holds.flat_map(|hold| hold.valid_guards(self.now)).map(|guard| &guard.generation.owner).collect::<Vec<_>>()
+        };
+        // what somebody takes away has its guards until they notice
+        let (one, other) = (if self.history.tampered { Vec::new() } else { valid(0) }, valid(1));
+        if !one.is_empty() && !other.is_empty() {
+            return Some("one owner");
+        }
+        if !one.iter().chain(&other).all(|owner| self.server.count(owner).is_some()) {
+            return Some("who relies on it relies on a record");
+        }
+        if !self.clients[0].holds.iter().all(|hold| self.counts(hold)) {
+            return Some("the server counts as we do");
+        }
+        let one = &self.clients[0];
+        let under_way = one.sent.iter().any(|(sent, _)| sent.epoch == one.epoch) || !one.answers.is_empty();
+        (!under_way && !self.empties()).then_some("the books empty, and the record goes")
+    }
+
+    /// Where nothing is in doubt.
+    fn counts(&self, hold: &Hold) -> bool {
+        let (state, history) = (&hold.state, &self.history);
+        let ServerSide::Holds(known @ 1..) = state.server else { return true };
+        let late = state.late.is_some() || self.clients[0].sent.iter().any(|(sent, _)| sent.owner == state.owner);
+        if late || history.tampered || !state.is_valid(self.now) {
+            return true;
+        }
+        let count = self.server.count(&state.owner);
+        count.is_some() && (history.blurred || count == Some(known))
+    }
+
+    /// If nothing happens any more but what the engine does by itself, and what is late is never executed.
+    fn empties(&self) -> bool {
+        let mut world = self.clone();
+        for _ in 0..100 {
+            let one = &world.clients[0];
+            let settle =
+                || one.holds.iter().position(|hold| hold.turn.is_none() && hold.state.plan_release().is_some());
+            let action = if !one.answers.is_empty() {
+                Action::Hear
+            } else if one.sent.iter().any(|(sent, _)| sent.epoch == one.epoch) {
+                Action::Execute(one.epoch)
+            } else if let Some(hold) = one.holds.iter().position(|hold| !hold.guards.is_empty()) {
+                Action::Leave { hold, guard: 0, awaited: false }
+            } else if let Some(hold) = one.holds.iter().position(|hold| !hold.unlocks.is_empty()) {
+                Action::Unlock { hold, which: 0 }
+            } else if !one.ghosts.is_empty() {
+                Action::Bust
+            } else if let Some(hold) = settle() {
+                Action::Settle(hold)
+            } else {
+                let left = world.server.record.as_ref().filter(|record| record.owner.contains("/one"));
+                let retired = |owner: &str| number(&owner.parse().unwrap()) < one.suffix;
+                return one.holds.is_empty() && left.is_none_or(|record| retired(&record.owner));
+            };
+            if !world.apply(action) {
+                return false;
+            }
+        }
+        false
+    }
+}

@@ -1,0 +1,112 @@
+//! The shipped scripts as functions from one record to the next, run by the embedded server in this process.
+
+use std::{cell::RefCell, collections::HashMap, sync::Arc, time::Duration};
+
+use fred::types::Value;
+use nestlock_embedded::simulated::{Connection, Machine};
+
+use super::super::reply;
+use crate::store::{Acquired, Arg, Call, Released, Renewed};
+
+/// The server's clock runs on while a script does: TTLs are multiples of this, and taken for the next one above.
+pub(crate) const GRAIN: Duration = Duration::from_secs(1_000);
+
+/// What is at the key of a lock that is nothing but reentrant.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(crate) struct Record {
+    pub(crate) owner: Arc<str>,
+    pub(crate) count: u32,
+    pub(crate) ttl: Duration,
+}
+
+/// Makes the owner hold the lock.
+pub(crate) fn acquire(record: &mut Option<Record>, call: &Call) -> Acquired {
+    reply::acquired(&run(record, call)).expect("an answer")
+}
+
+pub(crate) fn release(record: &mut Option<Record>, call: &Call) -> Released {
+    reply::released(&run(record, call)).expect("an answer")
+}
+
+pub(crate) fn renew(record: &mut Option<Record>, call: &Call) -> Renewed {
+    reply::renewed(&run(record, call), 1).expect("an answer")[0]
+}
+
+/// What was known of a record, the script, and its arguments.
+type Question = (Option<Record>, &'static str, Vec<String>);
+
+struct Server {
+    connection: Connection,
+    /// What each question came to: it is asked again and again.
+    known: HashMap<Question, (Option<Record>, Value)>,
+}
+
+thread_local! {
+    static SERVER: RefCell<Server> =
+        RefCell::new(Server { connection: Machine::new().connect(), known: HashMap::new() });
+}
+
+/// Runs a script on one record.
+fn run(record: &mut Option<Record>, call: &Call) -> Value {
+    let args = call.args.iter().map(|arg| match arg {
+        Arg::Text(text) => text.to_string(),
+        Arg::ChannelOf(lock) => lock.channel_text(),
+        Arg::Number(number) => number.to_string(),
+        Arg::Bytes(_) => unreachable!("a guarded key is no lock"),
+    });
+    let question = (record.clone(), call.script.name, args.collect());
+    SERVER.with_borrow_mut(|Server { connection, known }| {
+        let (after, answer) = known.entry(question).or_insert_with_key(|(before, _, args)| {
+            set(connection, &call.keys[0], before.as_ref());
+            let eval = ["EVAL", call.script.source, "1", &call.keys[0]].into_iter();
+            let answer = ask(connection, &eval.chain(args.iter().map(String::as_str)).collect::<Vec<_>>());
+            (get(connection, &call.keys[0]), answer)
+        });
+        record.clone_from(after);
+        answer.clone()
+    })
+}
+
+fn set(connection: &mut Connection, key: &str, record: Option<&Record>) {
+    ask(connection, &["DEL", key]);
+    if let Some(Record { owner, count, ttl }) = record {
+        ask(connection, &["HSET", key, owner, &count.to_string()]);
+        ask(connection, &["PEXPIRE", key, &ttl.as_millis().to_string()]);
+    }
+}
+
+fn get(connection: &mut Connection, key: &str) -> Option<Record> {
+    let Value::Array(fields) = ask(connection, &["HGETALL", key]) else { unreachable!("a list") };
+    let [Value::String(owner), Value::String(count)] = &fields[..] else {
+        assert!(fields.is_empty(), "one owner: {fields:?}");
+        return None;
+    };
+    let left = ask(connection, &["PTTL", key]).as_u64().expect("a TTL");
+    let ttl = GRAIN * u32::try_from(left.div_ceil(GRAIN.as_millis() as u64)).unwrap();
+    Some(Record { owner: (**owner).into(), count: count.parse().unwrap(), ttl })
+}
+
+/// One command, and its answer.
+fn ask(connection: &mut Connection, words: &[&str]) -> Value {
+    let words = words.iter().map(|word| format!("${}\r\n{word}\r\n", word.len()));
+    connection.feed(format!("*{}\r\n{}", words.len(), words.collect::<String>()).as_bytes());
+    let output = String::from_utf8(connection.output()).unwrap();
+    let mut lines = output.split("\r\n");
+    let answer = read(&mut lines);
+    assert!(lines.eq([""]), "one answer: {output:?}");
+    answer
+}
+
+/// Reads an answer of texts that have one line.
+fn read<'a>(lines: &mut impl Iterator<Item = &'a str>) -> Value {
+    let line = lines.next().expect("an answer");
+    let (sort, rest) = line.split_at(1);
+    match (sort, rest) {
+        ("$" | "*", "-1") => Value::Null,
+        ("$", _) => Value::String(lines.next().expect("a text").into()),
+        ("*", count) => Value::Array((0..count.parse().unwrap()).map(|_| read(lines)).collect()),
+        (":", number) => Value::Integer(number.parse().unwrap()),
+        ("+", text) => Value::String(text.into()),
+        _ => panic!("the server says {line}"),
+    }
+}

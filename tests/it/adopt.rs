@@ -1,0 +1,489 @@
+//! A hold moves from guard to guard, across clients: nobody else gets it in between, and it moves once.
+
+use std::{collections::HashMap, fmt::Write as _, time::Duration};
+
+use nestlock::{AcquireOptions, Error, HandOver, Lock, LockClient, LossReason, OwnerId, RedLockOptions};
+
+use crate::{
+    cancel::poll_times,
+    contract::nothing_is_left,
+    support::{
+        Server, eventually,
+        proxy::{Action, Proxy, Verb},
+    },
+};
+
+const KEEP: Duration = Duration::from_secs(60);
+
+fn ms(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+/// Each kind, by its name.
+fn kinds(client: &LockClient) -> Vec<(&'static str, Lock)> {
+    vec![
+        ("mutex", client.mutex("mutex").unwrap()),
+        ("reentrant", client.reentrant_lock("reentrant").unwrap()),
+        ("non-reentrant", client.non_reentrant_lock("non-reentrant").unwrap()),
+        ("spin", client.spin_lock("spin").unwrap()),
+        ("fair", client.fair_lock("fair").unwrap()),
+        ("fenced", client.fenced_lock("fenced").unwrap()),
+        ("string", client.string_lock("string").unwrap()),
+        ("signal", client.signal_lock("signal").unwrap()),
+        ("read", client.read_write_lock("read").unwrap().read_lock()),
+        ("write", client.read_write_lock("write").unwrap().write_lock()),
+    ]
+}
+
+/// What nobody may have while it is held: for readers, the other side.
+fn rival(client: &LockClient, kind: &str, lock: &Lock) -> Lock {
+    if kind == "read" { client.read_write_lock("read").unwrap().write_lock() } else { lock.clone() }
+}
+
+#[tokio::test]
+async fn a_hold_of_each_kind_moves_to_another_client_once() {
+    let server = Server::start();
+    // renewals are due every 200 ms
+    let quick = || server.client_with(|builder| builder.watchdog_timeout(ms(600)));
+    let (a, b, c) = (quick().await, quick().await, server.client().await);
+    for (((kind, here), (_, there)), (_, elsewhere)) in kinds(&a).into_iter().zip(kinds(&b)).zip(kinds(&c)) {
+        let rivals = [rival(&a, kind, &here), rival(&c, kind, &elsewhere)];
+        let guard = here.lock().await.unwrap();
+        let text = guard.hand_over(KEEP).await.unwrap().to_text();
+        assert!(guard.is_lost() && guard.remaining().is_zero(), "{kind}: the giver has done with it");
+        assert!(matches!(guard.unlock().await, Err(Error::NotHeld { .. })), "{kind}");
+        assert_eq!(a.stats().holds, 0, "{kind}");
+        for rival in &rivals {
+            assert!(rival.try_lock().await.unwrap().is_none(), "{kind}: somebody else got it in between");
+        }
+        let on_its_way = HandOver::from_text(&text).unwrap();
+        let guard = there.adopt(&on_its_way).await.unwrap();
+        for lock in [&here, &there, &elsewhere] {
+            let again = lock.adopt(&on_its_way).await;
+            assert!(matches!(again, Err(Error::NotHeld { .. } | Error::NotReentrant { .. })), "{kind}: {again:?}");
+        }
+        let holders = there.inspect().await.unwrap().unwrap().holders;
+        assert_eq!(holders, [(guard.owner(), 1)], "{kind}");
+        // renewed for longer than the lease
+        let start = std::time::Instant::now();
+        while start.elapsed() < ms(900) {
+            assert!(!guard.is_lost(), "{kind}");
+            assert!(rivals[1].try_lock().await.unwrap().is_none(), "{kind}: two hold it");
+            tokio::time::sleep(ms(50)).await;
+        }
+        // whoever waits is woken
+        let waiter = tokio::spawn({
+            let rival = rivals[1].clone();
+            async move { rival.lock().await.unwrap().unlock().await }
+        });
+        guard.unlock().await.unwrap();
+        waiter.await.unwrap().unwrap();
+    }
+    nothing_is_left(&server, &[&a, &b, &c]).await;
+}
+
+#[tokio::test]
+async fn a_fenced_locks_next_guard_has_a_higher_token() {
+    let server = Server::start();
+    let (a, b) = (server.client().await, server.client().await);
+    let (here, there) = (a.fenced_lock("l").unwrap(), b.fenced_lock("l").unwrap());
+    let guard = here.lock().await.unwrap();
+    let first = guard.fencing_token().unwrap();
+    let guard = there.adopt(&guard.hand_over(KEEP).await.unwrap()).await.unwrap();
+    let second = guard.fencing_token().unwrap();
+    let guard = here.adopt(&guard.hand_over(KEEP).await.unwrap()).await.unwrap();
+    let third = guard.fencing_token().unwrap();
+    assert!(first < second && second < third, "{first:?} {second:?} {third:?}");
+    guard.unlock().await.unwrap();
+}
+
+#[tokio::test]
+async fn the_giver_may_take_it_back_and_re_enter_it() {
+    let server = Server::start();
+    let client = server.client().await;
+    let lock = client.reentrant_lock("l").unwrap();
+    let guard = lock.lock().await.unwrap();
+    let on_its_way = guard.hand_over(KEEP).await.unwrap();
+    let back = lock.adopt(&on_its_way).await.unwrap();
+    let nested = lock.lock().await.unwrap();
+    assert_eq!(lock.hold_count(&back.owner()).await.unwrap(), 2);
+    nested.unlock().await.unwrap();
+    back.unlock().await.unwrap();
+    // what was given up before has no say in it
+    assert!(matches!(guard.unlock().await, Err(Error::NotHeld { .. })));
+    nothing_is_left(&server, &[&client]).await;
+}
+
+/// Nobody renews it, whatever becomes of the giver.
+#[tokio::test]
+async fn what_nobody_adopts_is_over_in_time() {
+    let server = Server::start();
+    let (a, b) = (server.client().await, server.client().await);
+    for ((kind, here), (_, there)) in kinds(&a).into_iter().zip(kinds(&b)) {
+        let guard = here.lock().await.unwrap();
+        let on_its_way = guard.hand_over(ms(300)).await.unwrap();
+        let left = there.remaining_lease().await.unwrap();
+        let most = if kind == "signal" { ms(1000) } else { ms(300) };
+        assert!(left.is_none_or(|left| left <= most), "{kind}: {left:?}");
+        let start = std::time::Instant::now();
+        eventually("it is free", || async { rival(&b, kind, &there).try_lock().await.unwrap().is_some() }).await;
+        assert!(start.elapsed() < Duration::from_secs(10), "{kind}: as long as its lease");
+        assert!(matches!(there.adopt(&on_its_way).await, Err(Error::NotHeld { .. })), "{kind}");
+    }
+    nothing_is_left(&server, &[&a, &b]).await;
+}
+
+#[tokio::test]
+async fn the_givers_shutdown_leaves_it_alone() {
+    let server = Server::start();
+    let (a, b) = (server.client().await, server.client().await);
+    let on_its_way = a.mutex("l").unwrap().lock().await.unwrap().hand_over(KEEP).await.unwrap();
+    a.shutdown().await.unwrap();
+    let guard = b.mutex("l").unwrap().adopt(&on_its_way).await.unwrap();
+    guard.unlock().await.unwrap();
+}
+
+#[tokio::test]
+async fn what_cannot_move_is_held_as_before() {
+    let server = Server::start();
+    let client = server.client().await;
+    let refused = |outcome: nestlock::Result<HandOver>, why: &str| match outcome {
+        Err(Error::CannotHandOver { reason, .. }) => assert!(reason.contains(why), "{reason}"),
+        other => panic!("{other:?}"),
+    };
+    let lock = client.reentrant_lock("nested").unwrap();
+    let (outer, inner) = (lock.lock().await.unwrap(), lock.lock().await.unwrap());
+    refused(inner.hand_over(KEEP).await, "more than once");
+    refused(outer.hand_over(KEEP).await, "more than once");
+    assert_eq!(server.record("nested"), [(outer.owner().to_string(), 2)]);
+    assert!(matches!(outer.hand_over(Duration::ZERO).await, Err(Error::InvalidLease { .. })));
+    // a nested hold that was given up a moment ago is not in the way
+    drop(inner);
+    let guard = lock.adopt(&outer.hand_over(KEEP).await.unwrap()).await.unwrap();
+    assert_eq!(server.record("nested"), [(guard.owner().to_string(), 1)]);
+    guard.unlock().await.unwrap();
+    drop(outer);
+
+    let both = client.read_write_lock("both").unwrap();
+    let (write, read) = (both.write().await.unwrap(), both.read().await.unwrap());
+    refused(write.hand_over(KEEP).await, "reads and writes");
+    refused(read.hand_over(KEEP).await, "reads and writes");
+    write.unlock().await.unwrap();
+    let on_its_way = read.hand_over(KEEP).await.unwrap();
+    drop(read);
+    both.read_lock().adopt(&on_its_way).await.unwrap().unlock().await.unwrap();
+
+    let (kept, given) = (lock.lock().await.unwrap(), lock.lock().await.unwrap());
+    let owner = given.forget();
+    refused(kept.hand_over(KEEP).await, "forgotten");
+    kept.unlock().await.unwrap();
+    lock.release(&owner).await.unwrap();
+
+    let members = [client.mutex("m1").unwrap(), client.mutex("m2").unwrap()];
+    for several in
+        [client.multi_lock(members.clone()).unwrap(), client.red_lock_over(members, RedLockOptions::new()).unwrap()]
+    {
+        let guard = several.lock().await.unwrap();
+        refused(guard.hand_over(KEEP).await, "several");
+        let other = client.mutex("m3").unwrap().lock().await.unwrap().hand_over(KEEP).await.unwrap();
+        assert!(matches!(several.adopt(&other).await, Err(Error::CannotHandOver { .. })));
+        guard.unlock().await.unwrap();
+    }
+    client.mutex("m3").unwrap().force_unlock().await.unwrap();
+    nothing_is_left(&server, &[&client]).await;
+}
+
+#[tokio::test]
+async fn what_was_lost_does_not_move() {
+    let server = Server::start();
+    let (a, b) = (server.client().await, server.client().await);
+    let lock = a.reentrant_lock("l").unwrap();
+    // known, and unknown to the books
+    let guard = lock.lock_with(AcquireOptions::new().lease(ms(20))).await.unwrap();
+    guard.lost().await;
+    assert!(matches!(guard.hand_over(KEEP).await, Err(Error::Lost { .. })));
+    drop(guard);
+    let guard = lock.lock().await.unwrap();
+    b.reentrant_lock("l").unwrap().force_unlock().await.unwrap();
+    let rival = b.reentrant_lock("l").unwrap().try_lock().await.unwrap().expect("free");
+    let outcome = guard.hand_over(KEEP).await;
+    assert!(matches!(outcome, Err(Error::Lost { reason: LossReason::RecordMissing, .. })), "{outcome:?}");
+    drop(guard);
+    assert!(!rival.is_lost());
+    rival.unlock().await.unwrap();
+    nothing_is_left(&server, &[&a, &b]).await;
+}
+
+#[tokio::test]
+async fn it_is_adopted_by_its_own_lock_only() {
+    let server = Server::start();
+    let (a, b) = (server.client().await, server.client().await);
+    let guard = a.read_write_lock("l").unwrap().read_lock().lock().await.unwrap();
+    let on_its_way = guard.hand_over(KEEP).await.unwrap();
+    let sent = server.script_count();
+    for wrong in [
+        b.read_write_lock("other").unwrap().read_lock(),
+        b.read_write_lock("l").unwrap().write_lock(),
+        b.reentrant_lock("l").unwrap(),
+    ] {
+        assert!(matches!(wrong.adopt(&on_its_way).await, Err(Error::InvalidHandOver { .. })));
+    }
+    drop(guard);
+    // it would be two holds of one owner
+    let there = b.read_write_lock("l").unwrap().read_lock();
+    assert_eq!(server.script_count(), sent, "nothing is sent");
+    let reads = there.lock().await.unwrap();
+    assert!(matches!(there.adopt(&on_its_way).await, Err(Error::NotReentrant { .. })));
+    reads.unlock().await.unwrap();
+    there.adopt(&on_its_way).await.unwrap().unlock().await.unwrap();
+    nothing_is_left(&server, &[&a, &b]).await;
+}
+
+/// One reader's hold moves beside others, whose holds stay as long as they are.
+#[tokio::test]
+async fn a_readers_hold_moves_beside_other_readers() {
+    let server = Server::start();
+    let (a, b) = (server.client().await, server.client().await);
+    let (here, there) = (a.read_write_lock("l").unwrap().read_lock(), b.read_write_lock("l").unwrap().read_lock());
+    let long = OwnerId::scope(here.lock_with(AcquireOptions::new().lease(KEEP))).await.unwrap();
+    let guard = here.lock().await.unwrap();
+    let on_its_way = guard.hand_over(ms(5000)).await.unwrap();
+    assert!(server.pttl("l") > 50_000, "the other one reads on");
+    let adopted = there.adopt(&on_its_way).await.unwrap();
+    assert!(server.pttl("l") > 50_000);
+    long.unlock().await.unwrap();
+    assert!(b.read_write_lock("l").unwrap().try_write().await.unwrap_or(None).is_none(), "somebody reads");
+    adopted.unlock().await.unwrap();
+    assert_eq!(server.dump(), []);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn of_many_that_adopt_the_same_one_gets_it() {
+    let server = Server::start();
+    let mut clients = Vec::new();
+    for _ in 0..4 {
+        clients.push(server.client().await);
+    }
+    for round in 0..25 {
+        let name = format!("l{round}");
+        let lock = |client: &LockClient| client.mutex(&name).unwrap();
+        let on_its_way = lock(&clients[0]).lock().await.unwrap().hand_over(KEEP).await.unwrap();
+        let tries: Vec<_> = clients
+            .iter()
+            .map(|client| {
+                let (lock, on_its_way) = (lock(client), on_its_way.clone());
+                tokio::spawn(async move { lock.adopt(&on_its_way).await })
+            })
+            .collect();
+        let mut adopted = Vec::new();
+        for one in tries {
+            match one.await.unwrap() {
+                Ok(guard) => adopted.push(guard),
+                Err(Error::NotHeld { .. }) => {}
+                Err(error) => panic!("{error}"),
+            }
+        }
+        assert_eq!(adopted.len(), 1);
+        adopted.pop().unwrap().unlock().await.unwrap();
+    }
+}
+
+/// Whatever becomes of the request or of its answer: a call that says "yes" is right, and nothing is held by nobody for longer
+/// than `keep`.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn requests_and_answers_that_are_lost_cut_late_or_doubled() {
+    let server = Server::start();
+    let (proxy, beside) = (Proxy::start(&server), server.client().await);
+    let actions = [
+        Action::Lose,
+        Action::Mute,
+        Action::CutBefore,
+        Action::Ghost(ms(150)),
+        Action::Twice,
+        Action::Late(ms(60)),
+        Action::Refuse("BUSY Redis is busy running a script."),
+    ];
+    let mut outcomes: HashMap<&str, u32> = HashMap::new();
+    let mut count = |what| *outcomes.entry(what).or_default() += 1;
+    for (n, action) in actions.into_iter().enumerate() {
+        for on_adopting in [false, true] {
+            let client =
+                || async { LockClient::builder().command_timeout(ms(400)).connect(proxy.url()).await.unwrap() };
+            let (a, b) = (client().await, client().await);
+            let some = |kind: &usize| ["mutex", "fenced", "signal", "read", "write"].contains(&kinds(&a)[*kind].0);
+            for kind in (0..kinds(&a).len()).filter(some) {
+                let what = format!("{action:?}, on adopting: {on_adopting}, {}", kinds(&a)[kind].0);
+                let (here, there) = (kinds(&a)[kind].1.clone(), kinds(&b)[kind].1.clone());
+                let guard = here.lock().await.unwrap();
+                if !on_adopting {
+                    proxy.once(Verb::Transfer, action);
+                }
+                let on_its_way = match guard.hand_over(KEEP).await {
+                    Ok(on_its_way) => on_its_way,
+                    Err(error) => {
+                        assert!(error.is_transient(), "{what}: {error}");
+                        count("hand-over failed");
+                        drop(guard);
+                        proxy.pass();
+                        a.idle().await;
+                        // if it was handed over unheard, it is held by nobody, for a minute
+                        kinds(&beside)[kind].1.force_unlock().await.unwrap();
+                        continue;
+                    }
+                };
+                if on_adopting {
+                    proxy.once(Verb::Transfer, action);
+                }
+                match there.adopt(&on_its_way).await {
+                    Ok(guard) => {
+                        count("adopted");
+                        let holders = kinds(&beside)[kind].1.inspect().await.unwrap().unwrap().holders;
+                        assert_eq!(holders, [(guard.owner(), 1)], "{what}");
+                        // over a muted connection that takes longer than a command may
+                        if let Err(error) = guard.unlock().await {
+                            assert!(error.is_transient(), "{what}: {error}");
+                        }
+                    }
+                    Err(error) => {
+                        assert!(error.is_transient() && on_adopting, "{what}: {error}");
+                        count("adopting failed");
+                        proxy.pass();
+                        b.idle().await;
+                        kinds(&beside)[kind].1.force_unlock().await.unwrap();
+                    }
+                }
+                proxy.pass();
+                a.idle().await;
+                b.idle().await;
+            }
+            assert_eq!(a.stats().holds + b.stats().holds, 0, "{n}");
+        }
+    }
+    // most come to a good end: those whose connection is not mute for longer than a command may take
+    assert!(outcomes["adopted"] >= 40, "{outcomes:?}");
+}
+
+/// Dropped at each await, either way: what is left ends by itself, and in the books nothing is.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn dropped_at_any_poll_nothing_is_held_for_longer_than_was_asked_for() {
+    let server = Server::start();
+    let (a, b) = (server.client().await, server.client().await);
+    let (here, there) = (a.fenced_lock("l").unwrap(), b.fenced_lock("l").unwrap());
+    let (mut k, mut ends) = (1, 0);
+    while ends < 4 {
+        let guard = here.lock().await.unwrap();
+        ends += u32::from(poll_times(guard.hand_over(ms(50)), k).await.is_some());
+        drop(guard);
+        eventually("it is free", || async { !there.is_locked().await.unwrap() }).await;
+        a.idle().await;
+        assert_eq!(a.stats().holds, 0, "{k} polls");
+        k += 1;
+    }
+    (k, ends) = (1, 0);
+    while ends < 4 {
+        let on_its_way = here.lock().await.unwrap().hand_over(ms(50)).await.unwrap();
+        let adopted = poll_times(there.adopt(&on_its_way), k).await;
+        ends += u32::from(adopted.is_some());
+        drop(adopted);
+        eventually("it is free", || async { !there.is_locked().await.unwrap() }).await;
+        b.idle().await;
+        assert_eq!(b.stats().holds, 0, "{k} polls");
+        k += 1;
+    }
+}
+
+/// A reader's hold is as long as its own lease or `keep`, and so is the record's life, whoever read beside it.
+#[tokio::test]
+async fn a_readers_hold_ends_with_its_own_time_whoever_reads_beside_it() {
+    let server = Server::start();
+    let (a, b, c) = (server.client().await, server.client().await, server.client().await);
+    let [here, there, beside] = [&a, &b, &c].map(|client| client.read_write_lock("l").unwrap().read_lock());
+    let lease = |lease| AcquireOptions::new().lease(lease);
+    let is_free = || async { c.read_write_lock("l").unwrap().try_write().await.unwrap().is_some() };
+
+    // over, though another one reads on
+    let other = beside.lock().await.unwrap();
+    let on_its_way = here.lock().await.unwrap().hand_over(ms(50)).await.unwrap();
+    tokio::time::sleep(ms(300)).await;
+    assert!(matches!(there.adopt(&on_its_way).await, Err(Error::NotHeld { .. })), "after its time");
+    other.unlock().await.unwrap();
+    server.call(&["FLUSHALL"]);
+
+    // the giver's own lease was longer
+    let guard = here.lock_with(lease(KEEP)).await.unwrap();
+    let _ = beside.lock_with(lease(ms(300))).await.unwrap().leave_to_lease();
+    let _ = guard.hand_over(ms(300)).await.unwrap();
+    assert!(server.pttl("l") <= 300, "{} ms, when both have 300", server.pttl("l"));
+    eventually("it is free", is_free).await;
+
+    // and so was the time to adopt it
+    let on_its_way = here.lock().await.unwrap().hand_over(KEEP).await.unwrap();
+    let _ = beside.lock_with(lease(ms(300))).await.unwrap().leave_to_lease();
+    let _ = there.adopt_with(&on_its_way, lease(ms(300))).await.unwrap().leave_to_lease();
+    assert!(server.pttl("l") <= 300, "{} ms, when both have 300", server.pttl("l"));
+    eventually("it is free", is_free).await;
+}
+
+#[tokio::test]
+async fn a_half_that_was_dropped_a_moment_before_is_not_in_the_way() {
+    let server = Server::start();
+    let client = server.client().await;
+    let both = client.read_write_lock("l").unwrap();
+    for _ in 0..20 {
+        let (write, read) = (both.write().await.unwrap(), both.read().await.unwrap());
+        drop(read);
+        let on_its_way = write.hand_over(KEEP).await.unwrap();
+        both.write_lock().adopt(&on_its_way).await.unwrap().unlock().await.unwrap();
+        let (write, read) = (both.write().await.unwrap(), both.read().await.unwrap());
+        drop(write);
+        let on_its_way = read.hand_over(KEEP).await.unwrap();
+        both.read_lock().adopt(&on_its_way).await.unwrap().unlock().await.unwrap();
+    }
+    nothing_is_left(&server, &[&client]).await;
+}
+
+/// One owner waits in the queue, and adopts in vain: its place is given up when it waits no longer.
+#[tokio::test]
+async fn an_adopt_in_vain_leaves_a_place_in_the_queue_as_it_is() {
+    let server = Server::start();
+    let (a, b, c) = (server.client().await, server.client().await, server.client().await);
+    let fair = |client: &LockClient| client.fair_lock("fair").unwrap();
+    let write = |client: &LockClient| client.read_write_lock("rw").unwrap().write_lock();
+    for (kind, place) in
+        [(&fair as &dyn Fn(&LockClient) -> Lock, "redisson_lock_queue:{fair}"), (&write, "nestlock_rwlock_intent:{rw}")]
+    {
+        let over = kind(&a).lock().await.unwrap().hand_over(ms(20)).await.unwrap();
+        let rival = if place.contains("rw") { c.read_write_lock("rw").unwrap().read_lock() } else { kind(&c) };
+        let holder = rival.lock().await.unwrap();
+        OwnerId::scope(async {
+            let there = kind(&b);
+            let mut waits = Box::pin(there.lock());
+            while tokio::time::timeout(ms(20), &mut waits).await.is_err() && !server.exists(place) {}
+            assert!(matches!(there.adopt(&over).await, Err(Error::NotHeld { .. })));
+            drop(waits);
+        })
+        .await;
+        b.idle().await;
+        assert!(!server.exists(place), "{place}: nobody waits");
+        holder.unlock().await.unwrap();
+    }
+    nothing_is_left(&server, &[&a, &b, &c]).await;
+}
+
+/// Owners are told in logs and errors: their names are no secret. And a text that is used twice is no name.
+#[tokio::test]
+async fn a_forged_text_and_a_value_are_refused() {
+    let server = Server::start();
+    let (a, b) = (server.client().await, server.client().await);
+    let guard = a.string_lock("l").unwrap().lock().await.unwrap();
+    let mut text = "nl1.".to_owned();
+    for byte in format!("string\n{}\nl", guard.owner()).bytes() {
+        let _ = write!(text, "{byte:02x}");
+    }
+    assert!(matches!(HandOver::from_text(&text), Err(Error::InvalidHandOver { .. })));
+    let on_its_way = guard.hand_over(KEEP).await.unwrap();
+    let value = AcquireOptions::new().value("worker");
+    let refused = b.string_lock("l").unwrap().adopt_with(&on_its_way, value).await;
+    assert!(matches!(refused, Err(Error::InvalidOwner { .. })), "{refused:?}");
+    b.string_lock("l").unwrap().adopt(&on_its_way).await.unwrap().unlock().await.unwrap();
+}
