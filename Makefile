@@ -5,6 +5,9 @@ CARGO    ?= cargo
 FEATURES := --all-features
 EXAMPLES := $(notdir $(basename $(wildcard examples/*.rs)))
 RECIPES  := $(notdir $(basename $(wildcard crates/nestlock-recipes/examples/*.rs)))
+# what is built is built for the whole workspace: of one package alone, cargo would build the dependencies anew
+BUILD    := $(CARGO) build --quiet --workspace $(FEATURES) --bins --examples
+BUILT    := $${CARGO_TARGET_DIR:-target}/debug
 SUDO     := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 
 .PHONY: help setup components check api api-record package test mutants mutants-few sim sim-long soak interop bench peers demo ci
@@ -46,17 +49,19 @@ check: components
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets $(FEATURES) -- -D warnings
 	# what plain `cargo test` leaves out, clippy does too
-	$(CARGO) clippy --test interop $(FEATURES) -- -D warnings
+	$(CARGO) clippy --workspace --test interop $(FEATURES) -- -D warnings
 	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --workspace --no-deps $(FEATURES)
 	$(MAKE) api
 	$(MAKE) package
 
 # the public API is what api.txt says; needs the toolchain that CI has, since the format is unstable
 api:
-	$(CARGO) run --quiet -p nestlock-api
+	$(BUILD)
+	$(BUILT)/nestlock-api
 
 api-record:
-	$(CARGO) run --quiet -p nestlock-api -- record
+	$(BUILD)
+	$(BUILT)/nestlock-api record
 
 # builds the crate from nothing but what would be published; uncommitted changes count too
 package:
@@ -91,31 +96,26 @@ soak: SECONDS = 60
 soak: SEED = random
 soak: MODE = all
 soak: setup
-	$(CARGO) run --quiet -p nestlock-soak -- run seconds=$(SECONDS) seed=$(SEED) mode=$(MODE)
+	$(BUILD)
+	$(BUILT)/nestlock-soak run seconds=$(SECONDS) seed=$(SEED) mode=$(MODE)
 
 # four at a time, since they mostly wait
 interop: setup
 	./tests/interop/setup.sh
-	$(CARGO) test $(FEATURES) --test interop -- --show-output --test-threads=4
+	$(CARGO) test --workspace $(FEATURES) --test interop -- --show-output --test-threads=4
 
 demo:
-	$(CARGO) build --examples $(FEATURES)
-	$(CARGO) build -p nestlock-recipes --examples $(FEATURES)
-	$(CARGO) build -p nestlock-examples-axum -p nestlock-examples-sql --bins --examples
-	@set -e; for example in $(EXAMPLES); do \
+	$(BUILD)
+	@set -e; for example in $(EXAMPLES) $(RECIPES); do \
 		echo "--- $$example"; \
-		$(CARGO) run --quiet --example $$example $(FEATURES); \
-	done
-	@set -e; for example in $(RECIPES); do \
-		echo "--- nestlock-recipes: $$example"; \
-		$(CARGO) run --quiet -p nestlock-recipes --example $$example $(FEATURES); \
+		$(BUILT)/examples/$$example; \
 	done
 	@echo '--- nestlock-examples-axum'
-	@$(CARGO) run --quiet -p nestlock-examples-axum
+	@$(BUILT)/nestlock-examples-axum
 	@echo '--- nestlock-examples-axum: layer'
-	@$(CARGO) run --quiet -p nestlock-examples-axum --example layer
+	@$(BUILT)/examples/layer
 	@echo '--- nestlock-examples-sql'
-	@$(CARGO) run --quiet -p nestlock-examples-sql
+	@$(BUILT)/nestlock-examples-sql
 
 bench: setup
 	$(CARGO) bench --workspace --exclude nestlock-peers $(FEATURES)

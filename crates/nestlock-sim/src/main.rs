@@ -176,8 +176,6 @@ fn all(options: &Options) -> ExitCode {
                         if options.trace {
                             child.arg("trace");
                         }
-                        // fewer and larger pages
-                        child.env("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1:glibc.malloc.top_pad=67108864");
                         kernel::pin(&mut child, job);
                         let output = child.output().expect("this program runs");
                         let text = String::from_utf8_lossy(&output.stdout);
