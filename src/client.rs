@@ -144,7 +144,8 @@ impl LockClient {
     /// A waiter that is not heard of for the client's [`fair_patience`](LockClientBuilder::fair_patience) loses its place.
     /// One whose future is polled looks often enough to keep it; one that is not polled is not heard of. So wait in a task
     /// of its own where the code around may be busy. A try without a wait takes no place, and gets the lock only if nobody
-    /// waits. Do not mix it with other kinds at one name: a reentrant lock would not see the queue.
+    /// waits. Do not mix it with other kinds at one name: a reentrant lock would not see the queue. Where an owner holds one,
+    /// the other is refused ([`Error::NotReentrant`]).
     ///
     /// # Errors
     ///

@@ -111,8 +111,11 @@ pub enum Error {
         /// How often.
         holds: u32,
     },
-    /// The owner holds this non-reentrant lock already. Nothing was sent; waiting would never end.
-    #[error("lock {lock:?} is held by {owner} already and is not reentrant; release it first")]
+    /// The owner holds this non-reentrant lock already, or a fair and a reentrant one would be nested. Nothing was sent;
+    /// waiting would never end.
+    #[error(
+        "lock {lock:?} is held by {owner} already, and is not reentrant, or was taken as another kind; release it first"
+    )]
     #[non_exhaustive]
     NotReentrant {
         /// The lock's name.

@@ -11,6 +11,7 @@ use super::{
     due::DueQueue,
     hold::Hold,
     kind::Kind,
+    refusal::Refusal,
     state::{Around, HeldSibling, Leftover, Standing},
 };
 use crate::{
@@ -275,14 +276,28 @@ impl Holds {
 
     /// What a hold must know of others, for an acquire.
     pub(super) fn around(&self, hold: &Hold) -> Around {
-        let (mut sibling, mut lost_sibling) = (None, None);
+        let (mut sibling, mut lost_sibling, now) = (None, None, Instant::now());
+        if let Some(family) = hold.kind().about().rival
+            && let Some(other) = self.find(Key { family, ..Key::new(hold.kind(), &hold.caller) })
+            && let state = other.state()
+            && state.is_valid(now)
+        {
+            let owner = state.owner.clone();
+            sibling = Some(HeldSibling { refusal: Some(Refusal::NotReentrant(owner.clone())), owner });
+        }
         if let Some(of) = hold.kind().about().sibling
             && let Some(other) = self.known_sibling(hold.kind(), &hold.caller)
         {
-            let (state, now) = (other.state(), Instant::now());
+            let state = other.state();
             if state.is_valid(now) {
-                let (owner, in_doubt) = (state.owner.clone(), state.sibling_in_doubt);
-                sibling = Some(HeldSibling { excludes: of.excludes, owner, in_doubt });
+                let owner = state.owner.clone();
+                // whoever holds what excludes it would wait for itself; somebody else may use the name of what is in doubt
+                let refusal = if of.excludes {
+                    Some(Refusal::Upgrade(owner.clone()))
+                } else {
+                    state.sibling_in_doubt.then_some(Refusal::SiblingInDoubt)
+                };
+                sibling = Some(HeldSibling { owner, refusal });
             } else if !of.excludes {
                 // whoever reads inside its own writing is inside what it lost; nobody writes inside its own reading
                 lost_sibling = state.lost_inside(now);

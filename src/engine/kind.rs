@@ -80,6 +80,8 @@ pub(crate) struct About {
     pub(crate) max_holds: u32,
     /// The kind that the same owner may hold at the same name, under the same name of its own.
     pub(crate) sibling: Option<Sibling>,
+    /// The family whose record is the same, but whose counts are not kept together with its: no owner has both.
+    pub(crate) rival: Option<&'static str>,
 }
 
 impl About {
@@ -96,6 +98,7 @@ impl About {
             shared: false,
             max_holds: u32::MAX,
             sibling: None,
+            rival: None,
         }
     }
 

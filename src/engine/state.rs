@@ -115,15 +115,13 @@ pub(crate) struct Around {
     pub(super) value_in_doubt: bool,
 }
 
-/// The other half of a read-write lock, held by the same owner.
+/// The other half of a read-write lock, or a kind that does not go with it, held by the same owner.
 #[derive(Debug)]
 pub(super) struct HeldSibling {
-    /// Whoever holds it would wait for itself.
-    pub(super) excludes: bool,
     /// The owner as the server knows it there.
     pub(super) owner: OwnerId,
-    /// Somebody else may use that name.
-    pub(super) in_doubt: bool,
+    /// Why there can be no hold beside it.
+    pub(super) refusal: Option<Refusal>,
 }
 
 /// What comes of planning an acquire.

@@ -64,8 +64,7 @@ impl State {
         }
         match around.sibling {
             _ if count > 0 => {}
-            Some(HeldSibling { excludes: true, owner, .. }) => return refuse(Refusal::Upgrade(owner)),
-            Some(HeldSibling { in_doubt: true, .. }) => return refuse(Refusal::SiblingInDoubt),
+            Some(HeldSibling { refusal: Some(refusal), .. }) => return refuse(refusal),
             // the server tells by the name that both are one owner's
             Some(HeldSibling { owner, .. }) => (self.owner, self.suffix) = (owner, None),
             // a place in the queue is kept under its name

@@ -47,7 +47,7 @@ impl Fair {
 
 impl Kind for Fair {
     fn about(&self) -> About {
-        About { queues: true, own_channel: true, ..About::plain("fair") }
+        About { queues: true, own_channel: true, rival: Some("reentrant"), ..About::plain("fair") }
     }
 
     fn verbs(&self) -> &dyn Verbs {

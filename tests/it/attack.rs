@@ -503,3 +503,23 @@ async fn a22_a_release_that_is_polled_again_late_does_not_end_a_later_hold_of_th
         "two valid guards: {second:?} and {other:?}; the release: {outcome:?}"
     );
 }
+
+/// Its counts are not those of the other kind: the inner release freed the record under the outer hold, unheard.
+#[tokio::test]
+async fn a_fair_lock_is_refused_inside_a_reentrant_one_and_the_other_way_round() {
+    let server = Server::start();
+    let client = LockClient::connect(server.url()).await.unwrap();
+    let other = LockClient::connect(server.url()).await.unwrap();
+    for (outer, inner) in [
+        (client.reentrant_lock("l").unwrap(), client.fair_lock("l").unwrap()),
+        (client.fair_lock("l").unwrap(), client.fenced_lock("l").unwrap()),
+    ] {
+        let guard = outer.lock().await.unwrap();
+        let refused = inner.lock().await.map(drop);
+        assert!(matches!(refused, Err(Error::NotReentrant { .. })), "{refused:?}");
+        assert!(inner.try_lock().await.unwrap().is_none());
+        assert!(other.reentrant_lock("l").unwrap().try_lock().await.unwrap().is_none(), "it is held");
+        guard.unlock().await.unwrap();
+        inner.lock().await.unwrap().unlock().await.unwrap();
+    }
+}

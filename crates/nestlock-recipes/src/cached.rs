@@ -18,12 +18,22 @@ use futures_util::FutureExt;
 use nestlock::{AcquireOptions, Lock, LockClient, LockGuard};
 use tokio::sync::watch;
 
-use self::store::Envelope;
 #[cfg(feature = "json")]
 pub use self::store::Json;
 #[cfg(feature = "fred")]
 pub use self::store::RedisStore;
 pub use self::store::{BoxError, Codec, Raw, Store};
+use self::store::{Envelope, failure};
+
+/// How long the store may take.
+const STORE_PATIENCE: Duration = Duration::from_secs(3);
+/// How often who waits for a fill elsewhere looks whether it is done.
+const LOOK: Duration = Duration::from_millis(500);
+/// For how long a refresh that somebody else is at is not tried again.
+const PAUSE: Duration = Duration::from_millis(100);
+/// What is to stay for longer stays so long.
+const LONGEST: Duration = Duration::from_secs(10 * 365 * 86_400);
+const LONGEST_STALE: Duration = Duration::from_secs(49 * 86_400);
 
 /// A cache of bytes in this store, filled under locks of this client. For other values see [`Cached::codec`].
 pub fn cached<S: Store>(client: &LockClient, store: S) -> Cached<S> {
@@ -95,7 +105,7 @@ pub enum CacheError {
     /// The lock of the fill: the key is no name for one, the server does not answer, or the lock was lost and the fill dropped.
     #[error("the lock of the fill: {0}")]
     Lock(#[source] Arc<nestlock::Error>),
-    /// The store could not be read.
+    /// The store could not be read, or took longer than 3 s.
     #[error("the cache's store: {0}")]
     Store(#[source] Arc<dyn std::error::Error + Send + Sync>),
     /// The fill panicked, or its runtime has ended.
@@ -139,28 +149,28 @@ impl<S: Store, C: Codec> Cached<S, C> {
         Cached { client, store, codec: Arc::new(codec), options, running: Arc::default() }
     }
 
-    /// How long a value lasts. Default 60 s; a millisecond at least.
+    /// How long a value lasts. Default 60 s; a millisecond at least, 10 years at most.
     pub fn ttl(mut self, ttl: Duration) -> Self {
-        self.options.ttl = ttl;
+        self.options.ttl = ttl.min(LONGEST);
         self
     }
 
     /// How long it is cached that a fill found none. Default: it is not cached.
     pub fn none_ttl(mut self, ttl: Duration) -> Self {
-        self.options.none_ttl = Some(ttl);
+        self.options.none_ttl = Some(ttl.min(LONGEST));
         self
     }
 
     /// After a fill that failed, how long none is tried by any process. Default 1 s; zero: not at all.
     pub fn error_ttl(mut self, ttl: Duration) -> Self {
-        self.options.error_ttl = ttl;
+        self.options.error_ttl = ttl.min(LONGEST);
         self
     }
 
     /// For how long after its end a value is still returned, while it is filled anew in the background. Default: not at all;
     /// 49 days at most.
     pub fn stale_for(mut self, stale_for: Duration) -> Self {
-        self.options.stale_for = stale_for;
+        self.options.stale_for = stale_for.min(LONGEST_STALE);
         self
     }
 
@@ -280,6 +290,8 @@ impl<S: Store, C: Codec> Cached<S, C> {
             running.fills.remove(key);
         });
         let this = self.clone();
+        // a runtime that is closing drops the task at once, with its landing
+        drop(running);
         tokio::spawn(async move {
             let filled = this.fill(&landing.key, optional, fill).await;
             // who comes from here on looks into the store
@@ -291,17 +303,38 @@ impl<S: Store, C: Codec> Cached<S, C> {
 
     /// Reads again under the lock, and fills.
     async fn fill(&self, key: &str, optional: bool, fill: Fill<C::Value>) -> Filled<C::Value> {
-        let wait = self.options.wait;
-        let guard = self.lock(key)?.try_lock_for_with(wait, self.renewed()).await?.ok_or(CacheError::Busy(wait))?;
-        let (found, failed) = tokio::try_join!(self.read(key), self.failed(key))?;
-        let filled = match (found.filter(|found| optional || found.value.is_some()), failed) {
-            (Some(found), _) => Ok(found.value),
-            (None, Some(message)) => Err(CacheError::FailedElsewhere(message)),
-            (None, None) => self.fill_under(&guard, key, fill).await,
+        let (lock, began, wait) = (self.lock(key)?, Instant::now(), self.options.wait);
+        let guard = loop {
+            let left = wait.saturating_sub(began.elapsed());
+            if let Some(guard) = lock.try_lock_for_with(left.min(LOOK), self.renewed()).await? {
+                break guard;
+            }
+            // of many who wait, not each has to have the lock before it sees the value
+            if let Some(value) = self.look(key, optional).await? {
+                return Ok(value);
+            }
+            if left.is_zero() || began.elapsed() >= wait {
+                return Err(CacheError::Busy(wait));
+            }
+        };
+        let filled = match self.look(key, optional).await {
+            Ok(Some(value)) => Ok(value),
+            Ok(None) => self.fill_under(&guard, key, fill).await,
+            Err(error) => Err(error),
         };
         // the next one may look; that the lock was lost is no news, what was filled is written or not
         let _ = guard.unlock().await;
         filled
+    }
+
+    /// What there is without a fill, or that one failed a moment ago.
+    async fn look(&self, key: &str, optional: bool) -> Result<Option<Option<C::Value>>, CacheError> {
+        let (found, failed) = tokio::try_join!(self.read(key), self.failed(key))?;
+        match (found.filter(|found| optional || found.value.is_some()), failed) {
+            (Some(found), _) => Ok(Some(found.value)),
+            (None, Some(message)) => Err(CacheError::FailedElsewhere(message)),
+            (None, None) => Ok(None),
+        }
     }
 
     /// Fills anew in the background, unless somebody is at it, or was since `left` was read.
@@ -314,16 +347,22 @@ impl<S: Store, C: Codec> Cached<S, C> {
         });
         let this = self.clone();
         tokio::spawn(async move {
-            if let Err(error) = this.refill(&landing.key, left, fill).await {
-                tracing::warn!(key = landing.key, %error, "a value was not refreshed");
-                // readers of the stale value need not ask again before
-                tokio::time::sleep(this.options.error_ttl).await;
-            }
+            // readers of the stale value need not ask again before
+            let pause = match this.refill(&landing.key, left, fill).await {
+                Ok(true) => return,
+                Ok(false) => PAUSE,
+                Err(error) => {
+                    tracing::warn!(key = landing.key, %error, "a value was not refreshed");
+                    this.options.error_ttl
+                }
+            };
+            tokio::time::sleep(pause).await;
         });
     }
 
-    async fn refill(&self, key: &str, left: Duration, fill: Fill<C::Value>) -> Result<(), CacheError> {
-        let Some(guard) = self.lock(key)?.try_lock_with(self.renewed()).await? else { return Ok(()) };
+    /// `false`: somebody else is at it.
+    async fn refill(&self, key: &str, left: Duration, fill: Fill<C::Value>) -> Result<bool, CacheError> {
+        let Some(guard) = self.lock(key)?.try_lock_with(self.renewed()).await? else { return Ok(false) };
         let (found, failed) = tokio::try_join!(self.read(key), self.failed(key))?;
         let is_new = found.is_some_and(|found| found.left > left);
         let filled = match failed {
@@ -332,25 +371,30 @@ impl<S: Store, C: Codec> Cached<S, C> {
             None => self.fill_under(&guard, key, fill).await,
         };
         let _ = guard.unlock().await;
-        filled.map(drop)
+        filled.map(|_| true)
     }
 
     /// Fills and writes, while the lock is held.
     async fn fill_under(&self, guard: &LockGuard, key: &str, fill: Fill<C::Value>) -> Filled<C::Value> {
         let Options { ttl, none_ttl, error_ttl, stale_for, .. } = self.options;
         let began = Instant::now();
-        let filled = match guard.run_until_lost(AssertUnwindSafe(fill).catch_unwind()).await? {
-            Ok(filled) => filled.and_then(|value| {
-                let bytes = value.as_ref().map(|value| self.codec.encode(value)).transpose()?;
-                Ok((value, bytes))
-            }),
+        // a codec of the user's may panic, too
+        let made = AssertUnwindSafe(async {
+            let value = fill.await?;
+            let bytes = value.as_ref().map(|value| self.codec.encode(value)).transpose()?;
+            Ok::<_, BoxError>((value, bytes))
+        });
+        let (value, bytes) = match guard.run_until_lost(made.catch_unwind()).await? {
+            Ok(Ok(made)) => made,
+            Ok(Err(error)) => return self.fails(guard, key, error_ttl, CacheError::Fill(error.into())).await,
             Err(_) => return self.fails(guard, key, error_ttl, CacheError::Panicked).await,
         };
-        let (value, bytes) = match filled {
-            Ok(filled) => filled,
-            Err(error) => return self.fails(guard, key, error_ttl, CacheError::Fill(error.into())).await,
+        let (ttl, stale_for) = match (&bytes, none_ttl) {
+            (Some(_), _) => (ttl, stale_for),
+            (None, Some(ttl)) => (ttl, stale_for),
+            // not kept, but what stands there is over
+            (None, None) => (Duration::ZERO, Duration::ZERO),
         };
-        let Some(ttl) = (if bytes.is_some() { Some(ttl) } else { none_ttl }) else { return Ok(value) };
         let envelope = Envelope { took: began.elapsed(), stale_for, value: bytes };
         self.write(guard, key, envelope.write(), ttl.saturating_add(stale_for)).await;
         Ok(value)
@@ -359,7 +403,7 @@ impl<S: Store, C: Codec> Cached<S, C> {
     async fn fails(&self, guard: &LockGuard, key: &str, ttl: Duration, error: CacheError) -> Filled<C::Value> {
         if !ttl.is_zero() {
             let cause = if let CacheError::Fill(cause) = &error { cause.to_string() } else { error.to_string() };
-            self.write(guard, &marker(key), cause.into_bytes(), ttl).await;
+            self.write(guard, &marker(key), failure(&cause), ttl).await;
         }
         Err(error)
     }
@@ -369,7 +413,7 @@ impl<S: Store, C: Codec> Cached<S, C> {
         if guard.is_lost() {
             return;
         }
-        match self.store.set(key, bytes, ttl, guard).await {
+        match in_time(self.store.set(key, bytes, ttl, guard)).await {
             Ok(true) => {}
             Ok(false) => tracing::warn!(key, "not cached: the lock of its fill is not held any more"),
             Err(error) => tracing::warn!(key, %error, "not cached"),
@@ -377,9 +421,7 @@ impl<S: Store, C: Codec> Cached<S, C> {
     }
 
     async fn read(&self, key: &str) -> Result<Option<Found<C::Value>>, CacheError> {
-        let Some((bytes, left)) = self.store.get(key).await.map_err(|error| CacheError::Store(error.into()))? else {
-            return Ok(None);
-        };
+        let Some((bytes, left)) = in_time(self.store.get(key)).await? else { return Ok(None) };
         let Some(Envelope { took, stale_for, value }) = Envelope::read(&bytes) else { return Ok(None) };
         let value = match value.map(|bytes| self.codec.decode(bytes)) {
             Some(None) => return Ok(None),
@@ -390,8 +432,9 @@ impl<S: Store, C: Codec> Cached<S, C> {
 
     /// What the last fill said, if it failed a moment ago.
     async fn failed(&self, key: &str) -> Result<Option<Arc<str>>, CacheError> {
-        let marker = self.store.get(&marker(key)).await.map_err(|error| CacheError::Store(error.into()))?;
-        Ok(marker.map(|(message, _)| String::from_utf8_lossy(&message).into()))
+        let marker = in_time(self.store.get(&marker(key))).await?;
+        // a value whose key is a marker's name is none
+        Ok(marker.and_then(|(bytes, _)| store::read_failure(&bytes)))
     }
 
     /// Whether this read is the one that fills it anew. When it is stale, each is; of those one gets the lock.
@@ -414,6 +457,13 @@ impl<S: Store, C: Codec> Cached<S, C> {
     fn running(&self) -> std::sync::MutexGuard<'_, Running<C::Value>> {
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// A store that does not answer must not keep the lock for ever.
+async fn in_time<T>(call: impl Future<Output = Result<T, BoxError>>) -> Result<T, CacheError> {
+    let answer = tokio::time::timeout(STORE_PATIENCE, call).await;
+    let answer = answer.unwrap_or_else(|_| Err(format!("no answer within {STORE_PATIENCE:?}").into()));
+    answer.map_err(|error| CacheError::Store(error.into()))
 }
 
 /// XFetch, for a lot above 0 and at most 1.

@@ -83,6 +83,9 @@ impl Leader {
         let token = guard.fencing_token().expect("a fenced lock's guard has one");
         let record = format!("{} {}", guard.owner(), self.identity);
         self.client.fenced_set(&self.record, record, token).await?;
+        if guard.is_lost() {
+            return Err(guard.lost().await);
+        }
         let third = self.lease / 3;
         Ok(Term {
             guard: Arc::new(guard),
@@ -95,7 +98,8 @@ impl Leader {
     /// dropped when the term is lost. Between two terms, and after a failure, it pauses: 0.2 s at first, then longer, the lease
     /// at most.
     ///
-    /// Returns when the client was shut down: [`Error::Closed`]. Work that panics ends this, too; the term ends with it.
+    /// Returns when the client was shut down: [`Error::Closed`]; and where nobody can ever lead: [`Error::InvalidName`] if the
+    /// name with `:leader` behind it is too long or begins with `lock:`, [`Error::InvalidLease`]. Work that panics ends this, too; the term ends with it.
     ///
     /// # Cancel safety
     ///
@@ -107,7 +111,7 @@ impl Leader {
                 Ok(term) => {
                     let elected = Instant::now();
                     let guard = Arc::clone(&term.guard);
-                    if let Err(error) = guard.run_until_lost(work(term)).await {
+                    if let Err(error) = guard.run_until_lost(async { work(term).await }).await {
                         tracing::warn!(office = self.lock.name(), %error, "a leader was deposed");
                     }
                     // else a task of the work's has the term, and leads on: the next campaign waits for it
@@ -119,7 +123,7 @@ impl Leader {
                         pause = PAUSE;
                     }
                 }
-                Err(closed @ Error::Closed) => return closed,
+                Err(never @ (Error::Closed | Error::InvalidName { .. } | Error::InvalidLease { .. })) => return never,
                 Err(error) => tracing::warn!(office = self.lock.name(), %error, "a campaign failed"),
             }
             // not in step with the others

@@ -166,7 +166,9 @@ impl OncePer {
     }
 
     /// Runs the job for each tick, for ever: sleeps until the next one, and looks again every third of the lease while another
-    /// replica is at it, or the server is away. Returns when the client was shut down: [`Error::Closed`].
+    /// replica is at it, or the server is away. Returns when the client was shut down: [`Error::Closed`]; and where it can never
+    /// run: [`Error::InvalidName`] if the name with `:tick` behind it is too long or begins with `lock:`,
+    /// [`Error::InvalidLease`].
     ///
     /// A job that panics ends this.
     ///
@@ -179,7 +181,7 @@ impl OncePer {
                 Ok(Outcome::Ran(_) | Outcome::Cancelled) => continue,
                 Ok(Outcome::AlreadyDone) => LONGEST_SLEEP,
                 Ok(Outcome::Elsewhere) => self.lease / 3,
-                Err(closed @ Error::Closed) => return closed,
+                Err(never @ (Error::Closed | Error::InvalidName { .. } | Error::InvalidLease { .. })) => return never,
                 Err(error) => {
                     tracing::warn!(job = self.lock.name(), %error, "a tick was not run, or not marked");
                     self.lease / 3

@@ -229,10 +229,10 @@ where
         let layer = self.layer.clone();
         let (parts, body) = request.into_parts();
         let Some(lock) = (layer.lock)(&parts) else {
-            let response = service.call(Request::from_parts(parts, body));
-            return Box::pin(
-                async move { Ok(response.await?.map(|body| LockBody { body: Some(body), hold: Hold::Free })) },
-            );
+            return Box::pin(OwnerId::scope(async move {
+                let response = service.call(Request::from_parts(parts, body)).await?;
+                Ok(response.map(|body| LockBody { body: Some(body), hold: Hold::Free }))
+            }));
         };
         if !layer.finish {
             return Box::pin(OwnerId::scope(layer.handle(lock, service, (parts, body), pending())));
@@ -321,6 +321,8 @@ where
                     }
                     if let Hold::Held { lost, guard } = mem::replace(this.hold, Hold::Free) {
                         drop(lost);
+                        // it may have the request, and with that the lock
+                        this.body.set(None);
                         *this.hold = Hold::Releasing { release: Box::pin(release(guard)), last: frame };
                     }
                 }

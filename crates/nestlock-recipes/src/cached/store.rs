@@ -1,6 +1,6 @@
 //! Where values are kept, and how.
 
-use std::{error::Error, time::Duration};
+use std::{error::Error, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use nestlock::LockGuard;
@@ -11,7 +11,7 @@ pub type BoxError = Box<dyn Error + Send + Sync>;
 /// Where a cache keeps its values, for all processes.
 #[async_trait]
 pub trait Store: Send + Sync + 'static {
-    /// The bytes at this key, and how long they will still be there.
+    /// The bytes at this key, and how long they will still be there. Dropped, and an error, if it takes longer than 3 s.
     async fn get(&self, key: &str) -> Result<Option<(Vec<u8>, Duration)>, BoxError>;
 
     /// Keeps bytes for so long, a millisecond at least, if `filler` still holds its lock; whether it did. Where looking and
@@ -99,6 +99,7 @@ pub(super) struct Envelope {
 /// The format and, in one, what it is.
 const VALUE: u8 = 0x11;
 const NONE: u8 = 0x12;
+const FAILED: u8 = 0x13;
 /// What stands before the value.
 const HEADER: usize = 9;
 
@@ -125,6 +126,17 @@ impl Envelope {
     }
 }
 
+/// What stands at a marker: what a fill that failed has said.
+pub(super) fn failure(message: &str) -> Vec<u8> {
+    [&[FAILED], message.as_bytes()].concat()
+}
+
+/// `None`: it is none.
+pub(super) fn read_failure(bytes: &[u8]) -> Option<Arc<str>> {
+    let (&FAILED, message) = bytes.split_first()? else { return None };
+    Some(String::from_utf8_lossy(message).into())
+}
+
 #[cfg(feature = "fred")]
 pub use self::redis::RedisStore;
 
@@ -133,7 +145,7 @@ mod redis {
     use std::time::Duration;
 
     use async_trait::async_trait;
-    use fred::prelude::{Builder, Client, ClientLike, Config, KeysInterface, LuaInterface, Value};
+    use fred::prelude::{Builder, Client, ClientLike, Config, KeysInterface, LuaInterface, ReconnectPolicy, Value};
     use nestlock::LockGuard;
 
     use super::{BoxError, Store};
@@ -153,13 +165,14 @@ return 1";
     }
 
     impl RedisStore {
-        /// Over a client of fred's, which is connected to the server and the database of the locks.
+        /// Over a client of fred's, which is connected to the server and the database of the locks. Give it a
+        /// `ReconnectPolicy`: without one, fred does not connect again.
         #[must_use]
         pub fn new(client: Client) -> Self {
             Self { client }
         }
 
-        /// Over a client of its own, with fred's defaults.
+        /// Over a client of its own, which connects again where it must.
         ///
         /// # Errors
         ///
@@ -169,7 +182,11 @@ return 1";
         ///
         /// Cancel safe.
         pub async fn connect(url: impl AsRef<str>) -> Result<Self, fred::error::Error> {
-            let client = Builder::from_config(Config::from_url(url.as_ref())?).build()?;
+            let mut builder = Builder::from_config(Config::from_url(url.as_ref())?);
+            builder.set_policy(ReconnectPolicy::new_exponential(0, 50, 1_000, 2));
+            // what is not answered is given up by then, and is not sent later
+            builder.with_performance_config(|config| config.default_command_timeout = super::super::STORE_PATIENCE);
+            let client = builder.build()?;
             client.init().await?;
             Ok(Self::new(client))
         }

@@ -2,6 +2,7 @@
 #![allow(missing_docs, unreachable_pub)]
 #![allow(clippy::missing_panics_doc, clippy::print_stdout, clippy::unwrap_used)]
 
+mod attack;
 mod cached;
 mod layer;
 mod leader;
