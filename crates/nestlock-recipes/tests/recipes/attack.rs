@@ -2,6 +2,7 @@
 
 use std::{
     collections::HashMap,
+    future::{Future, Ready, ready},
     io,
     pin::pin,
     sync::{
@@ -36,8 +37,8 @@ async fn a_cache(url: impl AsRef<str>) -> Cached<RedisStore> {
     cached(&client(url).await, RedisStore::connect(url).await.unwrap()).beta(0.0)
 }
 
-async fn value(value: &'static str) -> io::Result<Vec<u8>> {
-    Ok(value.into())
+fn value(value: &'static str) -> Ready<io::Result<Vec<u8>>> {
+    ready(Ok(value.into()))
 }
 
 // --- cached ---
@@ -277,9 +278,8 @@ async fn a_body_that_keeps_its_request_ends_with_the_lock_free() {
     let locks = client(server.url()).await;
     for _ in 0..20 {
         let handler = service_fn(|request: Request<()>| async move {
-            let frames = [Ok::<_, io::Error>(Frame::data(Bytes::from_static(b"1")))].into_iter().map(move |frame| {
+            let frames = [Ok::<_, io::Error>(Frame::data(Bytes::from_static(b"1")))].into_iter().inspect(move |_| {
                 assert!(request.extensions().get::<HeldLock>().is_some());
-                frame
             });
             Ok::<_, io::Error>(Response::new(StreamBody::new(futures_util::stream::iter(frames))))
         });
