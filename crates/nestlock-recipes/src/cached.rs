@@ -36,6 +36,7 @@ const LONGEST: Duration = Duration::from_secs(10 * 365 * 86_400);
 const LONGEST_STALE: Duration = Duration::from_secs(49 * 86_400);
 
 /// A cache of bytes in this store, filled under locks of this client. For other values see [`Cached::codec`].
+/// It needs a runtime of tokio's with its timer, where it is used.
 pub fn cached<S: Store>(client: &LockClient, store: S) -> Cached<S> {
     let options = Options {
         ttl: Duration::from_secs(60),
