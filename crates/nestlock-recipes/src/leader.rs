@@ -99,7 +99,8 @@ impl Leader {
     /// at most.
     ///
     /// Returns when the client was shut down: [`Error::Closed`]; and where nobody can ever lead: [`Error::InvalidName`] if the
-    /// name with `:leader` behind it is too long or begins with `lock:`, [`Error::InvalidLease`]. Work that panics ends this, too; the term ends with it.
+    /// name with `:leader` behind it is too long or begins with `lock:`, [`Error::InvalidLease`]. Work that panics ends this,
+    /// too; the term ends with it.
     ///
     /// # Cancel safety
     ///
@@ -123,7 +124,7 @@ impl Leader {
                         pause = PAUSE;
                     }
                 }
-                Err(never @ (Error::Closed | Error::InvalidName { .. } | Error::InvalidLease { .. })) => return never,
+                Err(error) if crate::is_final(&error) => return error,
                 Err(error) => tracing::warn!(office = self.lock.name(), %error, "a campaign failed"),
             }
             // not in step with the others

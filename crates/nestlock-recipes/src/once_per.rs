@@ -181,7 +181,7 @@ impl OncePer {
                 Ok(Outcome::Ran(_) | Outcome::Cancelled) => continue,
                 Ok(Outcome::AlreadyDone) => LONGEST_SLEEP,
                 Ok(Outcome::Elsewhere) => self.lease / 3,
-                Err(never @ (Error::Closed | Error::InvalidName { .. } | Error::InvalidLease { .. })) => return never,
+                Err(error) if crate::is_final(&error) => return error,
                 Err(error) => {
                     tracing::warn!(job = self.lock.name(), %error, "a tick was not run, or not marked");
                     self.lease / 3

@@ -95,8 +95,8 @@ fn one(options: &Options) -> ExitCode {
     // a seed that hangs has failed
     // SAFETY: it takes a number
     unsafe { libc::alarm(120) };
-    // what is freed is used again, and not given back to the system: page faults took a tenth of the time
-    // and as one thread runs at a time, no thread needs memory of its own
+    // what is freed is used again, and not given back to the system: page faults took a tenth of the time.
+    // And as one thread runs at a time, none needs memory of its own
     for (option, value) in
         [(libc::M_MMAP_THRESHOLD, i32::MAX), (libc::M_TRIM_THRESHOLD, i32::MAX), (libc::M_ARENA_MAX, 1)]
     {
