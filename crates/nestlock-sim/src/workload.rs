@@ -355,6 +355,7 @@ impl Task {
                 None => lock.lock_with(how).await.map(Some),
             }
         };
+        let mut in_turn = true;
         let outcome = match self.rng.below(100) {
             // given up in the midst of it
             0..15 => {
@@ -364,9 +365,10 @@ impl Task {
                     Ok(None)
                 })
             }
-            // begun, and then not polled for a while
+            // begun, and then not polled for a while: it may have come in long before it says so
             15..18 => {
                 *counts = false;
+                in_turn = false;
                 tokio::pin!(acquire);
                 let first = tokio::time::timeout(Duration::from_millis(self.rng.below(5)), &mut acquire).await;
                 if let Ok(outcome) = first {
@@ -397,7 +399,7 @@ impl Task {
         does(self.who, Doing::Other(format!("has tried {name}")));
         match outcome {
             Ok(Some(guard)) => {
-                let (number, guard) = enter(self.who, choice.names.clone(), choice.mode, guard, is_leased, true);
+                let (number, guard) = enter(self.who, choice.names.clone(), choice.mode, guard, is_leased, in_turn);
                 Some(Hold { number, guard, choice, turn })
             }
             Ok(None) => {
