@@ -659,6 +659,34 @@ async fn r70_fifty_readers_are_woken_together_by_a_writers_release() {
     nothing_is_left(&server, &[&a, &b, &c]).await;
 }
 
+/// It has tried before anybody listened, and does not know the answer yet, when all who wait are told.
+#[tokio::test]
+async fn who_has_tried_and_not_yet_come_to_wait_is_told_too() {
+    let server = Server::start();
+    let client = deaf_to_time(&server).await;
+    // the server has the script: else a try is two requests
+    read(&client).lock().await.unwrap().unlock().await.unwrap();
+    let writer = format!("{}:1:write", uuid::Uuid::new_v4());
+    server.call(&["HSET", "l", "mode", "write", &writer, "1"]);
+    server.call(&["PEXPIRE", "l", "3600000"]);
+    let lock = read(&client);
+    let before = server.script_count();
+    let mut slow = Box::pin(async move { lock.lock().await.unwrap() });
+    assert!(slow.as_mut().now_or_never().is_none());
+    eventually("it has tried", || async { server.script_count() > before }).await;
+    let listens_already = waiter(read(&client));
+    listens(&client).await;
+    eventually("it has tried again since", || async { server.script_count() >= before + 3 }).await;
+    // it sleeps by then; from here on only the client's own thread runs, which is told
+    tokio::time::sleep(ms(100)).await;
+    server.call(&["DEL", "l"]);
+    server.call(&["PUBLISH", CHANNEL, "1"]);
+    std::thread::sleep(ms(200));
+    let guard = soon(slow).await;
+    soon(listens_already).await.unwrap().unlock().await.unwrap();
+    guard.unlock().await.unwrap();
+}
+
 /// R70: a writer that waits is woken by the last reader, not by the end of a lease.
 #[tokio::test]
 async fn r70_a_waiting_writer_is_woken_by_the_last_reader() {

@@ -11,7 +11,13 @@ use std::{
 
 use nestlock::{AcquireOptions, Error, LockClient, LockGuard, LossReason};
 
-use crate::support::{Server, child::ByHand, eventually, within};
+use crate::support::{
+    Server,
+    child::ByHand,
+    eventually,
+    proxy::{Action, Proxy, Verb},
+    within,
+};
 
 const MINUTE: Duration = Duration::from_secs(60);
 
@@ -488,10 +494,11 @@ async fn f28_renewals_that_are_forbidden_end_in_a_loss_that_is_known_in_time() {
     let builder = LockClient::builder().watchdog_timeout(ms(900));
     let a = builder.connect(format!("redis://u:p@{}", server.addr())).await.unwrap();
     let b = server.client_with(|builder| builder.poll_cap(ms(50))).await;
-    for _ in 0..3 {
+    // the request as a whole; then what its script does for each lock
+    for forbidden in [&["-evalsha", "-eval"][..], &["-pexpire"]].repeat(2) {
         rights(&["+@all"]);
-        let guards = hold_many(&a, 20).await;
-        nobody_acquires_before_the_loss_is_known(guards, &b, || rights(&["-evalsha", "-eval"]), MINUTE).await;
+        let guards = hold_many(&a, 200).await;
+        nobody_acquires_before_the_loss_is_known(guards, &b, || rights(forbidden), MINUTE).await;
     }
 }
 
@@ -540,25 +547,34 @@ async fn a_record_without_a_ttl_stays_held_and_is_released() {
 async fn s2_n7_what_remains_only_falls_between_renewals_and_is_never_more_than_the_server_gives() {
     let server = Server::start();
     let watchdog = ms(1200);
-    let client = client(&server, watchdog).await;
-    let guard = hold(&client, "l").await;
-    let mut wire = server.wire();
-    let (mut last, mut rises) = (Duration::MAX, 0);
-    let start = Instant::now();
-    while start.elapsed() < 4 * watchdog {
-        let before = wire.call(&["PTTL", "l"]).unwrap().int();
-        let (asked, remaining) = (Instant::now(), guard.remaining());
-        let after = wire.call(&["PTTL", "l"]).unwrap().int();
-        // a renewal may have come in between: the truth at that moment is no more than either
-        let truth = before.max(after + asked.elapsed().as_millis() as i64 + 1);
-        assert!(remaining.as_millis() as i64 <= truth, "{remaining:?} where the server gives {truth} ms");
-        assert!(remaining <= watchdog);
-        rises += u32::from(remaining > last);
-        last = remaining;
-        pass(ms(1)).await;
+    // at once; then so late that whoever counts from the answer counts too much
+    for late in [None, Some(ms(300))] {
+        let proxy = Proxy::start(&server);
+        let builder = LockClient::builder().watchdog_timeout(watchdog);
+        let client = builder.connect(proxy.url()).await.unwrap();
+        let guard = hold(&client, "l").await;
+        if let Some(late) = late {
+            proxy.each(Verb::Renew, Action::Late(late));
+        }
+        let mut wire = server.wire();
+        let (mut last, mut rises) = (Duration::MAX, 0);
+        let start = Instant::now();
+        while start.elapsed() < 4 * watchdog {
+            let before = wire.call(&["PTTL", "l"]).unwrap().int();
+            let (asked, remaining) = (Instant::now(), guard.remaining());
+            let after = wire.call(&["PTTL", "l"]).unwrap().int();
+            // a renewal may have come in between: the truth at that moment is no more than either
+            let truth = before.max(after + asked.elapsed().as_millis() as i64 + 1);
+            assert!(remaining.as_millis() as i64 <= truth, "{late:?}: {remaining:?} where the server gives {truth} ms");
+            assert!(remaining <= watchdog);
+            rises += u32::from(remaining > last);
+            last = remaining;
+            pass(ms(1)).await;
+        }
+        assert!((6..=14).contains(&rises), "{late:?}: rose {rises} times in twelve thirds");
+        proxy.pass();
+        guard.unlock().await.unwrap();
     }
-    assert!((6..=14).contains(&rises), "rose {rises} times in twelve thirds");
-    guard.unlock().await.unwrap();
 }
 
 #[tokio::test]

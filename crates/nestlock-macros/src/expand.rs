@@ -3,8 +3,8 @@
 use proc_macro2::{Span, TokenStream, TokenTree};
 use quote::{ToTokens, quote_spanned};
 use syn::{
-    Error, Expr, ExprAsync, ExprCall, GenericArgument, ItemFn, PathArguments, Result, ReturnType, Stmt, Type,
-    TypeParamBound, parse2, spanned::Spanned,
+    AttrStyle, Error, Expr, ExprAsync, ExprCall, GenericArgument, ItemFn, PathArguments, Result, ReturnType, Stmt,
+    Type, TypeParamBound, parse2, spanned::Spanned,
 };
 
 use crate::args::Args;
@@ -42,7 +42,9 @@ fn locked(args: TokenStream, item: &TokenStream) -> Result<TokenStream> {
         let typed = typed(&args, boxed.output);
         quote_spanned!(mixed=> #pin(async move { #typed #inner }))
     };
-    Ok(quote_spanned!(mixed=> #(#attrs)* #vis #sig { #body }))
+    // one at the top of the body stays there
+    let (inner, outer): (Vec<_>, Vec<_>) = attrs.iter().partition(|attr| matches!(attr.style, AttrStyle::Inner(_)));
+    Ok(quote_spanned!(mixed=> #(#outer)* #vis #sig { #(#inner)* #body }))
 }
 
 /// What cannot be locked, or would not say what is wrong with it.

@@ -204,10 +204,7 @@ impl OncePer {
         let Some(last) = self.ticks.last(now).filter(|tick| tick.number() > done) else { return Ok(None) };
         let oldest = match self.missed {
             Missed::Skip => return Ok((last.number() >= self.since).then_some(last)),
-            Missed::All(most) if done > 0 => {
-                let earlier = std::iter::successors(Some(last), |tick| self.ticks.last(tick.number() - 1));
-                earlier.take_while(|tick| tick.number() > done).take(most.max(1) as usize).last()
-            }
+            Missed::All(most) if done > 0 => self.ticks.oldest(last, done, most.max(1)),
             Missed::Latest | Missed::All(_) => None,
         };
         Ok(Some(oldest.unwrap_or(last)))

@@ -185,7 +185,8 @@ return 1";
             let mut builder = Builder::from_config(Config::from_url(url.as_ref())?);
             builder.set_policy(ReconnectPolicy::new_exponential(0, 50, 1_000, 2));
             // what is not answered is given up by then, and is not sent later
-            builder.with_performance_config(|config| config.default_command_timeout = crate::cached::STORE_PATIENCE);
+            builder
+                .with_performance_config(|config| config.default_command_timeout = crate::cached::fill::STORE_PATIENCE);
             let client = builder.build()?;
             client.init().await?;
             Ok(Self::new(client))

@@ -81,6 +81,26 @@ impl Ticks {
         }
     }
 
+    /// The oldest of the last `most` ticks up to this one that come after this moment.
+    pub(super) fn oldest(&self, last: Tick, after: u64, most: u32) -> Option<Tick> {
+        let span = last.number() - after;
+        match &self.0 {
+            // asked for each tick that was missed: to walk back each time took hours for a day of seconds
+            Pattern::Every(interval) => {
+                let back = ((span - 1) / interval).min(u64::from(most) - 1);
+                Tick::new(last.number() - back * interval)
+            }
+            // one a second at most
+            #[cfg(feature = "cron")]
+            Pattern::Cron(_) if span.div_ceil(1000) <= u64::from(most) => self.next(after),
+            #[cfg(feature = "cron")]
+            Pattern::Cron(_) => {
+                let earlier = std::iter::successors(Some(last), |tick| self.last(tick.number() - 1));
+                earlier.take_while(|tick| tick.number() > after).take(most as usize).last()
+            }
+        }
+    }
+
     /// The first tick after this moment.
     pub(super) fn next(&self, millis: u64) -> Option<Tick> {
         match &self.0 {
@@ -132,6 +152,38 @@ mod tests {
         assert_eq!(ticks.last(19_999).map(Tick::number), Some(10_000));
         assert_eq!(ticks.next(10_000).map(Tick::number), Some(20_000));
         assert_eq!(numbers(&ticks, 0, 35_000), [10_000, 20_000, 30_000]);
+    }
+
+    /// Against walking back from the last one.
+    fn assert_oldest(ticks: &Ticks, now: u64, after: u64, most: u32) {
+        let last = ticks.last(now).unwrap();
+        let all = numbers(ticks, after, last.number());
+        let wanted = all[all.len().saturating_sub(most as usize)];
+        assert_eq!(ticks.oldest(last, after, most).map(Tick::number), Some(wanted), "{ticks:?} {now} {after} {most}");
+    }
+
+    #[test]
+    fn the_oldest_of_those_that_were_missed_is_found() {
+        let ticks = Ticks::every(Duration::from_millis(10));
+        for most in [1, 2, 3, 99, u32::MAX] {
+            for after in [1, 9, 10, 11, 20, 55, 99] {
+                assert_oldest(&ticks, 109, after, most);
+            }
+        }
+    }
+
+    #[cfg(feature = "cron")]
+    #[test]
+    fn the_oldest_of_a_pattern_that_were_missed_is_found() {
+        let day = 1_774_742_400_000;
+        for pattern in ["* * * * * *", "*/7 * * * * *", "0 * * * *"] {
+            let ticks = Ticks::cron(pattern).unwrap();
+            for most in [1, 2, 50, 7_200, u32::MAX] {
+                for after in [1, 999, 1_000, 1_001, 3_599_999, 3_600_000, 7_000_000] {
+                    assert_oldest(&ticks, day + 7_200_500, day + after, most);
+                }
+            }
+        }
     }
 
     #[test]

@@ -108,6 +108,9 @@ async fn a_long_stale_for_makes_no_value_fresh_and_a_long_ttl_is_kept() {
     let cache = a_cache(server.url()).await.ttl(Duration::MAX).error_ttl(Duration::MAX);
     cache.try_get_with("k", value("a")).await.unwrap();
     assert_eq!(cache.try_get_with("k", value("b")).await.unwrap(), b"a");
+    let fails = ready(Err::<Vec<u8>, _>(io::Error::other("no database")));
+    assert!(matches!(cache.try_get_with("f", fails).await, Err(CacheError::Fill(_))));
+    assert!(matches!(cache.try_get_with("f", value("b")).await, Err(CacheError::FailedElsewhere(_))));
 }
 
 #[tokio::test]

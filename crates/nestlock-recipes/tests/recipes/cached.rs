@@ -502,6 +502,25 @@ async fn who_waits_too_long_and_whose_key_is_too_long_is_told() {
     );
 }
 
+/// They share the fill, and not the time that is left.
+#[tokio::test]
+async fn who_comes_later_waits_for_as_long() {
+    let server = EmbeddedServer::start().unwrap();
+    let cache = a_cache(&server.url()).await.wait(ms(3_000));
+    let elsewhere = client(server.url()).await.mutex("fill:key").unwrap().lock().await.unwrap();
+    let ask = || {
+        let cache = cache.clone();
+        tokio::spawn(async move { cache.try_get_with("key", Fills::default().value("value")).await })
+    };
+    let first = ask();
+    tokio::time::sleep(ms(1_500)).await;
+    let second = ask();
+    let error = first.await.unwrap().unwrap_err();
+    assert!(matches!(error, CacheError::Busy(_)), "{error}");
+    elsewhere.unlock().await.unwrap();
+    assert_eq!(second.await.unwrap().unwrap(), b"value");
+}
+
 fn is_send<T: Send>(_: &T) {}
 
 #[tokio::test]

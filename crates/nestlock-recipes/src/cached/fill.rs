@@ -1,0 +1,324 @@
+//! Who fills, who waits for it, and what is written.
+
+use std::{
+    collections::{HashMap, HashSet},
+    future::Future,
+    panic::AssertUnwindSafe,
+    pin::Pin,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+
+use futures_util::FutureExt;
+use nestlock::{AcquireOptions, Lock, LockGuard};
+use tokio::sync::watch;
+
+use super::{
+    BoxError, CacheError, Cached, Codec, Options, Store,
+    store::{Envelope, failure, read_failure},
+};
+
+/// How long the store may take.
+pub(super) const STORE_PATIENCE: Duration = Duration::from_secs(3);
+/// How often who waits for a fill elsewhere looks whether it is done.
+const LOOK: Duration = Duration::from_millis(500);
+/// For how long a refresh that somebody else is at is not tried again.
+const PAUSE: Duration = Duration::from_millis(100);
+/// What a fill came to, for all who wait for it. `None`: there is no value.
+pub(super) type Filled<V> = Result<Option<V>, CacheError>;
+pub(super) type Fill<V> = Pin<Box<dyn Future<Output = Result<Option<V>, BoxError>> + Send>>;
+
+/// The fills of this process, by key.
+pub(super) struct Running<V> {
+    /// For those who miss the value.
+    fills: HashMap<String, watch::Receiver<Option<Filled<V>>>>,
+    /// In the background.
+    refreshes: HashSet<String>,
+}
+
+impl<V> Default for Running<V> {
+    fn default() -> Self {
+        Self { fills: HashMap::new(), refreshes: HashSet::new() }
+    }
+}
+
+/// What the store has for a key.
+pub(super) struct Found<V> {
+    pub(super) value: Option<V>,
+    took: Duration,
+    /// Until its end; then it is stale.
+    fresh_for: Duration,
+    /// Until it is gone.
+    left: Duration,
+}
+
+/// Takes a key out of the fills when it goes, also by a panic.
+struct Landing<V> {
+    running: Arc<Mutex<Running<V>>>,
+    key: String,
+    of: fn(&mut Running<V>, &str),
+}
+
+impl<V> Drop for Landing<V> {
+    fn drop(&mut self) {
+        (self.of)(&mut self.running.lock().unwrap_or_else(PoisonError::into_inner), &self.key);
+    }
+}
+
+impl<S: Store, C: Codec> Cached<S, C> {
+    /// `optional`: that there is none is an answer.
+    pub(super) async fn get_or_fill(&self, key: &str, optional: bool, fill: Fill<C::Value>) -> Filled<C::Value> {
+        let (mut fill, began) = (Some(fill), Instant::now());
+        loop {
+            let running = self.running().fills.get(key).cloned();
+            let mut running = if let Some(running) = running {
+                running
+            } else {
+                if let Some(found) = self.read(key).await?.filter(|found| self.is_answer(found, optional)) {
+                    if let Some(fill) = fill.filter(|_| self.is_due(&found)) {
+                        self.refresh(key, found.left, fill);
+                    }
+                    return Ok(found.value);
+                }
+                self.start(key, optional, began, &mut fill)
+            };
+            let filled = match running.wait_for(Option::is_some).await {
+                Ok(filled) => filled.clone().expect("waited for"),
+                Err(_) => Err(CacheError::Panicked),
+            };
+            match filled {
+                // somebody else's fill, who does with none, or has waited for longer than we
+                Ok(None) if !optional => {}
+                Err(CacheError::Busy(_)) if fill.is_some() && began.elapsed() < self.options.wait => {}
+                filled => return filled,
+            }
+        }
+    }
+
+    /// The fill that runs, or else this one, in a task of its own.
+    fn start(
+        &self,
+        key: &str,
+        optional: bool,
+        began: Instant,
+        fill: &mut Option<Fill<C::Value>>,
+    ) -> watch::Receiver<Option<Filled<C::Value>>> {
+        let mut running = self.running();
+        if let Some(fill) = running.fills.get(key) {
+            return fill.clone();
+        }
+        let (sender, receiver) = watch::channel(None);
+        running.fills.insert(key.to_owned(), receiver.clone());
+        let fill = fill.take().expect("taken by the fill that was waited for, which was the last turn");
+        let landing = self.landing(key, |running, key| {
+            running.fills.remove(key);
+        });
+        let this = self.clone();
+        // a runtime that is closing drops the task at once, with its landing
+        drop(running);
+        tokio::spawn(async move {
+            let filled = this.fill(&landing.key, optional, began, fill).await;
+            // who comes from here on looks into the store
+            drop(landing);
+            sender.send_replace(Some(filled));
+        });
+        receiver
+    }
+
+    /// Reads again under the lock, and fills. Who asked `began` then.
+    async fn fill(&self, key: &str, optional: bool, began: Instant, fill: Fill<C::Value>) -> Filled<C::Value> {
+        let (lock, wait) = (self.lock(key)?, self.options.wait);
+        let guard = loop {
+            let left = wait.saturating_sub(began.elapsed());
+            if let Some(guard) = lock.try_lock_for_with(left.min(LOOK), self.renewed()).await? {
+                break guard;
+            }
+            // of many who wait, not each has to have the lock before it sees the value
+            if let Some(value) = self.look(key, optional).await? {
+                return Ok(value);
+            }
+            if left.is_zero() || began.elapsed() >= wait {
+                return Err(CacheError::Busy(wait));
+            }
+        };
+        let filled = match self.look(key, optional).await {
+            Ok(Some(value)) => Ok(value),
+            Ok(None) => self.fill_under(&guard, key, fill).await,
+            Err(error) => Err(error),
+        };
+        // the next one may look; that the lock was lost is no news, what was filled is written or not
+        let _ = guard.unlock().await;
+        filled
+    }
+
+    /// What there is without a fill, or that one failed a moment ago.
+    async fn look(&self, key: &str, optional: bool) -> Result<Option<Option<C::Value>>, CacheError> {
+        let (found, failed) = tokio::try_join!(self.read(key), self.failed(key))?;
+        match (found.filter(|found| self.is_answer(found, optional)), failed) {
+            (Some(found), _) => Ok(Some(found.value)),
+            (None, Some(message)) => Err(CacheError::FailedElsewhere(message)),
+            (None, None) => Ok(None),
+        }
+    }
+
+    /// Fills anew in the background, unless somebody is at it, or was since `left` was read.
+    fn refresh(&self, key: &str, left: Duration, fill: Fill<C::Value>) {
+        if !self.running().refreshes.insert(key.to_owned()) {
+            return;
+        }
+        let landing = self.landing(key, |running, key| {
+            running.refreshes.remove(key);
+        });
+        let this = self.clone();
+        tokio::spawn(async move {
+            // readers of the stale value need not ask again before
+            let pause = match this.refill(&landing.key, left, fill).await {
+                Ok(true) => return,
+                Ok(false) => PAUSE,
+                Err(error) => {
+                    tracing::warn!(key = landing.key, %error, "a value was not refreshed");
+                    this.options.error_ttl
+                }
+            };
+            tokio::time::sleep(pause).await;
+        });
+    }
+
+    /// `false`: somebody else is at it.
+    async fn refill(&self, key: &str, left: Duration, fill: Fill<C::Value>) -> Result<bool, CacheError> {
+        let Some(guard) = self.lock(key)?.try_lock_with(self.renewed()).await? else { return Ok(false) };
+        let (found, failed) = tokio::try_join!(self.read(key), self.failed(key))?;
+        let is_new = found.is_some_and(|found| found.left > left);
+        let filled = match failed {
+            _ if is_new => Ok(None),
+            Some(message) => Err(CacheError::FailedElsewhere(message)),
+            None => self.fill_under(&guard, key, fill).await,
+        };
+        let _ = guard.unlock().await;
+        filled.map(|_| true)
+    }
+
+    /// Fills and writes, while the lock is held.
+    async fn fill_under(&self, guard: &LockGuard, key: &str, fill: Fill<C::Value>) -> Filled<C::Value> {
+        let Options { ttl, none_ttl, error_ttl, stale_for, .. } = self.options;
+        let began = Instant::now();
+        // a codec of the user's may panic, too
+        let made = AssertUnwindSafe(async {
+            let value = fill.await?;
+            let bytes = value.as_ref().map(|value| self.codec.encode(value)).transpose()?;
+            Ok::<_, BoxError>((value, bytes))
+        });
+        let (value, bytes) = match guard.run_until_lost(made.catch_unwind()).await? {
+            Ok(Ok(made)) => made,
+            Ok(Err(error)) => return self.fails(guard, key, error_ttl, CacheError::Fill(error.into())).await,
+            Err(_) => return self.fails(guard, key, error_ttl, CacheError::Panicked).await,
+        };
+        let (ttl, stale_for) = match (&bytes, none_ttl) {
+            (Some(_), _) => (ttl, stale_for),
+            (None, Some(ttl)) => (ttl, stale_for),
+            // not kept, but what stands there is over
+            (None, None) => (Duration::ZERO, Duration::ZERO),
+        };
+        let envelope = Envelope { took: began.elapsed(), stale_for, value: bytes };
+        self.write(guard, key, envelope.write(), ttl.saturating_add(stale_for)).await;
+        Ok(value)
+    }
+
+    async fn fails(&self, guard: &LockGuard, key: &str, ttl: Duration, error: CacheError) -> Filled<C::Value> {
+        if !ttl.is_zero() {
+            let cause = if let CacheError::Fill(cause) = &error { cause.to_string() } else { error.to_string() };
+            self.write(guard, &marker(key), failure(&cause), ttl).await;
+        }
+        Err(error)
+    }
+
+    /// What is not written is filled again by the next who asks.
+    async fn write(&self, guard: &LockGuard, key: &str, bytes: Vec<u8>, ttl: Duration) {
+        if guard.is_lost() {
+            return;
+        }
+        match in_time(self.store.set(key, bytes, ttl, guard)).await {
+            Ok(true) => {}
+            Ok(false) => tracing::warn!(key, "not cached: the lock of its fill is not held any more"),
+            Err(error) => tracing::warn!(key, %error, "not cached"),
+        }
+    }
+
+    pub(super) async fn read(&self, key: &str) -> Result<Option<Found<C::Value>>, CacheError> {
+        let Some((bytes, left)) = in_time(self.store.get(key)).await? else { return Ok(None) };
+        let Some(Envelope { took, stale_for, value }) = Envelope::read(&bytes) else { return Ok(None) };
+        let value = match value.map(|bytes| self.codec.decode(bytes)) {
+            Some(None) => return Ok(None),
+            value => value.flatten(),
+        };
+        Ok(Some(Found { value, took, fresh_for: left.saturating_sub(stale_for), left }))
+    }
+
+    /// What the last fill said, if it failed a moment ago.
+    async fn failed(&self, key: &str) -> Result<Option<Arc<str>>, CacheError> {
+        let marker = in_time(self.store.get(&marker(key))).await?;
+        // a value whose key is a marker's name is none
+        Ok(marker.and_then(|(bytes, _)| read_failure(&bytes)))
+    }
+
+    /// That there is none stands there for a moment even where it is not cached.
+    fn is_answer(&self, found: &Found<C::Value>, optional: bool) -> bool {
+        found.value.is_some() || optional && self.options.none_ttl.is_some()
+    }
+
+    /// Whether this read is the one that fills it anew. When it is stale, each is; of those one gets the lock.
+    fn is_due(&self, found: &Found<C::Value>) -> bool {
+        found.fresh_for.is_zero() || is_early(found.took, found.fresh_for, self.options.beta, 1.0 - fastrand::f64())
+    }
+
+    fn lock(&self, key: &str) -> Result<Lock, CacheError> {
+        Ok(self.client.mutex(format!("fill:{key}"))?)
+    }
+
+    fn renewed(&self) -> AcquireOptions {
+        AcquireOptions::new().watchdog_timeout(self.options.lease)
+    }
+
+    fn landing(&self, key: &str, of: fn(&mut Running<C::Value>, &str)) -> Landing<C::Value> {
+        Landing { running: Arc::clone(&self.running), key: key.to_owned(), of }
+    }
+
+    fn running(&self) -> MutexGuard<'_, Running<C::Value>> {
+        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A store that does not answer must not keep the lock for ever.
+async fn in_time<T>(call: impl Future<Output = Result<T, BoxError>>) -> Result<T, CacheError> {
+    let answer = tokio::time::timeout(STORE_PATIENCE, call).await;
+    let answer = answer.unwrap_or_else(|_| Err(format!("no answer within {STORE_PATIENCE:?}").into()));
+    answer.map_err(|error| CacheError::Store(error.into()))
+}
+
+/// XFetch, for a lot above 0 and at most 1.
+fn is_early(took: Duration, left: Duration, beta: f64, lot: f64) -> bool {
+    took.as_secs_f64() * beta * -lot.ln() >= left.as_secs_f64()
+}
+
+fn marker(key: &str) -> String {
+    format!("{key}:failed")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The share of all lots that refresh is `exp(-left / (beta * took))`.
+    #[test]
+    fn the_nearer_the_end_the_more_reads_refresh() {
+        let took = Duration::from_millis(400);
+        let of_10_000 = |left, beta| {
+            (1..=10_000)
+                .filter(|lot| is_early(took, Duration::from_millis(left), beta, f64::from(*lot) / 10_000.0))
+                .count()
+        };
+        let shares =
+            [(2_000, 1.0), (400, 1.0), (40, 1.0), (2_000, 5.0), (1, 0.0)].map(|(left, beta)| of_10_000(left, beta));
+        assert_eq!(shares, [67, 3678, 9048, 3678, 0]);
+    }
+}
