@@ -89,7 +89,9 @@ async fn script_us(client: &Client) -> (f64, f64) {
 
 /// Server time of a reader's acquire and release, by how many read.
 async fn readers(link: &Link) {
-    let (client, bare) = (LockClient::connect(&link.url).await.expect("a client"), bare(&link.url).await);
+    // renewals of so many would be counted, too
+    let builder = LockClient::builder().watchdog_timeout(Duration::from_secs(3_600));
+    let (client, bare) = (builder.connect(&link.url).await.expect("a client"), bare(&link.url).await);
     link.slow_down();
     let pairs = if link.is_far() { 50 } else { 200 };
     let read = client.read_write_lock("shared").expect("a name").read_lock();
