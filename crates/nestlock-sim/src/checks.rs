@@ -102,8 +102,10 @@ pub(crate) struct Book {
 
 static BOOK: Mutex<Option<Book>> = Mutex::new(None);
 
+/// What is allocated for it remains if the caller is killed.
 pub(crate) fn book<R>(act: impl FnOnce(&mut Book) -> R) -> R {
-    kernel::uninterrupted(|| act(BOOK.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_default()))
+    let act = || act(BOOK.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_default());
+    kernel::uninterrupted(|| kernel::as_process(0, act))
 }
 
 fn is_lost(who: Who, guard: &LockGuard) -> bool {

@@ -9,7 +9,7 @@ use std::{
     sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
 };
 
-use crate::symbols::Context;
+use crate::{sockets::has_events, symbols::Context};
 
 pub(crate) const MICRO: u64 = 1_000;
 pub(crate) const MILLI: u64 = 1_000_000;
@@ -56,8 +56,9 @@ fn mix(mut z: u64) -> u64 {
 pub(crate) enum Waits {
     /// Nothing: it was interrupted, or is new.
     No,
-    /// For an event, or until then.
+    /// For an event on this, or until then.
     Event {
+        epoll: i32,
         until: Option<u64>,
         has_come: bool,
     },
@@ -80,8 +81,6 @@ struct Thread {
     waits: Waits,
     paused_until: u64,
     context: &'static Context,
-    /// What it sleeps on, once it has.
-    epoll: Option<i32>,
 }
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -107,56 +106,49 @@ impl Clock {
 #[derive(Debug)]
 struct State {
     threads: Vec<Thread>,
+    /// Those that do not wait for ever.
+    living: Vec<usize>,
+    /// Those that can run, of whom one is drawn.
+    ready: Vec<usize>,
     clocks: Vec<Clock>,
     order: Rng,
     entropy: Rng,
-    /// Tells which threads' events have come.
-    events: i32,
-    /// What it told last, but for those that have looked since.
-    come: Vec<usize>,
-    /// By the number of the eventfd.
-    wakers: Vec<Option<Waker>>,
-    /// By what is slept on: its waker, if that was written to.
-    woken: Vec<Option<u64>>,
     /// Of ten thousand looks at the clock, how many are interrupted.
     interruptions: u64,
     sum: u64,
     steps: u64,
 }
 
-/// An eventfd, by which a runtime is woken: what that sleeps on, once it does, and what it calls the waker.
-type Waker = Option<(i32, u64)>;
+/// What only the thread that has the turn touches.
+pub(crate) struct Turned<T>(UnsafeCell<T>);
 
-impl State {
-    fn has_come(&self, thread: usize) -> bool {
-        let woken = |epoll: i32| self.woken.get(epoll as usize).is_some_and(Option::is_some);
-        self.threads[thread].epoll.is_some_and(woken) || self.come.contains(&thread)
+// SAFETY: one thread has the turn
+unsafe impl<T> Sync for Turned<T> {}
+
+impl<T> Turned<T> {
+    pub(crate) const fn new(value: T) -> Self {
+        Self(UnsafeCell::new(value))
+    }
+
+    pub(crate) fn with<R>(&self, act: impl FnOnce(&mut T) -> R) -> R {
+        // SAFETY: the caller has the turn, and `act` never comes back here
+        act(unsafe { &mut *self.0.get() })
     }
 }
 
-/// What only the thread that has the turn touches.
-struct Turned(UnsafeCell<State>);
-
-// SAFETY: one thread has the turn
-unsafe impl Sync for Turned {}
-
-static STATE: Turned = Turned(UnsafeCell::new(State {
+static STATE: Turned<State> = Turned::new(State {
     threads: Vec::new(),
+    living: Vec::new(),
+    ready: Vec::new(),
     clocks: Vec::new(),
     order: Rng(0),
     entropy: Rng(0),
-    events: -1,
-    come: Vec::new(),
-    wakers: Vec::new(),
-    woken: Vec::new(),
     interruptions: 0,
     sum: 0xcbf2_9ce4_8422_2325,
     steps: 0,
-}));
+});
 static ON: AtomicBool = AtomicBool::new(false);
 static LOUD: AtomicBool = AtomicBool::new(false);
-/// Something was called that may make events.
-static STIRRED: AtomicBool = AtomicBool::new(true);
 /// True time, in nanoseconds.
 static NOW: AtomicU64 = AtomicU64::new(0);
 
@@ -168,23 +160,22 @@ thread_local! {
 }
 
 fn with<R>(act: impl FnOnce(&mut State) -> R) -> R {
-    // SAFETY: the caller has the turn, and `act` never comes back here
-    act(unsafe { &mut *STATE.0.get() })
+    STATE.with(act)
 }
 
 /// From now on the caller is the first thread, and has the turn.
 pub(crate) fn start(seed: u64, clocks: Vec<Clock>, interruptions: u64, loud: bool) {
     crate::symbols::prepare();
+    crate::memory::prepare();
     with(|state| {
+        state.living.push(0);
         state.threads.push(Thread {
             process: 0,
             is_users: false,
             waits: Waits::No,
             paused_until: 0,
             context: Box::leak(Box::new(Context::new())),
-            epoll: None,
         });
-        state.events = crate::symbols::new_epoll();
         (state.order, state.entropy) = (Rng(seed ^ 0xabcd), Rng(seed ^ 0x5eed));
         (state.clocks, state.interruptions) = (clocks, interruptions);
     });
@@ -244,6 +235,11 @@ pub(crate) fn as_process<R>(process: usize, look: impl FnOnce() -> R) -> R {
     result
 }
 
+/// Whose thread the caller is, or with whose eyes it looks.
+pub(crate) fn process() -> usize {
+    PROCESS.get()
+}
+
 /// The simulator's own code is not interrupted.
 pub(crate) fn uninterrupted<R>(act: impl FnOnce() -> R) -> R {
     UNINTERRUPTED.set(UNINTERRUPTED.get() + 1);
@@ -301,15 +297,12 @@ pub(crate) fn kill(process: usize) {
         sleep_until(now() + MILLI);
     }
     with(|state| {
-        // one that has ended by itself has closed what it slept on, whose number may be another's by now
-        let lives = |thread: &&mut Thread| thread.process == process && thread.waits != Waits::ForEver;
-        for thread in state.threads.iter_mut().filter(lives) {
+        for thread in state.threads.iter_mut().filter(|thread| thread.process == process) {
             thread.waits = Waits::ForEver;
-            if let Some(epoll) = thread.epoll.take() {
-                crate::symbols::unwatch(state.events, epoll);
-            }
         }
+        state.living.retain(|at| state.threads[*at].process != process);
     });
+    crate::memory::reclaim(process);
 }
 
 // --- turns ---
@@ -327,8 +320,10 @@ pub(crate) fn add_thread() -> NewThread {
     with(|state| {
         let is_users = !state.threads.iter().any(|thread| thread.process == process && thread.waits != Waits::ForEver);
         let context: &'static Context = Box::leak(Box::new(Context::new()));
-        state.threads.push(Thread { process, is_users, waits: Waits::No, paused_until: 0, context, epoll: None });
-        NewThread { number: state.threads.len() - 1, process, context }
+        state.threads.push(Thread { process, is_users, waits: Waits::No, paused_until: 0, context });
+        let number = state.threads.len() - 1;
+        state.living.push(number);
+        NewThread { number, process, context }
     })
 }
 
@@ -339,85 +334,14 @@ pub(crate) fn begin(new: &NewThread) {
     UNINTERRUPTED.set(0);
 }
 
-/// The caller waits for an event on this, or until then.
-pub(crate) fn wait_for_event(epoll: i32, until: Option<u64>) -> bool {
-    let own = SELF.get();
-    with(|state| {
-        if state.threads[own].epoll != Some(epoll) {
-            state.threads[own].epoll = Some(epoll);
-            crate::symbols::watch(state.events, epoll, own);
-        }
-    });
-    wait(Waits::Event { until, has_come: false })
-}
-
-/// Something is called that may make events.
-pub(crate) fn stir() {
-    STIRRED.store(true, Relaxed);
-}
-
-/// Whether there may be events for the caller on this. If so, it has to look at all of them.
-pub(crate) fn may_have_come(epoll: i32) -> bool {
-    let own = SELF.get();
-    with(|state| {
-        let known = state.threads[own].epoll == Some(epoll) && !STIRRED.load(Relaxed);
-        let come = state.come.iter().position(|at| *at == own);
-        come.map(|at| state.come.swap_remove(at)).is_some() || !known
-    })
-}
-
-// --- wakers: each is told once to whoever sleeps, however often it was written to ---
-
-fn put<T: Clone + Default>(list: &mut Vec<T>, fd: i32, value: T) {
-    let at = fd as usize;
-    if list.len() <= at {
-        list.resize(at + 1, T::default());
-    }
-    list[at] = value;
-}
-
-pub(crate) fn add_waker(fd: i32) {
-    with(|state| put(&mut state.wakers, fd, Some(None)));
-}
-
-/// The number is another's from now on.
-pub(crate) fn forget_waker(fd: i32) {
-    with(|state| {
-        put(&mut state.wakers, fd, None);
-        put(&mut state.woken, fd, None);
-    });
-}
-
-/// `epoll` sleeps until this is written to, which it calls so; or does not any more. `false`: it is no waker.
-pub(crate) fn listen_to_waker(fd: i32, epoll: i32, token: Option<u64>) -> bool {
-    with(|state| {
-        let Some(Some(waker)) = state.wakers.get_mut(fd as usize) else { return false };
-        *waker = token.map(|token| (epoll, token));
-        true
-    })
-}
-
-/// `false`: it is no waker.
-pub(crate) fn write_to_waker(fd: i32) -> bool {
-    with(|state| {
-        let Some(Some(waker)) = state.wakers.get(fd as usize) else { return false };
-        if let Some((epoll, token)) = *waker {
-            put(&mut state.woken, epoll, Some(token));
-        }
-        true
-    })
-}
-
-/// The waker of this, if it was written to.
-pub(crate) fn take_wake(epoll: i32) -> Option<u64> {
-    with(|state| state.woken.get_mut(epoll as usize)?.take())
-}
-
 /// The caller waits. Returns when it has the turn again; `true`: something came, `false`: it is time.
 pub(crate) fn wait(waits: Waits) -> bool {
     let own = SELF.get();
     let (context, next) = with(|state| {
         state.threads[own].waits = waits;
+        if waits == Waits::ForEver {
+            state.living.retain(|at| *at != own);
+        }
         let next = choose(state);
         (state.threads[own].context, (next != own).then(|| state.threads[next].context))
     });
@@ -433,15 +357,15 @@ pub(crate) fn wait(waits: Waits) -> bool {
 
 /// The next thread that runs: it can, or time has come so far that it can.
 fn choose(state: &mut State) -> usize {
-    if STIRRED.swap(false, Relaxed) {
-        crate::symbols::look(state.events, &mut state.come);
-    }
+    let State { threads, living, ready, .. } = state;
     loop {
-        let (now, mut next, mut ready) = (now(), u64::MAX, Vec::new());
-        for (at, thread) in state.threads.iter().enumerate() {
+        let (now, mut next) = (now(), u64::MAX);
+        ready.clear();
+        for at in living.iter().copied() {
+            let thread = &threads[at];
             let due = match thread.waits {
                 Waits::No | Waits::Futex { woken: true, .. } => Some(0),
-                Waits::Event { .. } if state.has_come(at) => Some(thread.paused_until),
+                Waits::Event { epoll, .. } if has_events(epoll) => Some(thread.paused_until),
                 Waits::Event { until, .. } => until.map(|until| until.max(thread.paused_until)),
                 Waits::Futex { until, .. } => until,
                 Waits::Until(until) => Some(until),
@@ -454,14 +378,13 @@ fn choose(state: &mut State) -> usize {
             }
         }
         if ready.is_empty() {
-            assert!(next < u64::MAX, "everybody waits for somebody else: {:#?}", state.threads);
+            assert!(next < u64::MAX, "everybody waits for somebody else: {threads:#?}");
             NOW.store(next, Relaxed);
             continue;
         }
-        let at = if ready.len() == 1 { ready[0] } else { state.order.pick(&ready) };
-        let came = state.has_come(at);
-        if let Waits::Event { has_come, .. } = &mut state.threads[at].waits {
-            *has_come = came;
+        let at = if ready.len() == 1 { ready[0] } else { state.order.pick(ready) };
+        if let Waits::Event { epoll, has_come, .. } = &mut threads[at].waits {
+            *has_come = has_events(*epoll);
         }
         state.steps += 1;
         state.sum = mix(state.sum ^ now ^ (at as u64) << 56);
@@ -488,9 +411,9 @@ pub(crate) fn sleep_until(time: u64) {
 pub(crate) fn wake(address: usize, most: usize) -> usize {
     with(|state| {
         let mut count = 0;
-        for thread in &mut state.threads {
+        for thread in &state.living {
             if count < most
-                && let Waits::Futex { address: at, woken, .. } = &mut thread.waits
+                && let Waits::Futex { address: at, woken, .. } = &mut state.threads[*thread].waits
                 && *at == address
                 && !*woken
             {
@@ -507,8 +430,13 @@ pub(crate) fn wake(address: usize, most: usize) -> usize {
 /// Notes what happened: the same seed must lead to the same sum.
 pub(crate) fn note(what: &str, bytes: &[u8]) {
     with(|state| {
-        for byte in what.bytes().chain(bytes.iter().copied()) {
-            state.sum = (state.sum ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
+        for words in [what.as_bytes(), bytes] {
+            for word in words.chunks(8) {
+                let mut eight = [0; 8];
+                eight[..word.len()].copy_from_slice(word);
+                state.sum = mix(state.sum ^ u64::from_le_bytes(eight));
+            }
+            state.sum = mix(state.sum ^ words.len() as u64);
         }
         state.sum = mix(state.sum ^ now());
     });

@@ -6,8 +6,10 @@ compile_error!("the simulator needs Linux on x86-64; everything else: cargo test
 mod checks;
 mod faults;
 mod kernel;
+mod memory;
 mod net;
 mod plan;
+mod sockets;
 mod symbols;
 mod workload;
 
@@ -22,6 +24,9 @@ use std::{
 
 use faults::Fault;
 use plan::{KINDS, Kind, Plan};
+
+#[global_allocator]
+static MEMORY: memory::Memory = memory::Memory;
 
 /// What was asked for.
 #[derive(Debug, Clone)]
@@ -95,14 +100,9 @@ fn one(options: &Options) -> ExitCode {
     // a seed that hangs has failed
     // SAFETY: it takes a number
     unsafe { libc::alarm(120) };
-    // what is freed is used again, and not given back to the system: page faults took a tenth of the time.
-    // And as one thread runs at a time, none needs memory of its own
-    for (option, value) in
-        [(libc::M_MMAP_THRESHOLD, i32::MAX), (libc::M_TRIM_THRESHOLD, i32::MAX), (libc::M_ARENA_MAX, 1)]
-    {
-        // SAFETY: it takes two numbers
-        unsafe { libc::mallopt(option, value) };
-    }
+    // the C library allocates, too: as one thread runs at a time, none needs memory of its own
+    // SAFETY: it takes two numbers
+    unsafe { libc::mallopt(libc::M_ARENA_MAX, 1) };
     let tell = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
         kernel::stop();
@@ -118,20 +118,12 @@ fn one(options: &Options) -> ExitCode {
     if options.trace {
         println!("{plan:#?}");
     }
-    // in memory, where there is such a place
-    let folder = std::path::Path::new("/dev/shm");
-    let folder = if folder.is_dir() { folder.to_owned() } else { std::env::temp_dir() };
-    let folder = folder.join(format!("nestlock-sim-{}", std::process::id()));
-    // of a process that was killed, and had this number
-    let _ = std::fs::remove_dir_all(&folder);
-    std::fs::create_dir_all(&folder).expect("a folder for sockets");
     let started = Instant::now();
     let clocks = plan.clocks();
     kernel::start(seed, clocks, plan.interruptions, options.trace);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     net::with(|net| net.begin(&plan));
-    let path = folder.to_string_lossy().into_owned();
-    tokio::task::LocalSet::new().block_on(&runtime, workload::run(&plan, path));
+    tokio::task::LocalSet::new().block_on(&runtime, workload::run(&plan));
     let (sum, steps) = kernel::sum();
     let simulated = kernel::now() / kernel::SECOND;
     kernel::stop();
@@ -145,7 +137,6 @@ fn one(options: &Options) -> ExitCode {
     for wrong in wrong.iter().take(5) {
         println!("  WRONG {wrong}");
     }
-    let _ = std::fs::remove_dir_all(folder);
     // at once: other threads never end
     // SAFETY: nothing is left to be done
     unsafe { libc::_exit(i32::from(!wrong.is_empty())) }

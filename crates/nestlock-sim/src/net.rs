@@ -1,6 +1,6 @@
 //! The network, and the servers at its other end: delays, silence, cuts, what comes late.
 //!
-//! Each process has a Unix socket for each server, since those are synchronous in the kernel: nothing runs beside us.
+//! Each process has a Unix socket for each server (`sockets.rs`), which takes no time.
 //! Between socket and server, bytes wait until they may arrive. It all runs on the first thread.
 
 use std::{
@@ -38,6 +38,7 @@ pub(crate) struct Path {
 #[derive(Debug)]
 pub(crate) struct Server {
     pub(crate) machine: Machine,
+    questions: Connection,
     /// Whose clock it has.
     pub(crate) process: usize,
     pub(crate) refuses_connections_until: u64,
@@ -78,6 +79,7 @@ pub(crate) struct Net {
 
 thread_local! {
     static NET: RefCell<Net> = RefCell::default();
+    static BUFFER: RefCell<Vec<u8>> = RefCell::new(vec![0; 64 * 1024]);
 }
 
 pub(crate) fn with<R>(act: impl FnOnce(&mut Net) -> R) -> R {
@@ -97,7 +99,15 @@ impl Net {
             .map(|at| {
                 let process = MOST_PROCESSES + at;
                 let machine = kernel::as_process(process, Machine::new);
-                Server { machine, process, refuses_connections_until: 0, paused_until: 0, refuses_scripts_until: 0 }
+                let questions = kernel::as_process(process, || machine.connect());
+                Server {
+                    machine,
+                    questions,
+                    process,
+                    refuses_connections_until: 0,
+                    paused_until: 0,
+                    refuses_scripts_until: 0,
+                }
             })
             .collect();
         self.paths = vec![vec![Path::default(); servers]; MOST_PROCESSES];
@@ -267,6 +277,10 @@ async fn sleep_until(at: u64) {
     }
 }
 
+fn read(stream: &UnixStream) -> std::io::Result<Vec<u8>> {
+    BUFFER.with_borrow_mut(|buffer| stream.try_read(buffer).map(|len| buffer[..len].to_vec()))
+}
+
 /// Carries one connection.
 async fn carry(stream: UnixStream, process: usize, server: usize) {
     let (wake, cut, under_way) = (Rc::new(Notify::new()), Rc::new(RefCell::new(None)), Rc::new(Cell::new(0)));
@@ -278,7 +292,7 @@ async fn carry(stream: UnixStream, process: usize, server: usize) {
     let connection = kernel::as_process(clock, || machine.connect());
     let output = Rc::clone(&connection.wake);
     let mut carrier = Carrier { process, server, clock, connection, up: Line::default(), down: Line::default() };
-    let (mut buffer, mut open) = (vec![0; 64 * 1024], true);
+    let mut open = true;
     loop {
         let how: Option<Cut> = *cut.borrow();
         if let Some(how) = how {
@@ -316,8 +330,8 @@ async fn carry(stream: UnixStream, process: usize, server: usize) {
                 carrier.collect();
             }
             readable = stream.readable(), if open => {
-                match readable.and_then(|()| stream.try_read(&mut buffer)) {
-                    Ok(len @ 1..) => carrier.up.send(process, server, buffer[..len].to_vec()),
+                match readable.and_then(|()| read(&stream)) {
+                    Ok(bytes) if !bytes.is_empty() => carrier.up.send(process, server, bytes),
                     Err(error) if error.kind() == ErrorKind::WouldBlock => {}
                     _ => open = false,
                 }
@@ -329,10 +343,11 @@ async fn carry(stream: UnixStream, process: usize, server: usize) {
 
 /// Asks a server itself, under its own clock and without a network.
 pub(crate) fn ask(server: usize, request: &str) -> String {
-    let (machine, clock) = with(|net| (net.servers[server].machine.clone(), net.servers[server].process));
-    kernel::as_process(clock, || {
-        let mut connection = machine.connect();
-        connection.feed(format!("{request}\r\n").as_bytes());
-        String::from_utf8_lossy(&connection.output()).into_owned()
+    with(|net| {
+        let Server { process, questions, .. } = &mut net.servers[server];
+        kernel::as_process(*process, || {
+            questions.feed(format!("{request}\r\n").as_bytes());
+            String::from_utf8_lossy(&questions.output()).into_owned()
+        })
     })
 }

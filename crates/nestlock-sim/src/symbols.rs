@@ -1,5 +1,5 @@
 //! In place of the C library: what std, tokio, mio and all others call when they would ask the operating system for the
-//! time, for randomness, for a thread, or to sleep. Before the machine runs, each does what it always does.
+//! time, for randomness, for a thread, for a socket, or to sleep. Before the machine runs, each does what it always does.
 
 use std::{
     cell::Cell,
@@ -10,7 +10,10 @@ use std::{
     },
 };
 
-use crate::kernel::{self, MILLI, NewThread, SECOND, Waits};
+use crate::{
+    kernel::{self, MILLI, NewThread, SECOND, Waits},
+    sockets,
+};
 
 /// The system call itself.
 unsafe fn system(number: c_long, args: [c_long; 6]) -> c_long {
@@ -113,33 +116,6 @@ unsafe extern "C" fn leave(to: &Context) {
     )
 }
 
-pub(crate) fn new_epoll() -> c_int {
-    // SAFETY: it takes a number
-    unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) }
-}
-
-/// From now on, `epoll` tells when `of` has events, as those of this thread.
-pub(crate) fn watch(epoll: c_int, of: c_int, thread: usize) {
-    let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: thread as u64 };
-    // SAFETY: the event lives until then
-    unsafe { libc::epoll_ctl(epoll, libc::EPOLL_CTL_ADD, of, &raw mut event) };
-}
-
-pub(crate) fn unwatch(epoll: c_int, of: c_int) {
-    // SAFETY: it needs no event
-    unsafe { libc::epoll_ctl(epoll, libc::EPOLL_CTL_DEL, of, std::ptr::null_mut()) };
-}
-
-/// The threads that have events now.
-pub(crate) fn look(epoll: c_int, come: &mut Vec<usize>) {
-    let mut events = [libc::epoll_event { events: 0, u64: 0 }; 64];
-    let args = [c_long::from(epoll), events.as_mut_ptr() as c_long, events.len() as c_long, 0, 0, 0];
-    // SAFETY: an array of them
-    let count = unsafe { system(libc::SYS_epoll_wait, args) };
-    come.clear();
-    come.extend(events[..count.max(0) as usize].iter().map(|event| event.u64 as usize));
-}
-
 // --- time ---
 
 /// # Safety
@@ -197,99 +173,79 @@ extern "C" fn getpid() -> libc::pid_t {
 /// As the C library's.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn epoll_wait(fd: c_int, events: *mut libc::epoll_event, max: c_int, timeout: c_int) -> c_int {
-    let look = |timeout: c_int| {
-        let (fd, max, timeout) = (c_long::from(fd), c_long::from(max), c_long::from(timeout));
+    if !sockets::is_ours(fd) {
+        let args = [c_long::from(fd), events as c_long, c_long::from(max), c_long::from(timeout), 0, 0];
         // SAFETY: the caller's promise
-        answer(unsafe { system(libc::SYS_epoll_wait, [fd, events as c_long, max, timeout, 0, 0]) }) as c_int
-    };
-    if !kernel::is_on() {
-        return look(timeout);
+        return answer(unsafe { system(libc::SYS_epoll_wait, args) }) as c_int;
     }
     let until = (timeout > 0).then(|| kernel::after(timeout as u64 * MILLI));
-    if timeout != 0 && !kernel::wait_for_event(fd, until) {
+    if timeout != 0 && !kernel::wait(Waits::Event { epoll: fd, until, has_come: false }) {
         return 0;
     }
-    let mut count = if kernel::may_have_come(fd) { look(0) } else { 0 };
-    if (0..max).contains(&count)
-        && let Some(token) = kernel::take_wake(fd)
-    {
-        let event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: token };
+    let mut next = events;
+    told(sockets::take_events(fd, max as usize, |event| {
         // SAFETY: there is room for `max`
-        unsafe { events.add(count as usize).write(event) };
-        count += 1;
-    }
-    count
-}
-
-// --- wakers ---
-
-/// What wakes a runtime is not the system's business: it was asked two thirds of all system calls for it.
-///
-/// # Safety
-/// As the C library's.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn eventfd(count: u32, flags: c_int) -> c_int {
-    // SAFETY: it takes numbers
-    let fd = answer(unsafe { system(libc::SYS_eventfd2, [c_long::from(count), c_long::from(flags), 0, 0, 0, 0]) });
-    if kernel::is_on() && fd >= 0 {
-        kernel::add_waker(fd as c_int);
-    }
-    fd as c_int
-}
-
-/// # Safety
-/// As the C library's.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn epoll_ctl(fd: c_int, operation: c_int, of: c_int, event: *mut libc::epoll_event) -> c_int {
-    if kernel::is_on() {
-        // SAFETY: the caller's promise
-        let token = (operation == libc::EPOLL_CTL_ADD).then(|| unsafe { (*event).u64 });
-        if kernel::listen_to_waker(of, fd, token) {
-            return 0;
+        unsafe {
+            next.write(event);
+            next = next.add(1);
         }
-    }
-    kernel::stir();
-    let args = [c_long::from(fd), c_long::from(operation), c_long::from(of), event as c_long, 0, 0];
-    // SAFETY: the caller's promise
-    answer(unsafe { system(libc::SYS_epoll_ctl, args) }) as c_int
+    })) as c_int
 }
 
-/// # Safety
-/// As the C library's.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn write(fd: c_int, bytes: *const c_void, len: usize) -> isize {
-    if kernel::is_on() && kernel::write_to_waker(fd) {
-        return len as isize;
-    }
-    kernel::stir();
-    // SAFETY: the caller's promise
-    answer(unsafe { system(libc::SYS_write, [c_long::from(fd), bytes as c_long, len as c_long, 0, 0, 0]) }) as isize
+// --- descriptors ---
+
+fn told(answer: sockets::Answer) -> c_long {
+    answer.map_or_else(fail, |answer| answer as c_long)
 }
 
-/// # Safety
-/// As the C library's.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn close(fd: c_int) -> c_int {
-    if kernel::is_on() {
-        kernel::forget_waker(fd);
-    }
-    kernel::stir();
-    // SAFETY: it takes a number
-    answer(unsafe { system(libc::SYS_close, [c_long::from(fd), 0, 0, 0, 0, 0]) }) as c_int
+/// Calls that make a descriptor: one of ours, while the machine is on.
+macro_rules! making {
+    ($($name:ident = $number:ident($($argument:ident: $type:ty),*) $ours:block)*) => {
+        $(
+            /// # Safety
+            /// As the C library's.
+            #[unsafe(no_mangle)]
+            unsafe extern "C" fn $name($($argument: $type),*) -> c_int {
+                if kernel::is_on() {
+                    return $ours as c_int;
+                }
+                let mut args = [0; 6];
+                for (at, argument) in [$(c_long::from($argument)),*].into_iter().enumerate() {
+                    args[at] = argument;
+                }
+                // SAFETY: it takes numbers
+                answer(unsafe { system(libc::$number, args) }) as c_int
+            }
+        )*
+    };
 }
 
-/// Calls after which there may be events: as they are.
-macro_rules! stirring {
-    ($($name:ident = $number:ident($($argument:ident: $type:ty),*) -> $result:ty;)*) => {
+making! {
+    epoll_create1 = SYS_epoll_create1(flags: c_int) { sockets::epoll() }
+    eventfd = SYS_eventfd2(count: u32, flags: c_int) { sockets::waker() }
+    socket = SYS_socket(family: c_int, kind: c_int, protocol: c_int) {
+        assert!(family == libc::AF_UNIX && kind & 15 == libc::SOCK_STREAM, "a socket of family {family}");
+        assert!(kind & libc::SOCK_NONBLOCK != 0, "a socket that blocks");
+        sockets::socket()
+    }
+}
+
+/// Calls with a descriptor, which may be one of ours.
+macro_rules! with_descriptor {
+    ($($name:ident = $number:ident($fd:ident $(, $argument:ident: $type:ty)*) -> $result:ty $ours:block)*) => {
         $(
             /// # Safety
             /// As the C library's.
             #[unsafe(no_mangle)]
             #[allow(clippy::cast_lossless)] // some are pointers
-            unsafe extern "C" fn $name($($argument: $type),*) -> $result {
-                kernel::stir();
+            unsafe extern "C" fn $name($fd: c_int $(, $argument: $type)*) -> $result {
+                if sockets::is_ours($fd) {
+                    #[allow(unused_unsafe)] // some have no pointers
+                    // SAFETY: the caller's promise
+                    return told(unsafe { $ours }) as $result;
+                }
                 let mut args = [0; 6];
-                for (at, argument) in [$($argument as c_long),*].into_iter().enumerate() {
+                for (at, argument) in [$fd as c_long $(, $argument as c_long)*].into_iter().enumerate() {
                     args[at] = argument;
                 }
                 // SAFETY: the caller's promise
@@ -299,35 +255,66 @@ macro_rules! stirring {
     };
 }
 
-stirring! {
-    accept4 = SYS_accept4(fd: c_int, address: *mut c_void, len: *mut u32, flags: c_int) -> c_int;
-    connect = SYS_connect(fd: c_int, address: *const c_void, len: u32) -> c_int;
-    read = SYS_read(fd: c_int, bytes: *mut c_void, len: usize) -> isize;
-    recvmsg = SYS_recvmsg(fd: c_int, message: *mut c_void, flags: c_int) -> isize;
-    sendmsg = SYS_sendmsg(fd: c_int, message: *const c_void, flags: c_int) -> isize;
-    shutdown = SYS_shutdown(fd: c_int, how: c_int) -> c_int;
-    writev = SYS_writev(fd: c_int, slices: *const c_void, count: c_int) -> isize;
+with_descriptor! {
+    bind = SYS_bind(fd, address: *const libc::sockaddr_un, len: u32) -> c_int { sockets::bind(fd, path(address, len)) }
+    connect = SYS_connect(fd, address: *const libc::sockaddr_un, len: u32) -> c_int {
+        sockets::connect(fd, path(address, len))
+    }
+    listen = SYS_listen(fd, backlog: c_int) -> c_int { sockets::listen(fd) }
+    accept4 = SYS_accept4(fd, address: *mut libc::sockaddr_un, len: *mut u32, flags: c_int) -> c_int {
+        // it has no name
+        if !address.is_null() {
+            (*address).sun_family = libc::AF_UNIX as u16;
+            *len = size_of::<libc::sa_family_t>() as u32;
+        }
+        sockets::accept(fd)
+    }
+    recv = SYS_recvfrom(fd, bytes: *mut u8, len: usize, flags: c_int) -> isize {
+        assert!(flags == 0, "recv {flags}");
+        sockets::receive(fd, std::slice::from_raw_parts_mut(bytes, len))
+    }
+    send = SYS_sendto(fd, bytes: *const u8, len: usize, flags: c_int) -> isize {
+        assert!(flags & !libc::MSG_NOSIGNAL == 0, "send {flags}");
+        sockets::send(fd, [std::slice::from_raw_parts(bytes, len)].into_iter())
+    }
+    writev = SYS_writev(fd, slices: *const libc::iovec, count: c_int) -> isize {
+        let slices = std::slice::from_raw_parts(slices, count as usize);
+        sockets::send(fd, slices.iter().map(|slice| std::slice::from_raw_parts(slice.iov_base.cast(), slice.iov_len)))
+    }
+    write = SYS_write(fd, bytes: *const c_void, len: usize) -> isize { sockets::write_to_waker(fd) }
+    shutdown = SYS_shutdown(fd, how: c_int) -> c_int { sockets::shutdown(fd, how) }
+    close = SYS_close(fd) -> c_int { sockets::close(fd) }
+    fcntl = SYS_fcntl(fd, operation: c_int, argument: c_long) -> c_int {
+        match operation {
+            libc::F_DUPFD_CLOEXEC => sockets::duplicate(fd),
+            // std asks before it closes, where debug assertions are on
+            libc::F_GETFD => sockets::flags(fd),
+            _ => panic!("fcntl {operation}"),
+        }
+    }
+    getsockopt = SYS_getsockopt(fd, level: c_int, option: c_int, value: *mut c_int, len: *mut u32) -> c_int {
+        assert!((level, option) == (libc::SOL_SOCKET, libc::SO_ERROR), "getsockopt {level} {option}");
+        sockets::take_error(fd).map(|error| {
+            (*value, *len) = (error, size_of::<c_int>() as u32);
+            0
+        })
+    }
+    epoll_ctl = SYS_epoll_ctl(fd, operation: c_int, of: c_int, event: *const libc::epoll_event) -> c_int {
+        assert!(sockets::is_ours(of), "sleeps on what the system has");
+        sockets::control(fd, operation, of, (!event.is_null()).then(|| *event))
+    }
 }
 
 /// # Safety
-/// As the C library's.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn recv(fd: c_int, bytes: *mut c_void, len: usize, flags: c_int) -> isize {
-    kernel::stir();
-    let args = [c_long::from(fd), bytes as c_long, len as c_long, c_long::from(flags), 0, 0];
+/// A socket's address.
+unsafe fn path<'a>(address: *const libc::sockaddr_un, len: u32) -> &'a [u8] {
+    let len = (len as usize).saturating_sub(std::mem::offset_of!(libc::sockaddr_un, sun_path));
     // SAFETY: the caller's promise
-    answer(unsafe { system(libc::SYS_recvfrom, args) }) as isize
+    let path = unsafe { std::slice::from_raw_parts((&raw const (*address).sun_path).cast::<u8>(), len) };
+    path.strip_suffix(&[0]).unwrap_or(path)
 }
 
-/// # Safety
-/// As the C library's.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn send(fd: c_int, bytes: *const c_void, len: usize, flags: c_int) -> isize {
-    kernel::stir();
-    let args = [c_long::from(fd), bytes as c_long, len as c_long, c_long::from(flags), 0, 0];
-    // SAFETY: the caller's promise
-    answer(unsafe { system(libc::SYS_sendto, args) }) as isize
-}
+// --- futexes, and threads that give way ---
 
 /// std sleeps on futexes by this, and getrandom 0.2 goes past the function above.
 ///

@@ -43,7 +43,6 @@ pub(crate) struct World {
     pub(crate) alive: Vec<usize>,
     last: usize,
     orders: BTreeMap<usize, Arc<Orders>>,
-    folder: String,
 }
 
 impl World {
@@ -53,7 +52,7 @@ impl World {
         self.alive.push(process);
         let urls: Vec<String> = (0..plan.kind.servers())
             .map(|server| {
-                let path = format!("{}/{process}.{server}", self.folder);
+                let path = format!("/process-{process}/server-{server}");
                 net::listen(&path, process, server);
                 format!("redis+unix://{path}")
             })
@@ -97,9 +96,9 @@ impl World {
 }
 
 /// Runs a seed to its end.
-pub(crate) async fn run(plan: &Plan, folder: String) {
+pub(crate) async fn run(plan: &Plan) {
     let mut rng = Rng(plan.seed ^ 0xfa17);
-    let mut world = World { alive: Vec::new(), last: 0, orders: BTreeMap::new(), folder };
+    let mut world = World { alive: Vec::new(), last: 0, orders: BTreeMap::new() };
     (0..plan.kind.processes()).for_each(|_| world.boot(plan));
     while now() < plan.end {
         let strikes = !plan.faults.is_empty() && now() + QUIET < plan.end;

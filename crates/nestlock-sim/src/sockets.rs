@@ -1,0 +1,435 @@
+//! Descriptors that the system knows nothing of: Unix sockets, what wakes a runtime, and what it sleeps on.
+//!
+//! They behave as Linux's do (`net/unix/af_unix.c`, `fs/eventpoll.c`), where std, tokio and mio can tell: asking Linux itself
+//! took half of the simulator's time. Their numbers are beyond the system's, and none is given twice. So what is not emulated
+//! fails where it is called, and nobody can mean a descriptor that was closed.
+
+#[cfg(test)]
+mod tests;
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    ffi::c_int,
+};
+
+use libc::{
+    EADDRINUSE, EAGAIN, EBADF, ECONNREFUSED, ECONNRESET, EEXIST, EINVAL, EISCONN, ENOENT, ENOTCONN, ENOTSOCK, EPIPE,
+};
+
+use crate::kernel::{self, Turned};
+
+/// The first number: the system has no such descriptor.
+const FIRST: c_int = 1 << 24;
+/// How many bytes a socket takes that were not received yet: Linux's `net.core.wmem_default`.
+const LIMIT: usize = 212_992;
+
+const IN: u32 = libc::EPOLLIN as u32;
+const OUT: u32 = libc::EPOLLOUT as u32;
+const READ_END: u32 = libc::EPOLLRDHUP as u32;
+const HUNG_UP: u32 = libc::EPOLLHUP as u32;
+const ERROR: u32 = libc::EPOLLERR as u32;
+
+/// What a call answers, or its `errno`.
+pub(crate) type Answer = Result<usize, c_int>;
+
+#[derive(Debug, Default)]
+enum Is {
+    #[default]
+    Closed,
+    /// What is slept on: by its place in `Table::epolls`, as one may have several numbers.
+    Epoll(usize),
+    /// An eventfd, which nobody reads; `true`: it was written to.
+    Waker(bool),
+    Socket(Socket),
+}
+
+#[derive(Debug, Default)]
+struct Socket {
+    role: Role,
+    received: VecDeque<u8>,
+    /// Nothing more comes, or goes.
+    is_read_shut: bool,
+    is_write_shut: bool,
+    /// Told once, where there is nothing to be received.
+    error: c_int,
+}
+
+#[derive(Debug, Default)]
+enum Role {
+    #[default]
+    New,
+    /// With those that nobody has accepted yet, of any number.
+    Listens(VecDeque<usize>),
+    /// To whom, who may be closed.
+    Connected(usize),
+}
+
+#[derive(Debug, Default)]
+struct Descriptor {
+    is: Is,
+    watch: Option<Watch>,
+}
+
+/// Somebody sleeps until there are events, each of which is told once.
+#[derive(Debug)]
+struct Watch {
+    epoll: usize,
+    events: u32,
+    token: u64,
+    /// It stands in `Table::epolls`.
+    is_listed: bool,
+}
+
+struct Table {
+    descriptors: Vec<Descriptor>,
+    /// Of each, those that may have events, in the order in which these came.
+    epolls: Vec<VecDeque<usize>>,
+    paths: BTreeMap<Vec<u8>, usize>,
+}
+
+static TABLE: Turned<Table> =
+    Turned::new(Table { descriptors: Vec::new(), epolls: Vec::new(), paths: BTreeMap::new() });
+
+/// Whether this is one of them.
+pub(crate) fn is_ours(fd: c_int) -> bool {
+    fd >= FIRST
+}
+
+impl Socket {
+    fn connected(peer: usize) -> Self {
+        Self { role: Role::Connected(peer), ..Self::default() }
+    }
+
+    fn take_error(&mut self) -> c_int {
+        std::mem::take(&mut self.error)
+    }
+}
+
+impl Table {
+    fn add(&mut self, is: Is) -> usize {
+        self.descriptors.push(Descriptor { is, watch: None });
+        self.descriptors.len() - 1
+    }
+
+    fn find(&self, fd: c_int) -> Result<usize, c_int> {
+        let at = (fd - FIRST) as usize;
+        let is_open = self.descriptors.get(at).is_some_and(|found| !matches!(found.is, Is::Closed));
+        if is_open { Ok(at) } else { Err(EBADF) }
+    }
+
+    fn socket(&mut self, fd: c_int) -> Result<(usize, &mut Socket), c_int> {
+        let at = self.find(fd)?;
+        let Is::Socket(socket) = &mut self.descriptors[at].is else { return Err(ENOTSOCK) };
+        Ok((at, socket))
+    }
+
+    /// Unless it is closed.
+    fn peer(&mut self, at: usize) -> Option<&mut Socket> {
+        if let Is::Socket(socket) = &mut self.descriptors[at].is { Some(socket) } else { None }
+    }
+
+    fn epoll(&self, fd: c_int) -> Result<usize, c_int> {
+        if let Is::Epoll(epoll) = self.descriptors[self.find(fd)?].is { Ok(epoll) } else { Err(EINVAL) }
+    }
+
+    // --- events ---
+
+    /// The events that there are now, of those that are asked for.
+    fn events(&self, at: usize) -> u32 {
+        let Descriptor { is, watch: Some(watch) } = &self.descriptors[at] else { return 0 };
+        let all = match is {
+            Is::Waker(true) => IN,
+            Is::Socket(socket) => self.events_of(socket),
+            _ => 0,
+        };
+        all & (watch.events | HUNG_UP | ERROR)
+    }
+
+    fn events_of(&self, socket: &Socket) -> u32 {
+        let (is_readable, is_writable, is_hung_up) = match &socket.role {
+            Role::New => (false, true, true),
+            Role::Listens(waiting) => (!waiting.is_empty(), false, false),
+            Role::Connected(peer) => {
+                let is_writable = match &self.descriptors[*peer].is {
+                    Is::Socket(peer) => peer.received.len() <= LIMIT / 4,
+                    _ => true,
+                };
+                (!socket.received.is_empty(), is_writable, socket.is_read_shut && socket.is_write_shut)
+            }
+        };
+        let set = |is: bool, event: u32| if is { event } else { 0 };
+        set(is_readable || socket.is_read_shut, IN)
+            | set(is_writable, OUT)
+            | set(socket.is_read_shut, READ_END)
+            | set(is_hung_up, HUNG_UP)
+            | set(socket.error != 0, ERROR)
+    }
+
+    /// There may be new events of these.
+    fn tell(&mut self, at: usize, events: u32) {
+        if let Some(watch) = &mut self.descriptors[at].watch
+            && watch.events & events != 0
+            && !std::mem::replace(&mut watch.is_listed, true)
+        {
+            self.epolls[watch.epoll].push_back(at);
+        }
+    }
+
+    fn unwatch(&mut self, at: usize) -> Option<Watch> {
+        let watch = self.descriptors[at].watch.take()?;
+        if watch.is_listed {
+            self.epolls[watch.epoll].retain(|listed| *listed != at);
+        }
+        Some(watch)
+    }
+
+    fn watch(&mut self, at: usize, epoll: usize, events: u32, token: u64) {
+        assert!(events & libc::EPOLLET as u32 != 0, "only edges are told");
+        self.descriptors[at].watch = Some(Watch { epoll, events, token, is_listed: false });
+        if self.events(at) != 0 {
+            self.tell(at, u32::MAX);
+        }
+    }
+
+    // --- ends ---
+
+    fn close(&mut self, at: usize, is_lost: bool) {
+        self.unwatch(at);
+        let Is::Socket(socket) = std::mem::take(&mut self.descriptors[at].is) else { return };
+        match socket.role {
+            Role::New => {}
+            Role::Listens(waiting) => waiting.into_iter().for_each(|at| self.close(at, true)),
+            Role::Connected(peer) => {
+                let error = if is_lost || !socket.received.is_empty() { ECONNRESET } else { 0 };
+                self.shut(peer, true, true, error);
+            }
+        }
+    }
+
+    fn shut(&mut self, at: usize, read: bool, write: bool, error: c_int) {
+        let Some(socket) = self.peer(at) else { return };
+        socket.is_read_shut |= read;
+        socket.is_write_shut |= write;
+        if error != 0 {
+            socket.error = error;
+        }
+        self.tell(at, u32::MAX);
+    }
+}
+
+fn number(at: usize) -> usize {
+    at + FIRST as usize
+}
+
+/// What is allocated for it remains if the caller is killed.
+fn with<R>(act: impl FnOnce(&mut Table) -> R) -> R {
+    kernel::as_process(0, || TABLE.with(act))
+}
+
+// --- what the C library's functions of these names do ---
+
+pub(crate) fn socket() -> usize {
+    with(|table| number(table.add(Is::Socket(Socket::default()))))
+}
+
+pub(crate) fn bind(fd: c_int, path: &[u8]) -> Answer {
+    with(|table| {
+        let (at, _) = table.socket(fd)?;
+        if table.paths.contains_key(path) {
+            return Err(EADDRINUSE);
+        }
+        table.paths.insert(path.to_vec(), at);
+        Ok(0)
+    })
+}
+
+pub(crate) fn listen(fd: c_int) -> Answer {
+    with(|table| {
+        let (at, socket) = table.socket(fd)?;
+        socket.role = Role::Listens(VecDeque::new());
+        table.tell(at, u32::MAX);
+        Ok(0)
+    })
+}
+
+/// There is a connection at once; it is accepted later.
+pub(crate) fn connect(fd: c_int, path: &[u8]) -> Answer {
+    with(|table| {
+        let (at, socket) = table.socket(fd)?;
+        if !matches!(socket.role, Role::New) {
+            return Err(EISCONN);
+        }
+        let listener = *table.paths.get(path).ok_or(ENOENT)?;
+        if !table.peer(listener).is_some_and(|socket| matches!(socket.role, Role::Listens(_))) {
+            return Err(ECONNREFUSED);
+        }
+        let other = table.add(Is::Socket(Socket::connected(at)));
+        if let Some(socket) = table.peer(at) {
+            socket.role = Role::Connected(other);
+        }
+        if let Some(Socket { role: Role::Listens(waiting), .. }) = table.peer(listener) {
+            waiting.push_back(other);
+        }
+        table.tell(listener, IN);
+        Ok(0)
+    })
+}
+
+pub(crate) fn accept(fd: c_int) -> Answer {
+    with(|table| {
+        let Role::Listens(waiting) = &mut table.socket(fd)?.1.role else { return Err(EINVAL) };
+        waiting.pop_front().map(number).ok_or(EAGAIN)
+    })
+}
+
+/// As much of it as there is room for.
+pub(crate) fn send<'a>(fd: c_int, slices: impl Iterator<Item = &'a [u8]>) -> Answer {
+    with(|table| {
+        let (_, socket) = table.socket(fd)?;
+        let Role::Connected(peer) = socket.role else { return Err(ENOTCONN) };
+        if socket.is_write_shut {
+            return Err(EPIPE);
+        }
+        let received = &mut table.peer(peer).ok_or(EPIPE)?.received;
+        let (mut sent, mut is_full) = (0, false);
+        for slice in slices {
+            let len = slice.len().min(LIMIT.saturating_sub(received.len()));
+            received.extend(&slice[..len]);
+            sent += len;
+            is_full |= len < slice.len();
+        }
+        if sent > 0 {
+            table.tell(peer, IN);
+        }
+        if is_full && sent == 0 { Err(EAGAIN) } else { Ok(sent) }
+    })
+}
+
+pub(crate) fn receive(fd: c_int, bytes: &mut [u8]) -> Answer {
+    with(|table| {
+        let (_, socket) = table.socket(fd)?;
+        let Role::Connected(peer) = socket.role else { return Err(EINVAL) };
+        let before = socket.received.len();
+        if before == 0 {
+            return match socket.take_error() {
+                0 if socket.is_read_shut => Ok(0),
+                0 => Err(EAGAIN),
+                error => Err(error),
+            };
+        }
+        let len = bytes.len().min(before);
+        let (first, second) = socket.received.as_slices();
+        let from_first = len.min(first.len());
+        bytes[..from_first].copy_from_slice(&first[..from_first]);
+        bytes[from_first..len].copy_from_slice(&second[..len - from_first]);
+        socket.received.drain(..len);
+        // Linux tells the sender also where it had room: as with TCP, it is told when it may have waited for that
+        if before > LIMIT / 4 && before - len <= LIMIT / 4 {
+            table.tell(peer, OUT);
+        }
+        Ok(len)
+    })
+}
+
+pub(crate) fn shutdown(fd: c_int, how: c_int) -> Answer {
+    with(|table| {
+        let (at, socket) = table.socket(fd)?;
+        let peer = if let Role::Connected(peer) = socket.role { Some(peer) } else { None };
+        let (read, write) = (how != libc::SHUT_WR, how != libc::SHUT_RD);
+        table.shut(at, read, write, 0);
+        if let Some(peer) = peer {
+            table.shut(peer, write, read, 0);
+        }
+        Ok(0)
+    })
+}
+
+/// The error that nobody was told yet.
+pub(crate) fn take_error(fd: c_int) -> Result<c_int, c_int> {
+    with(|table| Ok(table.socket(fd)?.1.take_error()))
+}
+
+/// Of a descriptor that is open.
+pub(crate) fn flags(fd: c_int) -> Answer {
+    with(|table| table.find(fd).map(|_| libc::FD_CLOEXEC as usize))
+}
+
+pub(crate) fn close(fd: c_int) -> Answer {
+    with(|table| {
+        let at = table.find(fd)?;
+        table.close(at, false);
+        Ok(0)
+    })
+}
+
+// --- wakers, and what is slept on ---
+
+pub(crate) fn waker() -> usize {
+    with(|table| number(table.add(Is::Waker(false))))
+}
+
+pub(crate) fn write_to_waker(fd: c_int) -> Answer {
+    with(|table| {
+        let at = table.find(fd)?;
+        let Is::Waker(is_written) = &mut table.descriptors[at].is else { return Err(EINVAL) };
+        *is_written = true;
+        table.tell(at, IN);
+        Ok(size_of::<u64>())
+    })
+}
+
+pub(crate) fn epoll() -> usize {
+    with(|table| {
+        table.epolls.push(VecDeque::new());
+        number(table.add(Is::Epoll(table.epolls.len() - 1)))
+    })
+}
+
+/// Another number for what is slept on.
+pub(crate) fn duplicate(fd: c_int) -> Answer {
+    with(|table| Ok(number(table.add(Is::Epoll(table.epoll(fd)?)))))
+}
+
+pub(crate) fn control(fd: c_int, operation: c_int, of: c_int, event: Option<libc::epoll_event>) -> Answer {
+    with(|table| {
+        let (epoll, at) = (table.epoll(fd)?, table.find(of)?);
+        let is_watched = table.descriptors[at].watch.as_ref().map(|watch| watch.epoll == epoll);
+        match (operation, event, is_watched) {
+            (libc::EPOLL_CTL_ADD, Some(event), None) => table.watch(at, epoll, event.events, event.u64),
+            (libc::EPOLL_CTL_ADD, _, Some(true)) => return Err(EEXIST),
+            (libc::EPOLL_CTL_ADD, ..) => panic!("two sleep on one descriptor"),
+            (_, _, None | Some(false)) => return Err(ENOENT),
+            (libc::EPOLL_CTL_MOD, Some(event), _) => {
+                table.unwatch(at);
+                table.watch(at, epoll, event.events, event.u64);
+            }
+            (libc::EPOLL_CTL_DEL, ..) => _ = table.unwatch(at),
+            _ => return Err(EINVAL),
+        }
+        Ok(0)
+    })
+}
+
+/// Whether there are events for who sleeps on this.
+pub(crate) fn has_events(fd: c_int) -> bool {
+    with(|table| table.epoll(fd).is_ok_and(|epoll| table.epolls[epoll].iter().any(|at| table.events(*at) != 0)))
+}
+
+/// So many events at most.
+pub(crate) fn take_events(fd: c_int, most: usize, mut take: impl FnMut(libc::epoll_event)) -> Answer {
+    with(|table| {
+        let (epoll, mut count) = (table.epoll(fd)?, 0);
+        while count < most
+            && let Some(at) = table.epolls[epoll].pop_front()
+        {
+            let events = table.events(at);
+            let Some(watch) = &mut table.descriptors[at].watch else { continue };
+            watch.is_listed = false;
+            if events != 0 {
+                take(libc::epoll_event { events, u64: watch.token });
+                count += 1;
+            }
+        }
+        Ok(count)
+    })
+}
