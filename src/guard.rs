@@ -286,7 +286,8 @@ impl LockGuard {
     /// From here on this guard holds nothing, and nobody renews the lock: it is held by nobody in particular until it is
     /// adopted, or for `keep`. To take it back, adopt it. Nobody else gets it in between, and it can be adopted once. Who
     /// waits for the lock learns of a shorter time when it next looks, within the
-    /// [`poll_cap`](crate::LockClientBuilder::poll_cap).
+    /// [`poll_cap`](crate::LockClientBuilder::poll_cap); a waiter of Redisson's, which does not look, when the lease is over
+    /// that it was told of, or by the release of whoever adopts.
     ///
     /// ```no_run
     /// # async fn example(lock: nestlock::Lock) -> nestlock::Result<()> {

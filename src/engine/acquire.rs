@@ -4,10 +4,7 @@ use std::{
     future::Future,
     num::NonZeroU64,
     pin::{Pin, pin},
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
@@ -58,8 +55,8 @@ pub(crate) struct Acquire<'a> {
     pub(super) waits: bool,
     /// Whose hold is adopted.
     pub(super) from: Option<&'a OwnerId>,
-    /// That was asked for already: what is in doubt since is asked for again.
-    asked: AtomicBool,
+    /// When that was asked for first, and may have been executed: what is in doubt since is asked for again.
+    asked: Mutex<Option<Instant>>,
     /// See [`AcquireOptions::after_a_loss`].
     pub(super) after_loss: bool,
     started: Instant,
@@ -104,7 +101,7 @@ impl<'a> Acquire<'a> {
             lease,
             waits: wait != Wait::No,
             from: None,
-            asked: AtomicBool::new(false),
+            asked: Mutex::default(),
             after_loss: options.rare().after_loss,
             started,
             deadline: wait.until(started),
@@ -271,8 +268,11 @@ impl<'a> Acquire<'a> {
     }
 
     fn adopts(&self) -> Option<Adopts> {
-        let again = self.asked.load(Ordering::Relaxed);
-        self.from.map(|_| if again { Adopts::Again } else { Adopts::First })
+        self.from.map(|_| if self.asked().is_some() { Adopts::Again } else { Adopts::First })
+    }
+
+    fn asked(&self) -> MutexGuard<'_, Option<Instant>> {
+        self.asked.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// One attempt, in the owner's turn.
@@ -311,24 +311,25 @@ impl<'a> Acquire<'a> {
         };
         hold.send(&request, self.lease, core.epoch(hold), sent);
         // looked at after the hold is in doubt: a shutdown that this look misses will wait for this turn
-        if let Err(closed) = core.check_open() {
+        let refused = core.check_open().err().map(Err).or_else(|| core.holds.rival(hold, request.count));
+        if let Some(refused) = refused {
             hold.not_executed(&request);
-            return Err(closed);
+            return refused.and_then(|asks| self.failed(asks));
         }
         let (owner, lease_ms) = (&request.owner, self.lease.millis());
-        let call = match self.from {
-            Some(from) => {
-                self.asked.store(true, Ordering::Relaxed);
-                kind.adopt(from, owner, lease_ms)
-            }
-            None => kind.acquire(Terms { owner, lease_ms, holds: request.count, waits: self.waits }),
+        // adopted by an earlier request, whose answer was lost, it has that one's lease
+        let (call, since) = match self.from {
+            Some(from) => (kind.adopt(from, owner, lease_ms), *self.asked().get_or_insert(sent)),
+            None => (kind.acquire(Terms { owner, lease_ms, holds: request.count, waits: self.waits }), sent),
         };
         let Some(answer) = self.in_time(deadline, pin!(core.store.acquire(call))).await else {
             return Ok(Attempt::GivenUp);
         };
         match answer {
-            Ok(Acquired::Yes { token }) => match self.take_in(hold, &request, sent, token)? {
+            Ok(Acquired::Yes { token }) => match self.take_in(hold, &request, since, token)? {
                 Some(ticket) => Ok(Attempt::Entered((Arc::clone(hold), ticket))),
+                // nor would another answer come in time
+                None if self.from.is_some() => Err(store_error(kind.name(), silent(TOO_LATE))),
                 None => self.failed(silent(TOO_LATE)),
             },
             Ok(Acquired::Busy { ttl, ahead }) => {
@@ -350,6 +351,7 @@ impl<'a> Acquire<'a> {
             Err(error) => {
                 if !error.may_have_executed() {
                     hold.not_executed(&request);
+                    self.asked().take_if(|asked| *asked == sent);
                 }
                 self.failed(error)
             }

@@ -12,16 +12,19 @@ use super::{
     hold::Hold,
     kind::Kind,
     refusal::Refusal,
-    state::{Around, HeldSibling, Leftover, Standing},
+    state::{Around, HeldSibling, Leftover, ServerSide, Standing},
 };
 use crate::{
     clock::Instant,
+    error::{Result, StoreError, StoreErrorKind},
     owner::OwnerId,
     sync::{
         DashMap, DashSet, Mutex, MutexGuard,
         atomic::{AtomicU64, Ordering},
     },
 };
+
+const ANOTHER_KIND: &str = "its owner asks for a hold of another kind at this name, which does not go with this one";
 
 /// All holds of one client.
 #[derive(Debug)]
@@ -277,14 +280,6 @@ impl Holds {
     /// What a hold must know of others, for an acquire.
     pub(super) fn around(&self, hold: &Hold) -> Around {
         let (mut sibling, mut lost_sibling, now) = (None, None, Instant::now());
-        if let Some(family) = hold.kind().about().rival
-            && let Some(other) = self.find(Key { family, ..Key::new(hold.kind(), &hold.caller) })
-            && let state = other.state()
-            && state.is_valid(now)
-        {
-            let owner = state.owner.clone();
-            sibling = Some(HeldSibling { refusal: Some(Refusal::NotReentrant(owner.clone())), owner });
-        }
         if let Some(of) = hold.kind().about().sibling
             && let Some(other) = self.known_sibling(hold.kind(), &hold.caller)
         {
@@ -309,6 +304,19 @@ impl Holds {
             suffix: self.suffix.load(Ordering::Acquire),
             value_in_doubt: hold.caller.is_value() && self.is_value_in_doubt(hold.kind(), &hold.caller),
         }
+    }
+
+    /// Why a first hold, which is in doubt by now, must not be asked for: its owner has one of a kind that does not go with it.
+    /// `Ok`: it asks for one. Of two that ask at once, one at least sees the other.
+    pub(super) fn rival(&self, hold: &Hold, count: u32) -> Option<Result<StoreError>> {
+        let family = hold.kind().about().rival.filter(|_| count == 1)?;
+        let other = self.find(Key { family, ..Key::new(hold.kind(), &hold.caller) })?;
+        let state = other.state();
+        if state.is_valid(Instant::now()) {
+            return Some(Err(Refusal::NotReentrant(state.owner.clone()).into_error(hold.lock_name())));
+        }
+        let asks = matches!(state.server, ServerSide::InDoubt { outermost: true, .. });
+        asks.then(|| Ok(StoreError::new(StoreErrorKind::Overloaded, false, ANOTHER_KIND)))
     }
 
     /// A late execution may still use this value.

@@ -82,6 +82,11 @@ impl Acquire<'_> {
         };
         // looked at after the holds are in doubt: a shutdown that this look misses will wait for these turns
         core.check_open().inspect_err(|_| not_executed())?;
+        // one by one, the one that it is about is told
+        if requests.iter().any(|(hold, request)| core.holds.rival(hold, request.count).is_some()) {
+            not_executed();
+            return Ok(Outcome::NotThisWay);
+        }
 
         let names = kinds.iter().map(|kind| Arc::clone(kind.name())).collect();
         let call = Call::new(scripts.acquire, names, vec![Arg::from(&owner), self.lease.millis().into()]);

@@ -487,3 +487,76 @@ async fn a_forged_text_and_a_value_are_refused() {
     assert!(matches!(refused, Err(Error::InvalidOwner { .. })), "{refused:?}");
     b.string_lock("l").unwrap().adopt(&on_its_way).await.unwrap().unlock().await.unwrap();
 }
+
+/// The first request may have been executed, its answer lost: then the lease is that one's.
+#[tokio::test]
+async fn an_adopt_that_is_asked_again_relies_on_no_more_than_the_server_gives() {
+    let server = Server::start();
+    for at in 0..10 {
+        let proxy = Proxy::start(&server);
+        let (a, b) = (server.client().await, LockClient::connect(proxy.url()).await.unwrap());
+        let ((kind, here), (_, there)) = (kinds(&a).swap_remove(at), kinds(&b).swap_remove(at));
+        // the server knows the script from here on
+        let on_its_way = here.lock().await.unwrap().hand_over(KEEP).await.unwrap();
+        there.adopt(&on_its_way).await.unwrap().unlock().await.unwrap();
+        let on_its_way = here.lock().await.unwrap().hand_over(KEEP).await.unwrap();
+        proxy.once(Verb::Transfer, Action::Lose);
+        proxy.refuse();
+        let (guard, ()) = tokio::join!(there.adopt_with(&on_its_way, AcquireOptions::new().lease(ms(2_500))), async {
+            tokio::time::sleep(ms(700)).await;
+            proxy.heal();
+        });
+        let guard = guard.unwrap();
+        let remaining = guard.remaining();
+        let truth = server.pttl(if kind == "signal" { "lock:signal" } else { kind });
+        assert!(remaining.as_millis() as i64 <= truth + 50, "{kind}: {remaining:?} where the server gives {truth} ms");
+        guard.unlock().await.unwrap();
+    }
+}
+
+/// What was surely not executed is not where the lease begins: or else no short one could be adopted after an outage.
+#[tokio::test]
+async fn an_adopt_that_could_not_be_asked_at_first_has_its_whole_lease() {
+    let server = Server::start();
+    let proxy = Proxy::start(&server);
+    let (a, b) = (server.client().await, LockClient::connect(proxy.url()).await.unwrap());
+    let on_its_way = a.mutex("l").unwrap().lock().await.unwrap().hand_over(KEEP).await.unwrap();
+    let mut refusals = 0;
+    proxy.rule(move |request| {
+        if request.verb() != Some(Verb::Transfer) || refusals == 5 {
+            return Action::Pass;
+        }
+        refusals += 1;
+        Action::Refuse("LOADING not yet")
+    });
+    let lease = AcquireOptions::new().lease(ms(1_000));
+    let asked = std::time::Instant::now();
+    let guard = b.mutex("l").unwrap().adopt_with(&on_its_way, lease).await.unwrap();
+    let (took, remaining) = (asked.elapsed(), guard.remaining());
+    assert!(remaining + took > ms(1_100), "{remaining:?} left of a second, {took:?} after it was asked first");
+    guard.unlock().await.unwrap();
+}
+
+/// Its answer is lost, and before it can ask again nobody polls it any more.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_adopt_that_is_not_polled_between_two_tries_holds_no_longer_than_a_request_may_take() {
+    let server = Server::start();
+    for at in [0, 4, 7, 9] {
+        let proxy = Proxy::start(&server);
+        let a = server.client().await;
+        let b = LockClient::builder().command_timeout(ms(500)).connect(proxy.url()).await.unwrap();
+        let ((kind, here), (_, there)) = (kinds(&a).swap_remove(at), kinds(&b).swap_remove(at));
+        let on_its_way = here.lock().await.unwrap().hand_over(KEEP).await.unwrap();
+        there.adopt(&on_its_way).await.unwrap().unlock().await.unwrap();
+        let on_its_way = here.lock().await.unwrap().hand_over(KEEP).await.unwrap();
+        proxy.once(Verb::Transfer, Action::Lose);
+        proxy.refuse();
+        let parked = there.adopt_with(&on_its_way, AcquireOptions::new().lease(ms(30_000)));
+        let mut parked = Box::pin(parked);
+        assert!(tokio::time::timeout(ms(300), &mut parked).await.is_err());
+        proxy.heal();
+        let guard = here.try_lock_for(ms(12_000)).await.unwrap();
+        guard.unwrap_or_else(|| panic!("{kind}: it is held for a future that nobody polls")).unlock().await.unwrap();
+        drop(parked);
+    }
+}

@@ -9,7 +9,7 @@ use std::{
 };
 
 use futures::future::poll_fn;
-use nestlock::{AcquireOptions, Error, LockClient};
+use nestlock::{AcquireOptions, Error, Lock, LockClient};
 use tokio::sync::Notify;
 
 use crate::support::{
@@ -521,5 +521,34 @@ async fn a_fair_lock_is_refused_inside_a_reentrant_one_and_the_other_way_round()
         assert!(other.reentrant_lock("l").unwrap().try_lock().await.unwrap().is_none(), "it is held");
         guard.unlock().await.unwrap();
         inner.lock().await.unwrap().unlock().await.unwrap();
+    }
+}
+
+/// Not even if they come at the same moment: each had a hold of one record, and the first release freed it under the other.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn of_a_fair_lock_and_a_reentrant_one_that_come_at_once_one_is_refused() {
+    let server = Server::start();
+    let (client, other) = (server.client().await, server.client().await);
+    for round in 0..100 {
+        let name = format!("l{round}");
+        let (reentrant, fair) = (client.reentrant_lock(&name).unwrap(), client.fair_lock(&name).unwrap());
+        let both = if round % 2 == 0 {
+            tokio::join!(reentrant.lock(), fair.lock())
+        } else {
+            let me = client.owner("me").unwrap();
+            let take = |lock: Lock| {
+                let options = AcquireOptions::new().owner(me.clone());
+                tokio::spawn(async move { lock.lock_with(options).await })
+            };
+            let (reentrant, fair) = (take(reentrant), take(fair));
+            (reentrant.await.unwrap(), fair.await.unwrap())
+        };
+        let (guard, refused) = match both {
+            (Ok(guard), Err(refused)) | (Err(refused), Ok(guard)) => (guard, refused),
+            both => panic!("{both:?}"),
+        };
+        assert!(matches!(refused, Error::NotReentrant { .. }), "{refused:?}");
+        assert!(other.reentrant_lock(&name).unwrap().try_lock().await.unwrap().is_none(), "it is held");
+        guard.unlock().await.unwrap();
     }
 }

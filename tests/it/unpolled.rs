@@ -3,9 +3,12 @@
 use std::{future::Future, pin::Pin, task::Poll, time::Duration};
 
 use futures::future::poll_fn;
-use nestlock::{Lock, LockGuard, OwnerId, Result};
+use nestlock::{AcquireOptions, Lock, LockClient, LockGuard, OwnerId, Result};
 
-use crate::support::{Server, eventually};
+use crate::support::{
+    Server, eventually,
+    proxy::{Action, Proxy, Verb},
+};
 
 fn ms(millis: u64) -> Duration {
     Duration::from_millis(millis)
@@ -83,4 +86,39 @@ async fn the_owner_of_a_call_that_is_not_polled_can_acquire_again() {
     client.idle().await;
     assert_eq!(server.record("l"), [(guard.owner().to_string(), 1)], "what the first one does comes to nothing");
     guard.unlock().await.unwrap();
+}
+
+/// It waits in a queue, is told, gets in, does not hear of it, and is not polled any more: what is in doubt is not a place.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_waiter_that_got_in_unheard_and_is_not_polled_holds_no_longer_than_a_request_may_take() {
+    let server = Server::start();
+    for kind in ["reentrant", "fair", "write"] {
+        let proxy = Proxy::start(&server);
+        let a = server.client().await;
+        let b = LockClient::builder().command_timeout(ms(500)).connect(proxy.url()).await.unwrap();
+        let door = |client: &LockClient| match kind {
+            "reentrant" => client.reentrant_lock("l").unwrap(),
+            "fair" => client.fair_lock("f").unwrap(),
+            _ => client.read_write_lock("w").unwrap().write_lock(),
+        };
+        let (here, there) = (door(&a), door(&b));
+        let held = here.lock().await.unwrap();
+        let mut parked = Box::pin(there.lock_with(AcquireOptions::new().lease(ms(30_000))));
+        assert!(tokio::time::timeout(ms(400), &mut parked).await.is_err());
+        let tries = proxy.count(Verb::Acquire);
+        proxy.once(Verb::Acquire, Action::Lose);
+        proxy.refuse();
+        let ((), polled) = tokio::join!(
+            async {
+                held.unlock().await.unwrap();
+                eventually("it has tried", || async { proxy.count(Verb::Acquire) > tries }).await;
+            },
+            tokio::time::timeout(ms(1_200), &mut parked),
+        );
+        assert!(polled.is_err(), "{kind}: it heard of it: {polled:?}");
+        proxy.heal();
+        let guard = here.try_lock_for(ms(12_000)).await.unwrap();
+        guard.unwrap_or_else(|| panic!("{kind}: it is held for a future that nobody polls")).unlock().await.unwrap();
+        drop(parked);
+    }
 }

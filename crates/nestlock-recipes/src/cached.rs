@@ -177,7 +177,8 @@ impl<S: Store, C: Codec> Cached<S, C> {
     }
 
     /// As [`try_get_with`](Self::try_get_with), where the fill may find that there is no value. That is cached, too, with
-    /// [`none_ttl`](Self::none_ttl).
+    /// [`none_ttl`](Self::none_ttl); without it, each process fills for itself, one after the other, and some may be
+    /// [`Busy`](CacheError::Busy).
     ///
     /// # Errors
     ///

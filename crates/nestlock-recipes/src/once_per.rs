@@ -69,7 +69,8 @@ pub enum Missed {
     /// The last one is run, once, however many there were.
     #[default]
     Latest,
-    /// The last so many are run, the oldest first. Zero counts as one.
+    /// The last so many are run, the oldest first. Zero counts as one. Of a cron pattern the last 10,000 at most, unless this
+    /// is no less than the number of seconds that were missed.
     All(u32),
 }
 

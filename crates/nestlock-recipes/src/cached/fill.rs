@@ -3,7 +3,7 @@
 use std::{
     collections::{HashMap, HashSet},
     future::Future,
-    panic::AssertUnwindSafe,
+    panic::{AssertUnwindSafe, catch_unwind},
     pin::Pin,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
@@ -11,7 +11,7 @@ use std::{
 
 use futures_util::FutureExt;
 use nestlock::{AcquireOptions, Lock, LockGuard};
-use tokio::sync::watch;
+use tokio::{sync::watch, time::timeout};
 
 use super::{
     BoxError, CacheError, Cached, Codec, Options, Store,
@@ -28,10 +28,19 @@ const PAUSE: Duration = Duration::from_millis(100);
 pub(super) type Filled<V> = Result<Option<V>, CacheError>;
 pub(super) type Fill<V> = Pin<Box<dyn Future<Output = Result<Option<V>, BoxError>> + Send>>;
 
+/// How far a fill is.
+pub(super) enum Progress<V> {
+    /// Somebody else may be filling.
+    Waits,
+    /// It has the lock.
+    Fills,
+    Done(Filled<V>),
+}
+
 /// The fills of this process, by key.
 pub(super) struct Running<V> {
     /// For those who miss the value.
-    fills: HashMap<String, watch::Receiver<Option<Filled<V>>>>,
+    fills: HashMap<String, watch::Receiver<Progress<V>>>,
     /// In the background.
     refreshes: HashSet<String>,
 }
@@ -68,7 +77,7 @@ impl<V> Drop for Landing<V> {
 impl<S: Store, C: Codec> Cached<S, C> {
     /// `optional`: that there is none is an answer.
     pub(super) async fn get_or_fill(&self, key: &str, optional: bool, fill: Fill<C::Value>) -> Filled<C::Value> {
-        let (mut fill, began) = (Some(fill), Instant::now());
+        let (mut fill, began, wait) = (Some(fill), Instant::now(), self.options.wait);
         loop {
             let running = self.running().fills.get(key).cloned();
             let mut running = if let Some(running) = running {
@@ -82,14 +91,19 @@ impl<S: Store, C: Codec> Cached<S, C> {
                 }
                 self.start(key, optional, began, &mut fill)
             };
-            let filled = match running.wait_for(Option::is_some).await {
-                Ok(filled) => filled.clone().expect("waited for"),
-                Err(_) => Err(CacheError::Panicked),
+            // each waits for its own time, however long ago the fill was begun, or will wait
+            let fills = running.wait_for(|progress| !matches!(progress, Progress::Waits));
+            if timeout(wait.saturating_sub(began.elapsed()), fills).await.is_err() {
+                return Err(CacheError::Busy(wait));
+            }
+            let filled = match running.wait_for(|progress| matches!(progress, Progress::Done(_))).await.as_deref() {
+                Ok(Progress::Done(filled)) => filled.clone(),
+                _ => Err(CacheError::Panicked),
             };
             match filled {
                 // somebody else's fill, who does with none, or has waited for longer than we
                 Ok(None) if !optional => {}
-                Err(CacheError::Busy(_)) if fill.is_some() && began.elapsed() < self.options.wait => {}
+                Err(CacheError::Busy(_)) if fill.is_some() && began.elapsed() < wait => {}
                 filled => return filled,
             }
         }
@@ -102,12 +116,12 @@ impl<S: Store, C: Codec> Cached<S, C> {
         optional: bool,
         began: Instant,
         fill: &mut Option<Fill<C::Value>>,
-    ) -> watch::Receiver<Option<Filled<C::Value>>> {
+    ) -> watch::Receiver<Progress<C::Value>> {
         let mut running = self.running();
         if let Some(fill) = running.fills.get(key) {
             return fill.clone();
         }
-        let (sender, receiver) = watch::channel(None);
+        let (sender, receiver) = watch::channel(Progress::Waits);
         running.fills.insert(key.to_owned(), receiver.clone());
         let fill = fill.take().expect("taken by the fill that was waited for, which was the last turn");
         let landing = self.landing(key, |running, key| {
@@ -117,16 +131,23 @@ impl<S: Store, C: Codec> Cached<S, C> {
         // a runtime that is closing drops the task at once, with its landing
         drop(running);
         tokio::spawn(async move {
-            let filled = this.fill(&landing.key, optional, began, fill).await;
+            let filled = this.fill(&landing.key, optional, began, fill, &sender).await;
             // who comes from here on looks into the store
             drop(landing);
-            sender.send_replace(Some(filled));
+            sender.send_replace(Progress::Done(filled));
         });
         receiver
     }
 
     /// Reads again under the lock, and fills. Who asked `began` then.
-    async fn fill(&self, key: &str, optional: bool, began: Instant, fill: Fill<C::Value>) -> Filled<C::Value> {
+    async fn fill(
+        &self,
+        key: &str,
+        optional: bool,
+        began: Instant,
+        fill: Fill<C::Value>,
+        progress: &watch::Sender<Progress<C::Value>>,
+    ) -> Filled<C::Value> {
         let (lock, wait) = (self.lock(key)?, self.options.wait);
         let guard = loop {
             let left = wait.saturating_sub(began.elapsed());
@@ -141,6 +162,7 @@ impl<S: Store, C: Codec> Cached<S, C> {
                 return Err(CacheError::Busy(wait));
             }
         };
+        progress.send_replace(Progress::Fills);
         let filled = match self.look(key, optional).await {
             Ok(Some(value)) => Ok(value),
             Ok(None) => self.fill_under(&guard, key, fill).await,
@@ -247,9 +269,13 @@ impl<S: Store, C: Codec> Cached<S, C> {
     pub(super) async fn read(&self, key: &str) -> Result<Option<Found<C::Value>>, CacheError> {
         let Some((bytes, left)) = in_time(self.store.get(key)).await? else { return Ok(None) };
         let Some(Envelope { took, stale_for, value }) = Envelope::read(&bytes) else { return Ok(None) };
-        let value = match value.map(|bytes| self.codec.decode(bytes)) {
-            Some(None) => return Ok(None),
-            value => value.flatten(),
+        let value = match value {
+            // what it cannot read, or panics at, is missing
+            Some(bytes) => match catch_unwind(AssertUnwindSafe(|| self.codec.decode(bytes))) {
+                Ok(Some(value)) => Some(value),
+                Ok(None) | Err(_) => return Ok(None),
+            },
+            None => None,
         };
         Ok(Some(Found { value, took, fresh_for: left.saturating_sub(stale_for), left }))
     }
@@ -290,7 +316,7 @@ impl<S: Store, C: Codec> Cached<S, C> {
 
 /// A store that does not answer must not keep the lock for ever.
 async fn in_time<T>(call: impl Future<Output = Result<T, BoxError>>) -> Result<T, CacheError> {
-    let answer = tokio::time::timeout(STORE_PATIENCE, call).await;
+    let answer = timeout(STORE_PATIENCE, call).await;
     let answer = answer.unwrap_or_else(|_| Err(format!("no answer within {STORE_PATIENCE:?}").into()));
     answer.map_err(|error| CacheError::Store(error.into()))
 }

@@ -31,7 +31,7 @@ pub trait Codec: Send + Sync + 'static {
     /// The value has none: told to those who wait for it, like a fill that fails.
     fn encode(&self, value: &Self::Value) -> Result<Vec<u8>, BoxError>;
 
-    /// The value of these bytes. `None`: they are of another format, so that the value is missing.
+    /// The value of these bytes. `None`: they are of another format, so that the value is missing; also if this panics.
     fn decode(&self, bytes: Vec<u8>) -> Option<Self::Value>;
 }
 

@@ -7,6 +7,10 @@ use nestlock::FencingToken;
 /// The last moment that is a fencing token: the year 287396.
 const MAX: u64 = (1 << 53) - 1;
 
+/// How far a pattern is walked back, which takes some milliseconds of the caller's thread.
+#[cfg(feature = "cron")]
+const MOST_STEPS: u32 = 10_000;
+
 /// One moment at which a job is due.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Tick(FencingToken);
@@ -96,7 +100,7 @@ impl Ticks {
             #[cfg(feature = "cron")]
             Pattern::Cron(_) => {
                 let earlier = std::iter::successors(Some(last), |tick| self.last(tick.number() - 1));
-                earlier.take_while(|tick| tick.number() > after).take(most as usize).last()
+                earlier.take_while(|tick| tick.number() > after).take(most.min(MOST_STEPS) as usize).last()
             }
         }
     }
@@ -178,12 +182,21 @@ mod tests {
         let day = 1_774_742_400_000;
         for pattern in ["* * * * * *", "*/7 * * * * *", "0 * * * *"] {
             let ticks = Ticks::cron(pattern).unwrap();
-            for most in [1, 2, 50, 7_200, u32::MAX] {
+            for most in [1, 2, 50, 7_200, 10_000, u32::MAX] {
                 for after in [1, 999, 1_000, 1_001, 3_599_999, 3_600_000, 7_000_000] {
                     assert_oldest(&ticks, day + 7_200_500, day + after, most);
                 }
             }
         }
+    }
+
+    #[cfg(feature = "cron")]
+    #[test]
+    fn no_walk_is_endless() {
+        let ticks = Ticks::cron("* * * * * *").unwrap();
+        let last = ticks.last(9_223_372_036_000).unwrap();
+        let oldest = ticks.oldest(last, 1, u32::MAX).unwrap();
+        assert_eq!(oldest.number(), last.number() - 9_999 * 1_000);
     }
 
     #[test]

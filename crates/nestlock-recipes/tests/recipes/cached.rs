@@ -521,6 +521,30 @@ async fn who_comes_later_waits_for_as_long() {
     assert_eq!(second.await.unwrap().unwrap(), b"value");
 }
 
+/// Nor longer: a fill that somebody begins later, and that they join, waits for longer than they do.
+#[tokio::test]
+async fn who_shares_a_fill_waits_for_its_own_time() {
+    let server = EmbeddedServer::start().unwrap();
+    let cache = a_cache(&server.url()).await.wait(ms(2_000));
+    let elsewhere = client(server.url()).await.mutex("fill:key").unwrap().lock().await.unwrap();
+    let ask = |begins: u64| {
+        let cache = cache.clone();
+        tokio::spawn(async move {
+            tokio::time::sleep(ms(begins)).await;
+            let began = std::time::Instant::now();
+            (cache.try_get_with("key", Fills::default().value("value")).await, began.elapsed())
+        })
+    };
+    // when the first gives up, one of the last begins the next fill, which the others join
+    let callers: Vec<_> = [0].into_iter().chain([100; 10]).chain([1_800; 10]).map(ask).collect();
+    for caller in callers {
+        let (filled, took) = caller.await.unwrap();
+        assert!(matches!(filled, Err(CacheError::Busy(_))), "{filled:?}");
+        assert!(took < ms(3_000), "{took:?}");
+    }
+    elsewhere.unlock().await.unwrap();
+}
+
 fn is_send<T: Send>(_: &T) {}
 
 #[tokio::test]
