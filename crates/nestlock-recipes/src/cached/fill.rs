@@ -78,6 +78,7 @@ impl<S: Store, C: Codec> Cached<S, C> {
     /// `optional`: that there is none is an answer.
     pub(super) async fn get_or_fill(&self, key: &str, optional: bool, fill: Fill<C::Value>) -> Filled<C::Value> {
         let (mut fill, began, wait) = (Some(fill), Instant::now(), self.options.wait);
+        let mut comes_again = false;
         loop {
             let running = self.running().fills.get(key).cloned();
             let mut running = if let Some(running) = running {
@@ -91,10 +92,12 @@ impl<S: Store, C: Codec> Cached<S, C> {
                 }
                 self.start(key, optional, began, &mut fill)
             };
-            // each waits for its own time, however long ago the fill was begun, or will wait
-            let fills = running.wait_for(|progress| !matches!(progress, Progress::Waits));
-            if timeout(wait.saturating_sub(began.elapsed()), fills).await.is_err() {
-                return Err(CacheError::Busy(wait));
+            // somebody else's fill, begun after we came, waits for longer than we
+            if std::mem::replace(&mut comes_again, true) && fill.is_some() {
+                let fills = running.wait_for(|progress| !matches!(progress, Progress::Waits));
+                if timeout(wait.saturating_sub(began.elapsed()), fills).await.is_err() {
+                    return Err(CacheError::Busy(wait));
+                }
             }
             let filled = match running.wait_for(|progress| matches!(progress, Progress::Done(_))).await.as_deref() {
                 Ok(Progress::Done(filled)) => filled.clone(),

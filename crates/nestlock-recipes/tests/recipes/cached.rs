@@ -521,6 +521,18 @@ async fn who_comes_later_waits_for_as_long() {
     assert_eq!(second.await.unwrap().unwrap(), b"value");
 }
 
+/// The lock of a fill is free: nobody else is at it.
+#[tokio::test]
+async fn who_does_not_wait_fills_all_the_same() {
+    let server = EmbeddedServer::start().unwrap();
+    let cache = a_cache(&server.url()).await.wait(Duration::ZERO);
+    let fills = Fills::default();
+    let (first, second) =
+        tokio::join!(cache.try_get_with("key", fills.value("value")), cache.try_get_with("key", fills.value("value")));
+    assert_eq!((first.unwrap(), second.unwrap()), (b"value".to_vec(), b"value".to_vec()));
+    assert_eq!(fills.count(), 1);
+}
+
 /// Nor longer: a fill that somebody begins later, and that they join, waits for longer than they do.
 #[tokio::test]
 async fn who_shares_a_fill_waits_for_its_own_time() {
