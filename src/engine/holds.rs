@@ -279,11 +279,11 @@ impl Holds {
 
     /// What a hold must know of others, for an acquire.
     pub(super) fn around(&self, hold: &Hold) -> Around {
-        let (mut sibling, mut lost_sibling, now) = (None, None, Instant::now());
+        let (mut sibling, mut lost_sibling) = (None, None);
         if let Some(of) = hold.kind().about().sibling
             && let Some(other) = self.known_sibling(hold.kind(), &hold.caller)
         {
-            let state = other.state();
+            let (state, now) = (other.state(), Instant::now());
             if state.is_valid(now) {
                 let owner = state.owner.clone();
                 // whoever holds what excludes it would wait for itself; somebody else may use the name of what is in doubt

@@ -115,7 +115,7 @@ pub(crate) struct Around {
     pub(super) value_in_doubt: bool,
 }
 
-/// The other half of a read-write lock, or a kind that does not go with it, held by the same owner.
+/// The other half of a read-write lock, held by the same owner.
 #[derive(Debug)]
 pub(super) struct HeldSibling {
     /// The owner as the server knows it there.

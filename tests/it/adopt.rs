@@ -40,6 +40,13 @@ fn rival(client: &LockClient, kind: &str, lock: &Lock) -> Lock {
     if kind == "read" { client.read_write_lock("read").unwrap().write_lock() } else { lock.clone() }
 }
 
+/// A hold on its way, which the server has the scripts for: an adopt of it is one request.
+async fn known_and_on_its_way(here: &Lock, there: &Lock) -> HandOver {
+    let first = here.lock().await.unwrap().hand_over(KEEP).await.unwrap();
+    there.adopt(&first).await.unwrap().unlock().await.unwrap();
+    here.lock().await.unwrap().hand_over(KEEP).await.unwrap()
+}
+
 #[tokio::test]
 async fn a_hold_of_each_kind_moves_to_another_client_once() {
     let server = Server::start();
@@ -496,10 +503,7 @@ async fn an_adopt_that_is_asked_again_relies_on_no_more_than_the_server_gives() 
         let proxy = Proxy::start(&server);
         let (a, b) = (server.client().await, LockClient::connect(proxy.url()).await.unwrap());
         let ((kind, here), (_, there)) = (kinds(&a).swap_remove(at), kinds(&b).swap_remove(at));
-        // the server knows the script from here on
-        let on_its_way = here.lock().await.unwrap().hand_over(KEEP).await.unwrap();
-        there.adopt(&on_its_way).await.unwrap().unlock().await.unwrap();
-        let on_its_way = here.lock().await.unwrap().hand_over(KEEP).await.unwrap();
+        let on_its_way = known_and_on_its_way(&here, &there).await;
         proxy.once(Verb::Transfer, Action::Lose);
         proxy.refuse();
         let (guard, ()) = tokio::join!(there.adopt_with(&on_its_way, AcquireOptions::new().lease(ms(2_500))), async {
@@ -546,9 +550,7 @@ async fn an_adopt_that_is_not_polled_between_two_tries_holds_no_longer_than_a_re
         let a = server.client().await;
         let b = LockClient::builder().command_timeout(ms(500)).connect(proxy.url()).await.unwrap();
         let ((kind, here), (_, there)) = (kinds(&a).swap_remove(at), kinds(&b).swap_remove(at));
-        let on_its_way = here.lock().await.unwrap().hand_over(KEEP).await.unwrap();
-        there.adopt(&on_its_way).await.unwrap().unlock().await.unwrap();
-        let on_its_way = here.lock().await.unwrap().hand_over(KEEP).await.unwrap();
+        let on_its_way = known_and_on_its_way(&here, &there).await;
         proxy.once(Verb::Transfer, Action::Lose);
         proxy.refuse();
         let parked = there.adopt_with(&on_its_way, AcquireOptions::new().lease(ms(30_000)));

@@ -21,21 +21,16 @@ use http_body_util::{BodyExt, Full, StreamBody};
 use nestlock::{Error, LockClient, LockGuard};
 use nestlock_embedded::{EmbeddedServer, SpawnedServer};
 use nestlock_recipes::{
-    cached::{BoxError, CacheError, Cached, Codec, RedisStore, Store, cached},
+    cached::{BoxError, CacheError, Codec, RedisStore, Store, cached},
     leader::Leader,
     once_per::{Ticks, once_per},
     tower::{HeldLock, LockLayer},
 };
 use tower::{Layer, ServiceExt, service_fn};
 
-use crate::support::{Wire, ask, client, ms, poll_times_and_keep};
+use crate::support::{Wire, a_cache, ask, client, ms, poll_times_and_keep};
 
 const SECOND: Duration = Duration::from_secs(1);
-
-async fn a_cache(url: impl AsRef<str>) -> Cached<RedisStore> {
-    let url = url.as_ref();
-    cached(&client(url).await, RedisStore::connect(url).await.unwrap()).beta(0.0)
-}
 
 fn value(value: &'static str) -> Ready<io::Result<Vec<u8>>> {
     ready(Ok(value.into()))

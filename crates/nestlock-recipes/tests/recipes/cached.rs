@@ -14,12 +14,7 @@ use nestlock_embedded::{EmbeddedServer, SpawnedServer};
 use nestlock_recipes::cached::{BoxError, CacheError, Cached, Json, RedisStore, Store, cached};
 use tokio::{sync::Notify, task::JoinSet};
 
-use crate::support::{Child, ask, child, client, eventually, exists, ms, number, poll_times, run_child, say};
-
-/// A cache as another process would have it. No refresh before the end, unless a test asks for it.
-async fn a_cache(url: &str) -> Cached<RedisStore> {
-    cached(&client(url).await, RedisStore::connect(url).await.unwrap()).beta(0.0)
-}
+use crate::support::{Child, a_cache, ask, child, client, eventually, exists, ms, number, poll_times, run_child, say};
 
 /// A store that counts who looks for a failure; its first reader read a while ago.
 struct Watched {

@@ -11,6 +11,7 @@ use std::{
 };
 
 use nestlock::LockClient;
+use nestlock_recipes::cached::{Cached, RedisStore, cached};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpListener,
@@ -23,6 +24,12 @@ pub fn ms(millis: u64) -> Duration {
 
 pub async fn client(url: impl AsRef<str>) -> LockClient {
     LockClient::connect(url).await.unwrap()
+}
+
+/// A cache as another process would have it. No refresh before the end, unless a test asks for it.
+pub async fn a_cache(url: impl AsRef<str>) -> Cached<RedisStore> {
+    let url = url.as_ref();
+    cached(&client(url).await, RedisStore::connect(url).await.unwrap()).beta(0.0)
 }
 
 /// Polls a future whenever it is woken, `k` times; then drops it. `Some`: it was ready by then.
