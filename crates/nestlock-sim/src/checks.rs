@@ -185,6 +185,11 @@ impl Book {
         }
     }
 
+    /// Exclusion is not promised of one of these, for the time being.
+    pub(crate) fn may_vanish(&self, locks: &[String]) -> bool {
+        locks.iter().any(|lock| self.void_until.get(lock).is_some_and(|until| *until > now()))
+    }
+
     pub(crate) fn travelled(&mut self, process: usize, time: u64) {
         let known = self.longest.entry(process).or_default();
         *known = (*known).max(time);
@@ -296,7 +301,7 @@ pub(crate) fn enter(
     let number = book(|book| {
         *book.counts.entry("acquired").or_default() += 1;
         let counts = !is_lost(who, &guard);
-        let void = locks.iter().any(|lock| book.void_until.get(lock).is_some_and(|until| *until > now()));
+        let void = book.may_vanish(&locks);
         if counts {
             for lock in &locks {
                 *book.entries.entry(lock.clone()).or_default() += 1;
