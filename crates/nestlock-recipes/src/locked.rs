@@ -82,14 +82,15 @@ pub mod expansion {
         outcome: Result<std::result::Result<T, E>>,
     ) -> std::result::Result<T, E> {
         let output = outcome.map_err(LockedError::Lost)?;
-        let released = unlock(guard).await;
+        let released = unlock(Some(guard)).await;
         let value = output?;
         released?;
         Ok(value)
     }
 
-    /// Releases; only a loss is an error.
-    pub(crate) async fn unlock(guard: LockGuard) -> std::result::Result<(), LockedError> {
+    /// Releases; only a loss is an error. `None`: somebody else has the guard, too, and whoever has it last releases.
+    pub(crate) async fn unlock(guard: Option<LockGuard>) -> std::result::Result<(), LockedError> {
+        let Some(guard) = guard else { return Ok(()) };
         match guard.unlock().await {
             Err(loss @ (Error::Lost { .. } | Error::NotHeld { .. })) => Err(LockedError::Lost(loss)),
             // it was held to the end, and the client goes on releasing it

@@ -28,11 +28,10 @@ const LONGEST_SLEEP: Duration = Duration::from_secs(60);
 /// [`Error::InvalidName`], as [`LockClient::mutex`].
 pub fn once_per(client: &LockClient, name: impl AsRef<str>, ticks: Ticks) -> Result<OncePer> {
     let lock = client.mutex(name)?;
-    let (client, marker) = (client.clone(), format!("{}:tick", lock.name()));
     let job = OncePer {
-        client,
+        client: client.clone(),
+        marker: format!("{}:tick", lock.name()),
         lock,
-        marker,
         ticks,
         marks_before: false,
         missed: Missed::Latest,
@@ -41,7 +40,7 @@ pub fn once_per(client: &LockClient, name: impl AsRef<str>, ticks: Ticks) -> Res
         since: 0,
         clock: Arc::new(SystemTime::now),
     };
-    Ok(OncePer { since: job.now(), ..job })
+    Ok(job.clock(SystemTime::now))
 }
 
 /// A job that is run once for each tick; made by [`once_per()`].
@@ -188,7 +187,9 @@ impl OncePer {
                     self.lease / 3
                 }
             };
-            sleep(pause.min(LONGEST_SLEEP).min(self.until_next())).await;
+            let now = self.now();
+            let next = self.ticks.next(now).map_or(u64::MAX, Tick::number);
+            sleep(pause.min(LONGEST_SLEEP).min(Duration::from_millis(next.saturating_sub(now)))).await;
         }
     }
 
@@ -201,14 +202,12 @@ impl OncePer {
             Err(Error::StaleToken { seen, .. }) => seen.get(),
             Err(error) => return Err(error),
         };
-        let now = self.now();
-        let Some(last) = self.ticks.last(now).filter(|tick| tick.number() > done) else { return Ok(None) };
-        let oldest = match self.missed {
-            Missed::Skip => return Ok((last.number() >= self.since).then_some(last)),
-            Missed::All(most) if done > 0 => self.ticks.oldest(last, done, most.max(1)),
-            Missed::Latest | Missed::All(_) => None,
-        };
-        Ok(Some(oldest.unwrap_or(last)))
+        let last = self.ticks.last(self.now()).filter(|tick| tick.number() > done);
+        Ok(last.and_then(|last| match self.missed {
+            Missed::Skip => (last.number() >= self.since).then_some(last),
+            Missed::All(most) if done > 0 => self.ticks.oldest(last, done, most.max(1)).or(Some(last)),
+            Missed::Latest | Missed::All(_) => Some(last),
+        }))
     }
 
     async fn mark(&self, tick: Tick) -> Result<()> {
@@ -224,11 +223,6 @@ impl OncePer {
             Some(limit) => timeout(limit, job).await.map_or(Outcome::Cancelled, Outcome::Ran),
             None => Outcome::Ran(job.await),
         }
-    }
-
-    fn until_next(&self) -> Duration {
-        let now = self.now();
-        self.ticks.next(now).map_or(LONGEST_SLEEP, |tick| Duration::from_millis(tick.number().saturating_sub(now)))
     }
 
     /// Milliseconds since the epoch.

@@ -2,7 +2,7 @@
 
 use std::{
     error, fmt,
-    future::{Future, pending},
+    future::Future,
     mem,
     ops::Deref,
     panic,
@@ -12,6 +12,7 @@ use std::{
     time::Duration,
 };
 
+use futures_util::future::BoxFuture;
 use http::{HeaderValue, Request, Response, StatusCode, header::RETRY_AFTER, request::Parts};
 use http_body::{Body, Frame, SizeHint};
 use nestlock::{AcquireOptions, Error, Lock, LockClient, LockGuard, OwnerId, Result};
@@ -24,7 +25,6 @@ use crate::locked::{LockedError, expansion};
 
 type BoxError = Box<dyn error::Error + Send + Sync>;
 type LockOf = dyn Fn(&Parts) -> Option<Result<Lock>> + Send + Sync;
-type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 /// Handles each request under a lock. See the [module](self).
 #[derive(Clone)]
@@ -106,7 +106,7 @@ impl LockLayer {
     }
 
     fn refuse<B: Body>(&self, error: &LockedError) -> Response<LockBody<B>> {
-        let mut response = Response::new(LockBody { body: None, hold: Hold::Free });
+        let mut response = Response::new(LockBody { body: None, hold: None });
         *response.status_mut() = (self.status)(error);
         if error.is_busy() {
             response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
@@ -114,48 +114,42 @@ impl LockLayer {
         response
     }
 
-    /// Handles a request under `lock`, unless the caller goes away before it is acquired.
-    async fn handle<S, B, R>(
+    /// Handles a request under `lock`, unless the caller goes away before it is acquired. The outer error is the lock's.
+    async fn handle<B: Body, E, F: Future<Output = Result<Response<B>, E>>>(
         self,
         lock: Result<Lock>,
-        mut service: S,
-        (mut parts, body): (Parts, B),
+        mut parts: Parts,
+        call: impl FnOnce(Parts) -> F,
         gone: impl Future<Output = ()>,
-    ) -> Result<Response<LockBody<R>>, S::Error>
-    where
-        S: Service<Request<B>, Response = Response<R>>,
-        R: Body,
-    {
-        let acquired = tokio::select! {
+    ) -> Result<Result<Response<LockBody<B>>, E>, LockedError> {
+        let guard = Arc::new(tokio::select! {
             biased;
             // whatever is said, nobody hears it
-            () = gone => Err(LockedError::Lock(Error::Closed)),
-            acquired = expansion::acquire(lock, Some(self.wait), self.options.clone()) => acquired,
-        };
-        let guard = match acquired {
-            Ok(guard) => Arc::new(guard),
-            Err(error) => return Ok(self.refuse(&error)),
-        };
+            () = gone => return Err(LockedError::Lock(Error::Closed)),
+            acquired = expansion::acquire(lock, Some(self.wait), self.options) => acquired?,
+        });
         parts.extensions.insert(HeldLock(Arc::clone(&guard)));
-        let handled = guard.run_until_lost(service.call(Request::from_parts(parts, body))).await;
+        let handled = guard.run_until_lost(call(parts)).await.map_err(LockedError::Lost)?;
         let response = match handled {
-            Ok(Ok(response)) => response,
-            Ok(Err(error)) => {
+            Ok(response) => response,
+            Err(error) => {
                 // the handler's error comes first
-                let _ = release(guard).await;
-                return Err(error);
+                let _ = expansion::unlock(Arc::into_inner(guard)).await;
+                return Ok(Err(error));
             }
-            Err(loss) => return Ok(self.refuse(&LockedError::Lost(loss))),
         };
-        if self.until_body_end && !response.body().is_end_stream() {
+        let hold = if self.until_body_end && !response.body().is_end_stream() {
             let watched = Arc::clone(&guard);
-            let lost = Box::pin(async move { watched.lost().await });
-            return Ok(response.map(|body| LockBody { body: Some(body), hold: Hold::Held { lost, guard } }));
-        }
-        Ok(match release(guard).await {
-            Ok(()) => response.map(|body| LockBody { body: Some(body), hold: Hold::Free }),
-            Err(loss) => self.refuse(&loss),
-        })
+            Some(Hold {
+                lost: Some(Box::pin(async move { watched.lost().await })),
+                release: Box::pin(async move { expansion::unlock(Arc::into_inner(guard)).await }),
+                last: None,
+            })
+        } else {
+            expansion::unlock(Arc::into_inner(guard)).await?;
+            None
+        };
+        Ok(Ok(response.map(|body| LockBody { body: Some(body), hold })))
     }
 }
 
@@ -167,14 +161,6 @@ fn status(error: &LockedError) -> StatusCode {
         LockedError::Lock(Error::InvalidName { .. }) => StatusCode::BAD_REQUEST,
         LockedError::Lock(error) if error.is_transient() => StatusCode::SERVICE_UNAVAILABLE,
         _ => StatusCode::INTERNAL_SERVER_ERROR,
-    }
-}
-
-/// Releases, if nobody else has the lock; else the last who has it does.
-async fn release(guard: Arc<LockGuard>) -> Result<(), LockedError> {
-    match Arc::into_inner(guard) {
-        Some(guard) => expansion::unlock(guard).await,
-        None => Ok(()),
     }
 }
 
@@ -215,7 +201,7 @@ where
 {
     type Response = Response<LockBody<R>>;
     type Error = S::Error;
-    type Future = BoxFuture<Result<Self::Response, S::Error>>;
+    type Future = BoxFuture<'static, Result<Self::Response, S::Error>>;
 
     /// As the service inside: there is no request yet to lock for.
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
@@ -228,27 +214,27 @@ where
         let mut service = mem::replace(&mut self.inner, clone);
         let layer = self.layer.clone();
         let (parts, body) = request.into_parts();
+        let call = move |parts| service.call(Request::from_parts(parts, body));
         let Some(lock) = (layer.lock)(&parts) else {
             return Box::pin(OwnerId::scope(async move {
-                let response = service.call(Request::from_parts(parts, body)).await?;
-                Ok(response.map(|body| LockBody { body: Some(body), hold: Hold::Free }))
+                Ok(call(parts).await?.map(|body| LockBody { body: Some(body), hold: None }))
             }));
         };
-        if !layer.finish {
-            return Box::pin(OwnerId::scope(layer.handle(lock, service, (parts, body), pending())));
-        }
         Box::pin(async move {
-            let refused = layer.clone();
+            let (refusing, finish) = (layer.clone(), layer.finish);
             let (mut task_end, caller_end) = oneshot::channel::<()>();
-            let handled =
-                OwnerId::scope(async move { layer.handle(lock, service, (parts, body), task_end.closed()).await });
-            let outcome = tokio::spawn(handled.in_current_span()).await;
+            let handled = OwnerId::scope(async move { layer.handle(lock, parts, call, task_end.closed()).await });
+            let outcome = if finish {
+                tokio::spawn(handled.in_current_span()).await.unwrap_or_else(|error| match error.try_into_panic() {
+                    Ok(panic) => panic::resume_unwind(panic),
+                    // the runtime is ending
+                    Err(_) => Err(LockedError::Lock(Error::Closed)),
+                })
+            } else {
+                handled.await
+            };
             drop(caller_end);
-            outcome.unwrap_or_else(|error| match error.try_into_panic() {
-                Ok(panic) => panic::resume_unwind(panic),
-                // the runtime is ending
-                Err(_) => Ok(refused.refuse(&LockedError::Lock(Error::Closed))),
-            })
+            outcome.unwrap_or_else(|error| Ok(refusing.refuse(&error)))
         })
     }
 }
@@ -275,22 +261,17 @@ pin_project_lite::pin_project! {
         // without one, it is empty
         #[pin]
         body: Option<B>,
-        hold: Hold<B::Data>,
+        // without one, the lock is free
+        hold: Option<Hold<B::Data>>,
     }
 }
 
-enum Hold<D> {
-    Free,
-    /// In this order: what watches has a clone of the guard.
-    Held {
-        lost: BoxFuture<Error>,
-        guard: Arc<LockGuard>,
-    },
+struct Hold<D> {
+    /// It has a clone of the guard, and goes before the lock is released.
+    lost: Option<BoxFuture<'static, Error>>,
+    release: BoxFuture<'static, Result<(), LockedError>>,
     /// What the body said last is passed on when the lock is free.
-    Releasing {
-        release: BoxFuture<Result<(), LockedError>>,
-        last: Option<Result<Frame<D>, BoxError>>,
-    },
+    last: Option<Result<Frame<D>, BoxError>>,
 }
 
 impl<B: Body> Body for LockBody<B>
@@ -302,57 +283,46 @@ where
 
     fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<B::Data>, BoxError>>> {
         let mut this = self.project();
-        loop {
-            match this.hold {
-                Hold::Free => {
-                    let Some(body) = this.body.as_pin_mut() else { return Poll::Ready(None) };
-                    return body.poll_frame(cx).map_err(Into::into);
-                }
-                Hold::Held { lost, .. } => {
-                    if let Poll::Ready(loss) = lost.as_mut().poll(cx) {
-                        *this.hold = Hold::Free;
-                        this.body.set(None);
-                        return Poll::Ready(Some(Err(LockedError::Lost(loss).into())));
-                    }
-                    let Some(mut body) = this.body.as_mut().as_pin_mut() else { return Poll::Ready(None) };
-                    let frame = ready!(body.as_mut().poll_frame(cx)).map(|frame| frame.map_err(Into::into));
-                    if matches!(frame, Some(Ok(_))) && !body.is_end_stream() {
-                        return Poll::Ready(frame);
-                    }
-                    if let Hold::Held { lost, guard } = mem::replace(this.hold, Hold::Free) {
-                        drop(lost);
-                        // it may have the request, and with that the lock
-                        this.body.set(None);
-                        *this.hold = Hold::Releasing { release: Box::pin(release(guard)), last: frame };
-                    }
-                }
-                Hold::Releasing { release, last } => {
-                    let released = ready!(release.as_mut().poll(cx));
-                    let last = released.map_or_else(|loss| Some(Err(loss.into())), |()| last.take());
-                    *this.hold = Hold::Free;
-                    this.body.set(None);
-                    return Poll::Ready(last);
-                }
+        let Some(hold) = this.hold else {
+            let Some(body) = this.body.as_pin_mut() else { return Poll::Ready(None) };
+            return body.poll_frame(cx).map_err(Into::into);
+        };
+        if let (Some(lost), Some(mut body)) = (&mut hold.lost, this.body.as_mut().as_pin_mut()) {
+            if let Poll::Ready(loss) = lost.as_mut().poll(cx) {
+                *this.hold = None;
+                this.body.set(None);
+                return Poll::Ready(Some(Err(LockedError::Lost(loss).into())));
             }
+            let frame = ready!(body.as_mut().poll_frame(cx)).map(|frame| frame.map_err(Into::into));
+            if matches!(frame, Some(Ok(_))) && !body.is_end_stream() {
+                return Poll::Ready(frame);
+            }
+            (hold.lost, hold.last) = (None, frame);
+            // it may have the request, and with that the lock
+            this.body.set(None);
         }
+        let released = ready!(hold.release.as_mut().poll(cx));
+        let last = released.map_or_else(|loss| Some(Err(loss.into())), |()| hold.last.take());
+        *this.hold = None;
+        Poll::Ready(last)
     }
 
     fn is_end_stream(&self) -> bool {
-        matches!(self.hold, Hold::Free) && self.body.as_ref().is_none_or(Body::is_end_stream)
+        self.hold.is_none() && self.body.as_ref().is_none_or(Body::is_end_stream)
     }
 
     fn size_hint(&self) -> SizeHint {
-        match (&self.hold, &self.body) {
+        match (&self.body, &self.hold) {
+            (Some(body), _) => body.size_hint(),
             // the last frame is not the body's any more
-            (Hold::Releasing { .. }, _) => SizeHint::default(),
-            (_, Some(body)) => body.size_hint(),
-            (_, None) => SizeHint::with_exact(0),
+            (None, Some(_)) => SizeHint::default(),
+            (None, None) => SizeHint::with_exact(0),
         }
     }
 }
 
 impl<B: Body> fmt::Debug for LockBody<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LockBody").field("holds_the_lock", &!matches!(self.hold, Hold::Free)).finish_non_exhaustive()
+        f.debug_struct("LockBody").field("holds_the_lock", &self.hold.is_some()).finish_non_exhaustive()
     }
 }

@@ -4,9 +4,6 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use nestlock::FencingToken;
 
-/// The last moment that is a fencing token: the year 287396.
-const MAX: u64 = (1 << 53) - 1;
-
 /// How far a pattern is walked back, which takes some milliseconds of the caller's thread.
 #[cfg(feature = "cron")]
 const MOST_STEPS: u32 = 10_000;
@@ -58,8 +55,7 @@ impl Ticks {
     /// millisecond are dropped; at least 1 ms.
     #[must_use]
     pub fn every(interval: Duration) -> Self {
-        let millis = u64::try_from(interval.as_millis()).unwrap_or(MAX);
-        Self(Pattern::Every(millis.clamp(1, MAX)))
+        Self(Pattern::Every(u64::try_from(interval.as_millis()).unwrap_or(u64::MAX).max(1)))
     }
 
     /// Due at the instants of a cron pattern, in UTC: `"30 3 * * MON-FRI"`, with an optional field for seconds before the others.
@@ -142,6 +138,9 @@ fn instant(found: Result<chrono::DateTime<chrono::Utc>, croner::errors::CronErro
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The last moment that is a fencing token: the year 287396.
+    const MAX: u64 = (1 << 53) - 1;
 
     fn numbers(ticks: &Ticks, from: u64, to: u64) -> Vec<u64> {
         let after = |millis: u64| ticks.next(millis).map(Tick::number).filter(|next| *next <= to);
