@@ -317,14 +317,19 @@ pub(crate) struct NewThread {
 /// A new thread of the caller's process.
 pub(crate) fn add_thread() -> NewThread {
     let process = PROCESS.get();
-    with(|state| {
-        let is_users = !state.threads.iter().any(|thread| thread.process == process && thread.waits != Waits::ForEver);
-        let context: &'static Context = Box::leak(Box::new(Context::new()));
-        state.threads.push(Thread { process, is_users, waits: Waits::No, paused_until: 0, context });
-        let number = state.threads.len() - 1;
-        state.living.push(number);
-        NewThread { number, process, context }
-    })
+    // the list grows now and then: it must not go with the process
+    let add = || {
+        with(|state| {
+            let is_users =
+                !state.threads.iter().any(|thread| thread.process == process && thread.waits != Waits::ForEver);
+            let context: &'static Context = Box::leak(Box::new(Context::new()));
+            state.threads.push(Thread { process, is_users, waits: Waits::No, paused_until: 0, context });
+            let number = state.threads.len() - 1;
+            state.living.push(number);
+            NewThread { number, process, context }
+        })
+    };
+    as_process(0, add)
 }
 
 /// The first thing that a new thread does, before it stops until it has the turn. It may be interrupted anywhere.
