@@ -3,18 +3,15 @@
 mod fill;
 mod store;
 
-use std::{
-    fmt,
-    future::Future,
-    sync::{Arc, Mutex},
-    time::Duration,
-};
+use std::{fmt, future::Future, sync::Arc, time::Duration};
 
+use dashmap::{DashMap, DashSet};
 #[cfg(feature = "fred")]
 pub use fred;
 use nestlock::LockClient;
+use tokio::sync::watch;
 
-use self::fill::Running;
+use self::fill::Progress;
 #[cfg(feature = "json")]
 pub use self::store::Json;
 #[cfg(feature = "fred")]
@@ -37,7 +34,14 @@ pub fn cached<S: Store>(client: &LockClient, store: S) -> Cached<S> {
         lease: Duration::from_secs(3),
         wait: Duration::from_secs(30),
     };
-    Cached { client: client.clone(), store: Arc::new(store), codec: Arc::new(Raw), options, running: Arc::default() }
+    Cached {
+        client: client.clone(),
+        store: Arc::new(store),
+        codec: Arc::new(Raw),
+        options,
+        fills: Arc::default(),
+        refreshes: Arc::default(),
+    }
 }
 
 /// A cache that is filled once, however many ask; made by [`cached()`]. Cheap to clone. Clones share fills; use one cache in a
@@ -48,7 +52,9 @@ pub struct Cached<S, C: Codec = Raw> {
     store: Arc<S>,
     codec: Arc<C>,
     options: Options,
-    running: Arc<Mutex<Running<C::Value>>>,
+    /// By key: those of this process that somebody waits for, and those in the background.
+    fills: Arc<DashMap<String, watch::Receiver<Progress<C::Value>>>>,
+    refreshes: Arc<DashSet<String>>,
 }
 
 #[derive(Debug, Clone)]
@@ -96,7 +102,7 @@ impl<S: Store, C: Codec> Cached<S, C> {
     /// Other values than bytes.
     pub fn codec<D: Codec>(self, codec: D) -> Cached<S, D> {
         let Self { client, store, options, .. } = self;
-        Cached { client, store, codec: Arc::new(codec), options, running: Arc::default() }
+        Cached { client, store, codec: Arc::new(codec), options, fills: Arc::default(), refreshes: Arc::default() }
     }
 
     /// How long a value lasts. Default 60 s; a millisecond at least, 10 years at most.
@@ -203,7 +209,8 @@ impl<S, C: Codec> Clone for Cached<S, C> {
             store: Arc::clone(&self.store),
             codec: Arc::clone(&self.codec),
             options: self.options.clone(),
-            running: Arc::clone(&self.running),
+            fills: Arc::clone(&self.fills),
+            refreshes: Arc::clone(&self.refreshes),
         }
     }
 }

@@ -1,15 +1,13 @@
 //! Who fills, who waits for it, and what is written.
 
 use std::{
-    collections::{HashMap, HashSet},
     future::Future,
     panic::{AssertUnwindSafe, catch_unwind},
-    pin::Pin,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
-use futures_util::FutureExt;
+use dashmap::Entry;
+use futures_util::{FutureExt, future::BoxFuture};
 use nestlock::{AcquireOptions, Lock, LockGuard};
 use tokio::{sync::watch, time::timeout};
 
@@ -26,7 +24,7 @@ const LOOK: Duration = Duration::from_millis(500);
 const PAUSE: Duration = Duration::from_millis(100);
 /// What a fill came to, for all who wait for it. `None`: there is no value.
 pub(super) type Filled<V> = Result<Option<V>, CacheError>;
-pub(super) type Fill<V> = Pin<Box<dyn Future<Output = Result<Option<V>, BoxError>> + Send>>;
+pub(super) type Fill<V> = BoxFuture<'static, Result<Option<V>, BoxError>>;
 
 /// How far a fill is.
 pub(super) enum Progress<V> {
@@ -35,20 +33,6 @@ pub(super) enum Progress<V> {
     /// It has the lock.
     Fills,
     Done(Filled<V>),
-}
-
-/// The fills of this process, by key.
-pub(super) struct Running<V> {
-    /// For those who miss the value.
-    fills: HashMap<String, watch::Receiver<Progress<V>>>,
-    /// In the background.
-    refreshes: HashSet<String>,
-}
-
-impl<V> Default for Running<V> {
-    fn default() -> Self {
-        Self { fills: HashMap::new(), refreshes: HashSet::new() }
-    }
 }
 
 /// What the store has for a key.
@@ -61,37 +45,22 @@ pub(super) struct Found<V> {
     left: Duration,
 }
 
-/// Takes a key out of the fills when it goes, also by a panic.
-struct Landing<V> {
-    running: Arc<Mutex<Running<V>>>,
-    key: String,
-    of: fn(&mut Running<V>, &str),
-}
-
-impl<V> Drop for Landing<V> {
-    fn drop(&mut self) {
-        (self.of)(&mut self.running.lock().unwrap_or_else(PoisonError::into_inner), &self.key);
-    }
-}
-
 impl<S: Store, C: Codec> Cached<S, C> {
     /// `optional`: that there is none is an answer.
     pub(super) async fn get_or_fill(&self, key: &str, optional: bool, fill: Fill<C::Value>) -> Filled<C::Value> {
         let (mut fill, began, wait) = (Some(fill), Instant::now(), self.options.wait);
         let mut comes_again = false;
         loop {
-            let running = self.running().fills.get(key).cloned();
-            let mut running = if let Some(running) = running {
-                running
-            } else {
-                if let Some(found) = self.read(key).await?.filter(|found| self.is_answer(found, optional)) {
-                    if let Some(fill) = fill.filter(|_| self.is_due(&found)) {
-                        self.refresh(key, found.left, fill);
-                    }
-                    return Ok(found.value);
+            let running = self.fills.get(key).map(|running| running.clone());
+            if running.is_none()
+                && let Some(found) = self.read(key).await?.filter(|found| self.is_answer(found, optional))
+            {
+                if let Some(fill) = fill.filter(|_| self.is_due(&found)) {
+                    self.refresh(key, found.left, fill);
                 }
-                self.start(key, optional, began, &mut fill)
-            };
+                return Ok(found.value);
+            }
+            let mut running = running.unwrap_or_else(|| self.start(key, optional, began, &mut fill));
             // somebody else's fill, begun after we came, waits for longer than we
             if std::mem::replace(&mut comes_again, true) && fill.is_some() {
                 let fills = running.wait_for(|progress| !matches!(progress, Progress::Waits));
@@ -120,21 +89,17 @@ impl<S: Store, C: Codec> Cached<S, C> {
         began: Instant,
         fill: &mut Option<Fill<C::Value>>,
     ) -> watch::Receiver<Progress<C::Value>> {
-        let mut running = self.running();
-        if let Some(fill) = running.fills.get(key) {
-            return fill.clone();
-        }
         let (sender, receiver) = watch::channel(Progress::Waits);
-        running.fills.insert(key.to_owned(), receiver.clone());
+        // let go before the task is begun: a runtime that is closing drops it at once, with its landing
+        match self.fills.entry(key.to_owned()) {
+            Entry::Occupied(running) => return running.get().clone(),
+            Entry::Vacant(none) => drop(none.insert(receiver.clone())),
+        }
         let fill = fill.take().expect("taken by the fill that was waited for, which was the last turn");
-        let landing = self.landing(key, |running, key| {
-            running.fills.remove(key);
-        });
-        let this = self.clone();
-        // a runtime that is closing drops the task at once, with its landing
-        drop(running);
+        let landing = scopeguard::guard((self.clone(), key.to_owned()), |(this, key)| drop(this.fills.remove(&key)));
         tokio::spawn(async move {
-            let filled = this.fill(&landing.key, optional, began, fill, &sender).await;
+            let (this, key) = &*landing;
+            let filled = this.fill(key, optional, began, fill, &sender).await;
             // who comes from here on looks into the store
             drop(landing);
             sender.send_replace(Progress::Done(filled));
@@ -152,56 +117,55 @@ impl<S: Store, C: Codec> Cached<S, C> {
         progress: &watch::Sender<Progress<C::Value>>,
     ) -> Filled<C::Value> {
         let (lock, wait) = (self.lock(key)?, self.options.wait);
+        let is_answer = |found: &Found<C::Value>| self.is_answer(found, optional);
         let guard = loop {
             let left = wait.saturating_sub(began.elapsed());
             if let Some(guard) = lock.try_lock_for_with(left.min(LOOK), self.renewed()).await? {
                 break guard;
             }
             // of many who wait, not each has to have the lock before it sees the value
-            if let Some(value) = self.look(key, optional).await? {
+            if let Some(value) = self.look(key, is_answer).await? {
                 return Ok(value);
             }
-            if left.is_zero() || began.elapsed() >= wait {
+            if began.elapsed() >= wait {
                 return Err(CacheError::Busy(wait));
             }
         };
         progress.send_replace(Progress::Fills);
-        let filled = match self.look(key, optional).await {
-            Ok(Some(value)) => Ok(value),
-            Ok(None) => self.fill_under(&guard, key, fill).await,
-            Err(error) => Err(error),
-        };
-        // the next one may look; that the lock was lost is no news, what was filled is written or not
-        let _ = guard.unlock().await;
-        filled
+        self.fill_unless(is_answer, guard, key, fill).await
     }
 
     /// What there is without a fill, or that one failed a moment ago.
-    async fn look(&self, key: &str, optional: bool) -> Result<Option<Option<C::Value>>, CacheError> {
-        let (found, failed) = tokio::try_join!(self.read(key), self.failed(key))?;
-        match (found.filter(|found| self.is_answer(found, optional)), failed) {
-            (Some(found), _) => Ok(Some(found.value)),
-            (None, Some(message)) => Err(CacheError::FailedElsewhere(message)),
-            (None, None) => Ok(None),
+    async fn look(
+        &self,
+        key: &str,
+        is_answer: impl Fn(&Found<C::Value>) -> bool,
+    ) -> Result<Option<Option<C::Value>>, CacheError> {
+        let marker = marker(key);
+        let (found, marked) = tokio::try_join!(self.read(key), in_time(self.store.get(&marker)))?;
+        if let Some(found) = found.filter(is_answer) {
+            return Ok(Some(found.value));
         }
+        // a value whose key is a marker's name is none
+        let failed = marked.and_then(|(bytes, _)| read_failure(&bytes));
+        failed.map_or(Ok(None), |message| Err(CacheError::FailedElsewhere(message)))
     }
 
     /// Fills anew in the background, unless somebody is at it, or was since `left` was read.
     fn refresh(&self, key: &str, left: Duration, fill: Fill<C::Value>) {
-        if !self.running().refreshes.insert(key.to_owned()) {
+        if !self.refreshes.insert(key.to_owned()) {
             return;
         }
-        let landing = self.landing(key, |running, key| {
-            running.refreshes.remove(key);
-        });
-        let this = self.clone();
+        let landing =
+            scopeguard::guard((self.clone(), key.to_owned()), |(this, key)| drop(this.refreshes.remove(&key)));
         tokio::spawn(async move {
+            let (this, key) = &*landing;
             // readers of the stale value need not ask again before
-            let pause = match this.refill(&landing.key, left, fill).await {
+            let pause = match this.refill(key, left, fill).await {
                 Ok(true) => return,
                 Ok(false) => PAUSE,
                 Err(error) => {
-                    tracing::warn!(key = landing.key, %error, "a value was not refreshed");
+                    tracing::warn!(key, %error, "a value was not refreshed");
                     this.options.error_ttl
                 }
             };
@@ -212,15 +176,25 @@ impl<S: Store, C: Codec> Cached<S, C> {
     /// `false`: somebody else is at it.
     async fn refill(&self, key: &str, left: Duration, fill: Fill<C::Value>) -> Result<bool, CacheError> {
         let Some(guard) = self.lock(key)?.try_lock_with(self.renewed()).await? else { return Ok(false) };
-        let (found, failed) = tokio::try_join!(self.read(key), self.failed(key))?;
-        let is_new = found.is_some_and(|found| found.left > left);
-        let filled = match failed {
-            _ if is_new => Ok(None),
-            Some(message) => Err(CacheError::FailedElsewhere(message)),
-            None => self.fill_under(&guard, key, fill).await,
+        self.fill_unless(|found| found.left > left, guard, key, fill).await.map(|_| true)
+    }
+
+    /// Reads again under the lock, fills if there is no answer still, and lets the lock go.
+    async fn fill_unless(
+        &self,
+        is_answer: impl Fn(&Found<C::Value>) -> bool,
+        guard: LockGuard,
+        key: &str,
+        fill: Fill<C::Value>,
+    ) -> Filled<C::Value> {
+        let filled = match self.look(key, is_answer).await {
+            Ok(Some(value)) => Ok(value),
+            Ok(None) => self.fill_under(&guard, key, fill).await,
+            Err(error) => Err(error),
         };
+        // the next one may look; that the lock was lost is no news, what was filled is written or not
         let _ = guard.unlock().await;
-        filled.map(|_| true)
+        filled
     }
 
     /// Fills and writes, while the lock is held.
@@ -233,26 +207,21 @@ impl<S: Store, C: Codec> Cached<S, C> {
             let bytes = value.as_ref().map(|value| self.codec.encode(value)).transpose()?;
             Ok::<_, BoxError>((value, bytes))
         });
-        let (value, bytes) = match guard.run_until_lost(made.catch_unwind()).await? {
-            Ok(Ok(made)) => made,
-            Ok(Err(error)) => return self.fails(guard, key, error_ttl, CacheError::Fill(error.into())).await,
-            Err(_) => return self.fails(guard, key, error_ttl, CacheError::Panicked).await,
+        let error = match guard.run_until_lost(made.catch_unwind()).await? {
+            Ok(Ok((value, bytes))) => {
+                let ttl = if bytes.is_some() { Some(ttl) } else { none_ttl };
+                // not kept, but what stands there is over
+                let (ttl, stale_for) = ttl.map(|ttl| (ttl, stale_for)).unwrap_or_default();
+                let envelope = Envelope { took: began.elapsed(), stale_for, value: bytes };
+                self.write(guard, key, envelope.write(), ttl.saturating_add(stale_for)).await;
+                return Ok(value);
+            }
+            Ok(Err(error)) => CacheError::Fill(error.into()),
+            Err(_) => CacheError::Panicked,
         };
-        let (ttl, stale_for) = match (&bytes, none_ttl) {
-            (Some(_), _) => (ttl, stale_for),
-            (None, Some(ttl)) => (ttl, stale_for),
-            // not kept, but what stands there is over
-            (None, None) => (Duration::ZERO, Duration::ZERO),
-        };
-        let envelope = Envelope { took: began.elapsed(), stale_for, value: bytes };
-        self.write(guard, key, envelope.write(), ttl.saturating_add(stale_for)).await;
-        Ok(value)
-    }
-
-    async fn fails(&self, guard: &LockGuard, key: &str, ttl: Duration, error: CacheError) -> Filled<C::Value> {
-        if !ttl.is_zero() {
+        if !error_ttl.is_zero() {
             let cause = if let CacheError::Fill(cause) = &error { cause.to_string() } else { error.to_string() };
-            self.write(guard, &marker(key), failure(&cause), ttl).await;
+            self.write(guard, &marker(key), failure(&cause), error_ttl).await;
         }
         Err(error)
     }
@@ -272,22 +241,10 @@ impl<S: Store, C: Codec> Cached<S, C> {
     pub(super) async fn read(&self, key: &str) -> Result<Option<Found<C::Value>>, CacheError> {
         let Some((bytes, left)) = in_time(self.store.get(key)).await? else { return Ok(None) };
         let Some(Envelope { took, stale_for, value }) = Envelope::read(&bytes) else { return Ok(None) };
-        let value = match value {
-            // what it cannot read, or panics at, is missing
-            Some(bytes) => match catch_unwind(AssertUnwindSafe(|| self.codec.decode(bytes))) {
-                Ok(Some(value)) => Some(value),
-                Ok(None) | Err(_) => return Ok(None),
-            },
-            None => None,
-        };
+        // what the codec cannot read, or panics at, is missing
+        let decode = |bytes| catch_unwind(AssertUnwindSafe(|| self.codec.decode(bytes))).ok().flatten();
+        let Some(value) = value.map_or(Some(None), |bytes| decode(bytes).map(Some)) else { return Ok(None) };
         Ok(Some(Found { value, took, fresh_for: left.saturating_sub(stale_for), left }))
-    }
-
-    /// What the last fill said, if it failed a moment ago.
-    async fn failed(&self, key: &str) -> Result<Option<Arc<str>>, CacheError> {
-        let marker = in_time(self.store.get(&marker(key))).await?;
-        // a value whose key is a marker's name is none
-        Ok(marker.and_then(|(bytes, _)| read_failure(&bytes)))
     }
 
     /// That there is none stands there for a moment even where it is not cached.
@@ -306,14 +263,6 @@ impl<S: Store, C: Codec> Cached<S, C> {
 
     fn renewed(&self) -> AcquireOptions {
         AcquireOptions::new().watchdog_timeout(self.options.lease)
-    }
-
-    fn landing(&self, key: &str, of: fn(&mut Running<C::Value>, &str)) -> Landing<C::Value> {
-        Landing { running: Arc::clone(&self.running), key: key.to_owned(), of }
-    }
-
-    fn running(&self) -> MutexGuard<'_, Running<C::Value>> {
-        self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
