@@ -541,6 +541,32 @@ async fn an_adopt_that_could_not_be_asked_at_first_has_its_whole_lease() {
     guard.unlock().await.unwrap();
 }
 
+/// It was adopted, and is over when the "yes" comes: nobody holds it, and to ask again would not help.
+#[tokio::test]
+async fn an_adopt_whose_lease_is_over_before_its_answer_fails_at_once() {
+    let server = Server::start();
+    let proxy = Proxy::start(&server);
+    let (a, b) = (server.client().await, LockClient::connect(proxy.url()).await.unwrap());
+    for ((kind, here), (_, there)) in kinds(&a).into_iter().zip(kinds(&b)) {
+        let on_its_way = known_and_on_its_way(&here, &there).await;
+        proxy.forget_requests();
+        proxy.once(Verb::Transfer, Action::Late(ms(250)));
+        let asked = std::time::Instant::now();
+        let late = there.adopt_with(&on_its_way, AcquireOptions::new().lease(ms(100))).await;
+        let took = asked.elapsed();
+        let Err(error @ Error::Unconfirmed { .. }) = late else { panic!("{kind}: {late:?}") };
+        assert!(error.to_string().contains("when the lease was over already"), "{kind}: {error}");
+        assert!(took >= ms(250) && took < ms(750), "{kind}: {took:?}");
+        assert_eq!(proxy.count(Verb::Transfer), 1, "{kind}: it asked again");
+        b.idle().await;
+        assert_eq!(b.stats().holds, 0, "{kind}");
+        // a signal lock's record lasts for a whole second
+        let guard = rival(&a, kind, &here).try_lock_for(ms(3_000)).await.unwrap();
+        guard.unwrap_or_else(|| panic!("{kind}: nobody holds it, and nobody gets it")).unlock().await.unwrap();
+    }
+    nothing_is_left(&server, &[&a, &b]).await;
+}
+
 /// Its answer is lost, and before it can ask again nobody polls it any more.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_adopt_that_is_not_polled_between_two_tries_holds_no_longer_than_a_request_may_take() {

@@ -142,6 +142,40 @@ async fn a_codec_that_panics_is_a_fill_that_fails() {
     assert_eq!(fills.load(SeqCst), 1, "one try a second");
 }
 
+/// Panics at what another codec has written.
+struct Shies;
+
+impl Codec for Shies {
+    type Value = Vec<u8>;
+
+    fn encode(&self, value: &Vec<u8>) -> Result<Vec<u8>, BoxError> {
+        Ok(value.clone())
+    }
+
+    fn decode(&self, bytes: Vec<u8>) -> Option<Vec<u8>> {
+        assert_ne!(bytes, b"old", "bytes at which a codec panics, as it should");
+        Some(bytes)
+    }
+}
+
+#[tokio::test]
+async fn a_value_at_which_the_codec_panics_is_missing_and_filled_anew() {
+    let server = EmbeddedServer::start().unwrap();
+    let cache = a_cache(server.url()).await.stale_for(ms(60_000));
+    let shies = cache.clone().codec(Shies);
+    // in the caller's task, and in that of the fill, under the lock
+    for (key, ttl) in [("fresh", ms(60_000)), ("stale", ms(1))] {
+        cache.clone().ttl(ttl).try_get_with(key, value("old")).await.unwrap();
+        assert_eq!(cache.get(key).await.unwrap().unwrap(), b"old", "{key}");
+        assert_eq!(shies.get(key).await.unwrap(), None, "{key}");
+        let reads = async || tokio::join!(shies.try_get_with(key, value("a")), shies.try_get_with(key, value("b")));
+        let (one, two) = tokio::time::timeout(ms(10_000), reads()).await.expect("somebody hangs");
+        let filled = one.unwrap();
+        assert_eq!(two.unwrap(), filled, "{key}: filled once");
+        assert_eq!(shies.get(key).await.unwrap(), Some(filled), "{key}: and kept");
+    }
+}
+
 #[tokio::test]
 async fn a_store_of_its_own_is_back_after_a_restart() {
     let server = SpawnedServer::start().unwrap();
