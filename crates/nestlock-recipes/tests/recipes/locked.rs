@@ -76,6 +76,27 @@ async fn the_name_is_made_of_the_arguments() {
     assert!(matches!(&failed, Err(LockedError::Lock(Error::InvalidName { name, .. })) if name == "order:a:007:{"));
 }
 
+/// It is the module's path, whatever else the function stands in: two such functions share a lock.
+#[tokio::test]
+async fn a_function_inside_of_another_is_named_as_if_it_stood_beside_it() {
+    let stage = Stage::new().await;
+    let (one, two) = {
+        #[locked(client = stage.locks)]
+        async fn inside(stage: &Stage) -> Result<bool, LockedError> {
+            Ok(stage.is_locked("recipes::locked::inside").await)
+        }
+        let one = inside(&stage).await.unwrap();
+        {
+            #[locked(client = stage.locks)]
+            async fn inside(stage: &Stage) -> Result<bool, LockedError> {
+                Ok(stage.is_locked("recipes::locked::inside").await)
+            }
+            (one, inside(&stage).await.unwrap())
+        }
+    };
+    assert!(one && two);
+}
+
 #[locked("{shop}:{}", id + 1, client = clients.1)]
 async fn shapes<'a, T: Debug>(
     clients: &(u8, Arc<LockClient>),
