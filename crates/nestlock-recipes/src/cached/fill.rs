@@ -142,12 +142,12 @@ impl<S: Store, C: Codec> Cached<S, C> {
         is_answer: impl Fn(&Found<C::Value>) -> bool,
     ) -> Result<Option<Option<C::Value>>, CacheError> {
         let marker = marker(key);
-        let (found, marked) = tokio::try_join!(self.read(key), in_time(self.store.get(&marker)))?;
+        let (found, failed) = tokio::try_join!(self.read(key), in_time(self.store.get(&marker)))?;
         if let Some(found) = found.filter(is_answer) {
             return Ok(Some(found.value));
         }
         // a value whose key is a marker's name is none
-        let failed = marked.and_then(|(bytes, _)| read_failure(&bytes));
+        let failed = failed.and_then(|(bytes, _)| read_failure(&bytes));
         failed.map_or(Ok(None), |message| Err(CacheError::FailedElsewhere(message)))
     }
 
