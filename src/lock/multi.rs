@@ -20,6 +20,9 @@ use super::{Inspection, Lock, Several, quorum::ask};
 /// trip or more counts as well: a pause that is short beside the rounds would not tear two apart that disturb each other.
 const PAUSE_STEP: Duration = Duration::from_millis(2);
 const MAX_PAUSE: Duration = Duration::from_millis(50);
+/// A round trip counts up to this: one that is known to be longer comes of an outage, mostly, and may be over by now. The
+/// lock may be free meanwhile.
+const LONGEST_ROUND_TRIP: Duration = Duration::from_millis(250);
 
 /// Several locks that are held together or not at all: see [`LockClient::multi_lock`](crate::LockClient::multi_lock).
 #[derive(Debug)]
@@ -129,9 +132,7 @@ impl Several for MultiLock {
             Round::Busy => return Ok(None),
             Round::Again(first) => first,
         };
-        let (round_trip, mut was_busy) = (self.anchor.store.round_trip(), false);
-        let (step, most) = (PAUSE_STEP + round_trip, MAX_PAUSE + 2 * round_trip);
-        let mut pause = step;
+        let (mut pause, mut was_busy) = (Duration::ZERO, false);
         loop {
             let wait = match limit {
                 None => Wait::Forever,
@@ -148,9 +149,10 @@ impl Several for MultiLock {
                 Err(error) => return Err(error),
             }
             // two that take turns disturbing each other would go on for ever
+            let round_trip = self.anchor.store.round_trip().min(LONGEST_ROUND_TRIP);
+            pause = (pause + PAUSE_STEP + round_trip).min(MAX_PAUSE + 2 * round_trip);
             let until = Instant::now() + pause.mul_f64(random_fraction());
             self.anchor.sleep_until(limit.map_or(until, |limit| until.min(limit))).await;
-            pause = (pause + step).min(most);
         }
     }
 
