@@ -12,7 +12,7 @@ use tokio::sync::OwnedSemaphorePermit;
 
 use super::{
     core::{Core, LATE_ANSWER},
-    failure::{silent, store_error},
+    failure::{NO_ANSWER, TOO_LATE, silent, store_error},
     generation::{Grant, Ticket},
     hold::{Hold, Next},
     kind::{Adopts, Kind, Terms, Wake},
@@ -36,9 +36,6 @@ use crate::{
 /// So many holds are not handed over while a subscription is under way: a waiter with as many before him has missed no
 /// message, and need not try again when he listens. Should he have, he looks for himself within the poll cap.
 const FAR: u32 = 16;
-
-pub(super) const NO_ANSWER: &str = "no answer before the wait was over";
-pub(super) const TOO_LATE: &str = "the answer came when the lease was over already";
 
 /// A hold that was acquired, and the ticket to it.
 pub(crate) type Entered = (Arc<Hold>, Ticket);
@@ -314,7 +311,12 @@ impl<'a> Acquire<'a> {
         let refused = core.check_open().err().map(Err).or_else(|| core.holds.rival(hold, request.count));
         if let Some(refused) = refused {
             hold.not_executed(&request);
-            return refused.and_then(|asks| self.failed(asks));
+            return match self.in_time(deadline, pin!(core.settle_rival(refused?))).await {
+                Some(Ok(())) => Ok(Attempt::Again),
+                Some(Err(_)) if !self.waits => Err(hold.not_reentrant_error(&request.owner)),
+                Some(Err(error)) => self.failed(error),
+                None => Ok(Attempt::GivenUp),
+            };
         }
         let (owner, lease_ms) = (&request.owner, self.lease.millis());
         // adopted by an earlier request, whose answer was lost, it has that one's lease

@@ -2,6 +2,9 @@
 
 use crate::error::{Error, StoreError, StoreErrorKind};
 
+pub(super) const NO_ANSWER: &str = "no answer before the wait was over";
+pub(super) const TOO_LATE: &str = "the answer came when the lease was over already";
+
 /// A failure of the store, told as one of this lock.
 pub(super) fn store_error(lock: &str, source: StoreError) -> Error {
     let lock = lock.to_owned();

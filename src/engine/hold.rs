@@ -211,6 +211,10 @@ impl Hold {
         Error::NotHeld { lock: self.lock_name().to_string(), owner: owner.clone() }
     }
 
+    pub(crate) fn not_reentrant_error(&self, owner: &OwnerId) -> Error {
+        Error::NotReentrant { lock: self.lock_name().to_string(), owner: owner.clone() }
+    }
+
     /// What the guards of a generation that has ended are told.
     pub(crate) fn end_error(&self, generation: &Generation, end: End) -> Error {
         match end {

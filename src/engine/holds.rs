@@ -12,19 +12,17 @@ use super::{
     hold::Hold,
     kind::Kind,
     refusal::Refusal,
-    state::{Around, HeldSibling, Leftover, ServerSide, Standing},
+    state::{Around, HeldSibling, Leftover, Standing},
 };
 use crate::{
     clock::Instant,
-    error::{Result, StoreError, StoreErrorKind},
+    error::Result,
     owner::OwnerId,
     sync::{
         DashMap, DashSet, Mutex, MutexGuard,
         atomic::{AtomicU64, Ordering},
     },
 };
-
-const ANOTHER_KIND: &str = "its owner asks for a hold of another kind at this name, which does not go with this one";
 
 /// All holds of one client.
 #[derive(Debug)]
@@ -306,17 +304,25 @@ impl Holds {
         }
     }
 
-    /// Why a first hold, which is in doubt by now, must not be asked for: its owner has one of a kind that does not go with it.
-    /// `Ok`: it asks for one. Of two that ask at once, one at least sees the other.
-    pub(super) fn rival(&self, hold: &Hold, count: u32) -> Option<Result<StoreError>> {
+    /// What keeps a first hold, which is in doubt by now, from being asked for: its owner has one of a kind that does not go
+    /// with it, or waits for one in the queue, or is inside what it lost. `Ok`: the server does not agree with that one; both
+    /// would have one name there, and what settles the one would end the other. Of two that ask at once, one at least sees
+    /// the other.
+    pub(super) fn rival(&self, hold: &Hold, count: u32) -> Option<Result<Arc<Hold>>> {
         let family = hold.kind().about().rival.filter(|_| count == 1)?;
         let other = self.find(Key { family, ..Key::new(hold.kind(), &hold.caller) })?;
         let state = other.state();
-        if state.is_valid(Instant::now()) {
-            return Some(Err(Refusal::NotReentrant(state.owner.clone()).into_error(hold.lock_name())));
-        }
-        let asks = matches!(state.server, ServerSide::InDoubt { outermost: true, .. });
-        asks.then(|| Ok(StoreError::new(StoreErrorKind::Overloaded, false, ANOTHER_KIND)))
+        let refusal = match (state.lost_inside(Instant::now()), state.leftover()) {
+            (Some((owner, reason)), _) => Refusal::Lost(owner, reason),
+            (None, Leftover::Nothing) => return None,
+            (None, Leftover::Held) => Refusal::NotReentrant(state.owner.clone()),
+            (None, Leftover::Doubt) if state.is_valid(Instant::now()) => Refusal::NotReentrant(state.owner.clone()),
+            (None, Leftover::Doubt) => {
+                drop(state);
+                return Some(Ok(other));
+            }
+        };
+        Some(Err(refusal.into_error(hold.lock_name())))
     }
 
     /// A late execution may still use this value.

@@ -14,6 +14,9 @@ use crate::{
     store::{Epoch, Released},
 };
 
+/// Why a hold waits for another call of its owner.
+const ANOTHER_KIND: &str = "its owner asks for a hold of another kind at this name, which does not go with this one";
+
 /// What came of [`Core::agree`].
 pub(crate) enum Agreement {
     /// The server records what we want. `held`: it had recorded this owner, or may have.
@@ -40,6 +43,23 @@ impl Core {
             Err(error) => {
                 hold.not_executed(&request);
                 Agreement::Refused(error)
+            }
+        }
+    }
+
+    /// Settles what keeps an owner from another kind of the lock: its other hold is given up, and the server does not know.
+    pub(crate) async fn settle_rival(&self, rival: Arc<Hold>) -> Result<(), StoreError> {
+        let under_way = UnderWay { core: self, hold: rival };
+        // only tried: that call may be at this one's hold
+        let Ok(_turn) = under_way.hold.turn.try_lock() else {
+            return Err(StoreError::new(StoreErrorKind::Overloaded, false, ANOTHER_KIND));
+        };
+        match self.agree(&under_way.hold).await {
+            Agreement::Reached { .. } => Ok(()),
+            Agreement::Refused(error) => Err(error),
+            Agreement::Silent(_) => {
+                self.abandon_name_in_doubt(&under_way.hold);
+                Ok(())
             }
         }
     }

@@ -8,9 +8,9 @@ use std::{pin::pin, sync::Arc};
 use futures_util::future::join_all;
 
 use super::{
-    acquire::{Acquire, Entered, NO_ANSWER, TOO_LATE},
+    acquire::{Acquire, Entered},
     core::{Core, LOCKS_AT_ONCE},
-    failure::{silent, store_error},
+    failure::{NO_ANSWER, TOO_LATE, silent, store_error},
     hold::{Hold, Next},
     kind::{Kind, Together, Wake},
     settle::UnderWay,

@@ -45,6 +45,7 @@ mod reentrant;
 mod refusals;
 mod resend;
 mod residue;
+mod rivals;
 mod signal;
 mod slow_link;
 mod spin;

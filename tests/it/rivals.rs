@@ -1,0 +1,195 @@
+//! The reentrant and the fair lock of one owner: they are one record, and what settles the one would end the other.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use nestlock::{AcquireOptions, Error, Lock, LockClient, LockGuard, OwnerId};
+
+use crate::{
+    contract::nothing_is_left,
+    support::{
+        Server,
+        proxy::{Action, Proxy, Verb},
+    },
+};
+
+fn ms(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+/// Both doors, this one or the other one first.
+fn doors(client: &LockClient, name: &str, swap: bool) -> (Lock, Lock) {
+    let (fair, reentrant) = (client.fair_lock(name).unwrap(), client.reentrant_lock(name).unwrap());
+    if swap { (reentrant, fair) } else { (fair, reentrant) }
+}
+
+/// Once everything of this client's has been settled, nobody else gets in beside the guard.
+async fn is_alone(client: &LockClient, theirs: &Lock, guard: LockGuard) {
+    let quiet = async {
+        while client.stats().settling > 0 {
+            tokio::time::sleep(ms(1)).await;
+        }
+    };
+    tokio::time::timeout(ms(5_000), quiet).await.expect("it settles");
+    tokio::time::sleep(ms(20)).await;
+    let stolen = theirs.try_lock().await.unwrap();
+    assert!(stolen.is_none(), "two valid guards: {guard:?}, {stolen:?}");
+    guard.unlock().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_other_kind_at_once_after_a_dropped_guard() {
+    let server = Server::start();
+    let (client, other) = (server.client().await, server.client().await);
+    for round in 0..60 {
+        let name = format!("l{round}");
+        let (first, second) = doors(&client, &name, round % 2 == 1);
+        OwnerId::scope(async {
+            drop(first.lock().await.unwrap());
+            let guard = if round % 4 < 2 {
+                second.try_lock_for(ms(5_000)).await.unwrap()
+            } else {
+                // the release may be under way just now
+                loop {
+                    if let Some(guard) = second.try_lock().await.unwrap() {
+                        break Some(guard);
+                    }
+                }
+            };
+            is_alone(&client, &other.reentrant_lock(&name).unwrap(), guard.expect("free")).await;
+        })
+        .await;
+    }
+    nothing_is_left(&server, &[&client, &other]).await;
+}
+
+/// The answer to the release is late, or lost, or it is refused for a while.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_other_kind_while_a_release_is_in_doubt_or_refused() {
+    let server = Server::start();
+    for swap in [false, true] {
+        for action in [Action::Lose, Action::Late(ms(300)), Action::CutBefore, Action::Refuse("LOADING not now")] {
+            let proxy = Proxy::start(&server);
+            let client = LockClient::builder().command_timeout(ms(500)).connect(proxy.url()).await.unwrap();
+            let other = server.client().await;
+            let (first, second) = doors(&client, "l", swap);
+            OwnerId::scope(async {
+                // scripts known
+                second.lock().await.unwrap().unlock().await.unwrap();
+                first.lock().await.unwrap().unlock().await.unwrap();
+                let guard = first.lock().await.unwrap();
+                if matches!(action, Action::Refuse(_)) {
+                    proxy.each(Verb::Release, action);
+                    assert!(matches!(guard.unlock().await, Err(Error::Store { .. })));
+                    // the server still records the first
+                    let refused = second.try_lock_for(ms(300)).await;
+                    assert!(matches!(refused, Err(Error::Store { .. })), "{refused:?}");
+                    proxy.pass();
+                } else {
+                    proxy.once(Verb::Release, action);
+                    drop(guard);
+                }
+                let guard = second.try_lock_for(ms(5_000)).await.unwrap().expect("free");
+                is_alone(&client, &other.reentrant_lock("l").unwrap(), guard).await;
+            })
+            .await;
+            nothing_is_left(&server, &[&client, &other]).await;
+        }
+    }
+}
+
+/// Whoever is inside what it lost cannot begin anew by the other kind: its guard's drop would end that.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_other_kind_inside_a_loss_is_lost() {
+    let server = Server::start();
+    let (client, other) = (server.client().await, server.client().await);
+    for swap in [false, true] {
+        let (first, second) = doors(&client, "l", swap);
+        OwnerId::scope(async {
+            let lost = first.lock_with(AcquireOptions::new().lease(ms(100))).await.unwrap();
+            tokio::time::sleep(ms(300)).await;
+            assert!(lost.is_lost());
+            let inside = second.try_lock_for(ms(1_000)).await;
+            assert!(matches!(inside, Err(Error::Lost { .. })), "{inside:?}");
+            drop(lost);
+            let guard = second.try_lock_for(ms(5_000)).await.unwrap().expect("free");
+            is_alone(&client, &other.reentrant_lock("l").unwrap(), guard).await;
+        })
+        .await;
+    }
+    nothing_is_left(&server, &[&client, &other]).await;
+}
+
+/// Whoever waits in the queue has a place under its name: to give that up would give up a record, too.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_other_kind_beside_a_place_in_the_queue_is_refused() {
+    let server = Server::start();
+    let (client, other) = (server.client_with(|builder| builder.poll_cap(ms(300))).await, server.client().await);
+    for round in 0..6 {
+        let name = format!("l{round}");
+        let (fair, reentrant) = doors(&client, &name, false);
+        let theirs = other.reentrant_lock(&name).unwrap();
+        let held = theirs.lock().await.unwrap();
+        let me = client.owner(format!("me{round}")).unwrap();
+        let take = |lock: &Lock| {
+            let (lock, options) = (lock.clone(), AcquireOptions::new().owner(me.clone()));
+            tokio::spawn(async move { lock.lock_with(options).await })
+        };
+        let waiting = [take(&fair), take(&reentrant)];
+        tokio::time::sleep(ms(100)).await;
+        held.unlock().await.unwrap();
+        let (mut guards, mut refused) = (Vec::new(), 0);
+        for waiting in waiting {
+            match tokio::time::timeout(ms(10_000), waiting).await.expect("nobody hangs").unwrap() {
+                Ok(guard) => guards.push(guard),
+                Err(Error::NotReentrant { .. }) => refused += 1,
+                Err(other) => panic!("{other:?}"),
+            }
+        }
+        assert_eq!((guards.len(), refused), (1, 1));
+        is_alone(&client, &theirs, guards.remove(0)).await;
+    }
+    nothing_is_left(&server, &[&client, &other]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_place_that_is_given_up_makes_way_for_the_other_kind() {
+    let server = Server::start();
+    let (client, other) = (server.client().await, server.client().await);
+    let (fair, reentrant) = doors(&client, "l", false);
+    let theirs = other.reentrant_lock("l").unwrap();
+    let held = theirs.lock().await.unwrap();
+    OwnerId::scope(async {
+        let mut waits = Box::pin(fair.lock());
+        assert!(tokio::time::timeout(ms(200), &mut waits).await.is_err());
+        held.unlock().await.unwrap();
+        assert!(reentrant.try_lock().await.unwrap().is_none());
+        drop(waits);
+        let guard = reentrant.try_lock_for(ms(5_000)).await.unwrap().expect("free");
+        is_alone(&client, &theirs, guard).await;
+    })
+    .await;
+    nothing_is_left(&server, &[&client, &other]).await;
+}
+
+/// Of two tries at once one is busy, and seldom both: none fails.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn of_two_tries_at_once_none_fails() {
+    let server = Server::start();
+    let client = server.client().await;
+    let mut outcomes = BTreeMap::<(bool, bool), u32>::new();
+    for round in 0..100 {
+        let (fair, reentrant) = doors(&client, &format!("l{round}"), false);
+        let me = client.owner(format!("me{round}")).unwrap();
+        let take = |lock: Lock| {
+            let options = AcquireOptions::new().owner(me.clone());
+            tokio::spawn(async move { lock.try_lock_with(options).await.unwrap() })
+        };
+        let (a, b) = (take(fair), take(reentrant));
+        let (a, b) = (a.await.unwrap(), b.await.unwrap());
+        *outcomes.entry((a.is_some(), b.is_some())).or_default() += 1;
+    }
+    assert!(!outcomes.contains_key(&(true, true)), "{outcomes:?}");
+    let both = outcomes.get(&(false, false)).copied().unwrap_or_default();
+    assert!(both < 50, "{outcomes:?}");
+    nothing_is_left(&server, &[&client]).await;
+}
