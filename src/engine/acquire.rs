@@ -18,7 +18,7 @@ use super::{
     kind::{Adopts, Kind, Terms, Wake},
     lease::{Lease, Millis},
     retry::{Failing, jittered},
-    settle::{Agreement, UnderWay},
+    settle::UnderWay,
     state::{Door, Request},
     wait::{
         place::Place,
@@ -287,7 +287,7 @@ impl<'a> Acquire<'a> {
             Err(error) => return self.failed(error),
         };
 
-        // what this owner left behind comes first: a dropped guard, a cancelled call, a lost reply
+        // what this owner left behind comes first
         let (request, sent) = loop {
             let now = Instant::now();
             match hold.plan(self.door(kind, self.waits), core.holds.around(hold), now)? {
@@ -298,11 +298,9 @@ impl<'a> Acquire<'a> {
                 }
                 Next::Agree => {}
             }
-            match self.in_time(deadline, pin!(core.agree(hold))).await {
-                Some(Agreement::Reached { .. }) => {}
-                Some(Agreement::Refused(error)) => return self.failed(error),
-                Some(Agreement::Silent(error)) if hold.count() > 0 => return self.failed(error),
-                Some(Agreement::Silent(_)) => core.abandon_name_in_doubt(hold),
+            match self.in_time(deadline, pin!(core.settle(hold))).await {
+                Some(Ok(())) => {}
+                Some(Err(error)) => return self.failed(error),
                 None => return Ok(Attempt::GivenUp),
             }
         };

@@ -311,16 +311,15 @@ impl Holds {
     pub(super) fn rival(&self, hold: &Hold, count: u32) -> Option<Result<Arc<Hold>>> {
         let family = hold.kind().about().rival.filter(|_| count == 1)?;
         let other = self.find(Key { family, ..Key::new(hold.kind(), &hold.caller) })?;
-        let state = other.state();
-        let refusal = match (state.lost_inside(Instant::now()), state.leftover()) {
+        let (state, now) = (other.state(), Instant::now());
+        let refusal = match (state.lost_inside(now), state.leftover()) {
             (Some((owner, reason)), _) => Refusal::Lost(owner, reason),
             (None, Leftover::Nothing) => return None,
-            (None, Leftover::Held) => Refusal::NotReentrant(state.owner.clone()),
-            (None, Leftover::Doubt) if state.is_valid(Instant::now()) => Refusal::NotReentrant(state.owner.clone()),
-            (None, Leftover::Doubt) => {
+            (None, Leftover::Doubt) if !state.is_valid(now) => {
                 drop(state);
                 return Some(Ok(other));
             }
+            (None, Leftover::Held | Leftover::Doubt) => Refusal::NotReentrant(state.owner.clone()),
         };
         Some(Err(refusal.into_error(hold.lock_name())))
     }

@@ -47,21 +47,27 @@ impl Core {
         }
     }
 
-    /// Settles what keeps an owner from another kind of the lock: its other hold is given up, and the server does not know.
+    /// Settles what an owner left behind, before it begins anew: a dropped guard, a cancelled call, a lost reply. In the
+    /// hold's turn. Where nothing is held, silence costs the name.
+    pub(crate) async fn settle(&self, hold: &Arc<Hold>) -> Result<(), StoreError> {
+        match self.agree(hold).await {
+            Agreement::Reached { .. } => Ok(()),
+            Agreement::Silent(_) if hold.count() == 0 => {
+                self.abandon_name_in_doubt(hold);
+                Ok(())
+            }
+            Agreement::Refused(error) | Agreement::Silent(error) => Err(error),
+        }
+    }
+
+    /// The same for a hold of another kind of the owner's, which does not go with the one that begins.
     pub(crate) async fn settle_rival(&self, rival: Arc<Hold>) -> Result<(), StoreError> {
         let under_way = UnderWay { core: self, hold: rival };
         // only tried: that call may be at this one's hold
         let Ok(_turn) = under_way.hold.turn.try_lock() else {
             return Err(StoreError::new(StoreErrorKind::Overloaded, false, ANOTHER_KIND));
         };
-        match self.agree(&under_way.hold).await {
-            Agreement::Reached { .. } => Ok(()),
-            Agreement::Refused(error) => Err(error),
-            Agreement::Silent(_) => {
-                self.abandon_name_in_doubt(&under_way.hold);
-                Ok(())
-            }
-        }
+        self.settle(&under_way.hold).await
     }
 
     /// Takes in what the server answered a release. Whether it had recorded this owner, or may have.

@@ -24,13 +24,7 @@ fn doors(client: &LockClient, name: &str, swap: bool) -> (Lock, Lock) {
 
 /// Once everything of this client's has been settled, nobody else gets in beside the guard.
 async fn is_alone(client: &LockClient, theirs: &Lock, guard: LockGuard) {
-    let quiet = async {
-        while client.stats().settling > 0 {
-            tokio::time::sleep(ms(1)).await;
-        }
-    };
-    tokio::time::timeout(ms(5_000), quiet).await.expect("it settles");
-    tokio::time::sleep(ms(20)).await;
+    tokio::time::timeout(ms(5_000), client.idle()).await.expect("it settles");
     let stolen = theirs.try_lock().await.unwrap();
     assert!(stolen.is_none(), "two valid guards: {guard:?}, {stolen:?}");
     guard.unlock().await.unwrap();

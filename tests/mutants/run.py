@@ -119,6 +119,10 @@ def record():
         sides = [str(base / name) if (base / name).exists() else "/dev/null" for base in (ROOT, COPY)]
         labels = [f"--label={side}/{name}" for side in "ab"]
         text += subprocess.run(["diff", "-U2", *labels, *sides], capture_output=True, text=True).stdout
+    # what did not apply to the copy would be gone for good
+    missing = [defect.name for defect in defects() if f'"{defect.name}"' not in text]
+    if missing:
+        give_up(f"not in the copy: {', '.join(missing)}")
     PATCH.write_text(text)
 
 
