@@ -33,16 +33,7 @@ const LOOKS: (Duration, Duration, Duration) =
 
 /// Pops for all who wait, until the client ends.
 pub(crate) async fn read(core: Arc<Core>, events: mpsc::UnboundedReceiver<Event>) {
-    let mut reader = Reader {
-        core,
-        events,
-        wanted: HashMap::new(),
-        left: Vec::new(),
-        bell: None,
-        busy: HashMap::new(),
-        looked: Instant::now(),
-        epoch: None,
-    };
+    let mut reader = Reader::new(core, events);
     while reader.wait_until_wanted().await {
         match reader.pop().await {
             Ok(Some(gate)) => reader.deliver(&gate),
@@ -55,11 +46,11 @@ pub(crate) async fn read(core: Arc<Core>, events: mpsc::UnboundedReceiver<Event>
     }
 }
 
-struct Reader {
+pub(super) struct Reader {
     core: Arc<Core>,
     events: mpsc::UnboundedReceiver<Event>,
     /// Whose lists to pop from.
-    wanted: HashMap<Arc<str>, Arc<Gate>>,
+    pub(super) wanted: HashMap<Arc<str>, Arc<Gate>>,
     left: Vec<(Instant, Arc<Gate>)>,
     /// A list of this client's own: an element there ends a BLPOP that has not all lists.
     bell: Option<Arc<str>>,
@@ -79,8 +70,21 @@ struct Round {
 }
 
 impl Reader {
+    pub(super) fn new(core: Arc<Core>, events: mpsc::UnboundedReceiver<Event>) -> Self {
+        Self {
+            core,
+            events,
+            wanted: HashMap::new(),
+            left: Vec::new(),
+            bell: None,
+            busy: HashMap::new(),
+            looked: Instant::now(),
+            epoch: None,
+        }
+    }
+
     /// Sleeps while nobody waits; `false`: the client has ended.
-    async fn wait_until_wanted(&mut self) -> bool {
+    pub(super) async fn wait_until_wanted(&mut self) -> bool {
         loop {
             while let Ok(event) = self.events.try_recv() {
                 self.take_in(event);
@@ -200,16 +204,17 @@ impl Reader {
     }
 
     /// Wakes one waiter.
-    fn deliver(&mut self, gate: &Arc<Gate>) {
+    pub(super) fn deliver(&mut self, gate: &Arc<Gate>) {
         self.busy.insert(Arc::clone(&gate.channel), Instant::now());
+        // he will have the lock: what is popped then would be for others. Before he is woken: he may have tried in vain, and
+        // be back, before this goes on
+        if gate.stop_unless_more_than(1) {
+            self.wanted.remove(&gate.channel);
+        }
         if gate.waiters() == 0 {
             self.hand_back(&gate.kind);
         } else {
             gate.wake_one();
-        }
-        // he will have the lock: what is popped then would be for others
-        if gate.stop_unless_more_than(1) {
-            self.wanted.remove(&gate.channel);
         }
     }
 

@@ -5,15 +5,17 @@
 use std::{
     pin::pin,
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicUsize, Ordering::SeqCst},
     },
 };
 
 use shuttle::future::{JoinHandle, block_on, yield_now};
+use tokio::sync::mpsc;
 
 use super::{
     hub::{Event, Hub, LINGER, remove_left},
+    lists::Reader,
     messages::deliver,
     waiter::{Waiter, Woken},
 };
@@ -49,6 +51,8 @@ struct World {
     core: Arc<Core>,
     server: Arc<Server>,
     kind: Arc<dyn Kind>,
+    /// Who waits for lists, and who has left.
+    lists: Mutex<Option<mpsc::UnboundedReceiver<Event>>>,
     /// Guards that are alive, of whatever owner.
     guards: AtomicUsize,
     seen: Seen,
@@ -57,7 +61,7 @@ struct World {
 impl World {
     fn new(seen: &Seen) -> Arc<Self> {
         let (server, mut published) = Server::start();
-        let ((hub, mut events), (signals, _), (janitor, list)) = (Hub::new(), Hub::new(), Janitor::new());
+        let ((hub, mut events), (signals, lists), (janitor, list)) = (Hub::new(), Hub::new(), Janitor::new());
         let config = Config::default();
         let core = Arc::new(Core {
             client: ClientId::random(),
@@ -102,7 +106,8 @@ impl World {
             }
         });
         let kind: Arc<dyn Kind> = Arc::new(Reentrant::new(&LockName::new("", "l", 1024).unwrap()));
-        Arc::new(Self { core, server, kind, guards: AtomicUsize::new(0), seen: seen.clone() })
+        let (lists, guards) = (Mutex::new(Some(lists)), AtomicUsize::new(0));
+        Arc::new(Self { core, server, kind, lists, guards, seen: seen.clone() })
     }
 
     fn owner(&self, name: &str) -> OwnerId {
@@ -319,6 +324,36 @@ fn a_message_wakes_all_readers_and_one_writer_and_if_that_is_dropped_the_next() 
                 until(|| sides.readers.load(SeqCst) == 2 && sides.writers.load(SeqCst) >= message_number).await;
             }
             all(readers.into_iter().chain(writers).collect()).await;
+        });
+    });
+}
+
+/// Whoever was told may have tried in vain, and wait again, before the one who told it goes on.
+#[test]
+fn whoever_waits_for_a_list_again_is_told_again() {
+    explore(1_500, &["it waits again"], |seen| {
+        let world = World::new(seen);
+        let mut reader = Reader::new(Arc::clone(&world.core), world.lists.lock().unwrap().take().unwrap());
+        block_on(async {
+            // an element whenever it is asked for one; what comes before he waits is one for him
+            spawn(async move {
+                while reader.wait_until_wanted().await {
+                    let gate = reader.wanted.values().next().cloned().unwrap();
+                    reader.deliver(&gate);
+                    yield_now().await;
+                }
+            });
+            let waits = spawn(async move {
+                let waiter = world.core.join_list(&world.kind, &Arc::from("list"));
+                for _ in 0..3 {
+                    match waiter.wait(None).await {
+                        Woken::Told(permit) => permit.forget(),
+                        other => panic!("{other:?}"),
+                    }
+                    world.seen.note("it waits again");
+                }
+            });
+            waits.await.unwrap();
         });
     });
 }
