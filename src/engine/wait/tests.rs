@@ -5,7 +5,7 @@
 use std::{
     pin::pin,
     sync::{
-        Arc, Mutex,
+        Arc,
         atomic::{AtomicUsize, Ordering::SeqCst},
     },
 };
@@ -51,8 +51,6 @@ struct World {
     core: Arc<Core>,
     server: Arc<Server>,
     kind: Arc<dyn Kind>,
-    /// Who waits for lists, and who has left.
-    lists: Mutex<Option<mpsc::UnboundedReceiver<Event>>>,
     /// Guards that are alive, of whatever owner.
     guards: AtomicUsize,
     seen: Seen,
@@ -60,6 +58,11 @@ struct World {
 
 impl World {
     fn new(seen: &Seen) -> Arc<Self> {
+        Self::with_lists(seen).0
+    }
+
+    /// The same, and who comes to wait for lists, and leaves.
+    fn with_lists(seen: &Seen) -> (Arc<Self>, mpsc::UnboundedReceiver<Event>) {
         let (server, mut published) = Server::start();
         let ((hub, mut events), (signals, lists), (janitor, list)) = (Hub::new(), Hub::new(), Janitor::new());
         let config = Config::default();
@@ -106,8 +109,7 @@ impl World {
             }
         });
         let kind: Arc<dyn Kind> = Arc::new(Reentrant::new(&LockName::new("", "l", 1024).unwrap()));
-        let (lists, guards) = (Mutex::new(Some(lists)), AtomicUsize::new(0));
-        Arc::new(Self { core, server, kind, lists, guards, seen: seen.clone() })
+        (Arc::new(Self { core, server, kind, guards: AtomicUsize::new(0), seen: seen.clone() }), lists)
     }
 
     fn owner(&self, name: &str) -> OwnerId {
@@ -332,8 +334,8 @@ fn a_message_wakes_all_readers_and_one_writer_and_if_that_is_dropped_the_next() 
 #[test]
 fn whoever_waits_for_a_list_again_is_told_again() {
     explore(1_500, &["it waits again"], |seen| {
-        let world = World::new(seen);
-        let mut reader = Reader::new(Arc::clone(&world.core), world.lists.lock().unwrap().take().unwrap());
+        let (world, lists) = World::with_lists(seen);
+        let mut reader = Reader::new(Arc::clone(&world.core), lists);
         block_on(async {
             // an element whenever it is asked for one; what comes before he waits is one for him
             spawn(async move {
@@ -343,17 +345,14 @@ fn whoever_waits_for_a_list_again_is_told_again() {
                     yield_now().await;
                 }
             });
-            let waits = spawn(async move {
-                let waiter = world.core.join_list(&world.kind, &Arc::from("list"));
-                for _ in 0..3 {
-                    match waiter.wait(None).await {
-                        Woken::Told(permit) => permit.forget(),
-                        other => panic!("{other:?}"),
-                    }
-                    world.seen.note("it waits again");
+            let waiter = world.core.join_list(&world.kind, &Arc::from("list"));
+            for _ in 0..3 {
+                match waiter.wait(None).await {
+                    Woken::Told(permit) => permit.forget(),
+                    other => panic!("{other:?}"),
                 }
-            });
-            waits.await.unwrap();
+                seen.note("it waits again");
+            }
         });
     });
 }
