@@ -10,13 +10,14 @@ BUILD    := $(CARGO) build --quiet --workspace $(FEATURES) --bins --examples
 BUILT    := $${CARGO_TARGET_DIR:-target}/debug
 SUDO     := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 
-.PHONY: help setup components check api api-record package test mutants mutants-few sim sim-long soak interop bench peers demo ci
+.PHONY: help setup components check api api-record package test test-fred mutants mutants-few sim sim-long soak interop bench peers demo ci
 
 help:
 	@echo 'make setup   install redis-server if there is no server program'
 	@echo 'make check   format, clippy, docs, the public API and packaging, warnings denied'
 	@echo 'make api-record  writes api.txt, which check holds the public API against'
 	@echo 'make test    setup, then every test: on a real server, then on the embedded one'
+	@echo 'make test-fred    the same tests over the client of the fred crate, on a real server'
 	@echo 'make mutants known defects, one after the other, and who notices: MUTANTS=all WAYS="models sim soak it" SEEDS=60; hours'
 	@echo 'make mutants-few  a handful of them, each of which 5 seeds of the simulator must find'
 	@echo 'make sim     simulates SEEDS=200 programs of each kind of lock; a part of `make test`'
@@ -73,6 +74,10 @@ test: setup
 	NESTLOCK_TEST_SERVER=real $(CARGO) test --workspace $(FEATURES)
 	NESTLOCK_TEST_SERVER=embedded $(CARGO) test --workspace $(FEATURES) --test it
 	$(MAKE) sim
+
+test-fred: export RUST_TEST_THREADS := 10
+test-fred: setup
+	NESTLOCK_TEST_SERVER=real NESTLOCK_TEST_WIRE=fred $(CARGO) test --workspace $(FEATURES) --test it
 
 # a failing seed says how to replay it: crates/nestlock-sim/README.md
 SEEDS ?= 200

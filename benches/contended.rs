@@ -15,7 +15,7 @@ use fred::{
     interfaces::ClientLike,
     types::{ClusterHash, CustomCommand, Value},
 };
-use nestlock::{Lock, LockClient};
+use nestlock::{Lock, LockClient, Wire};
 use nestlock_embedded::SpawnedServer;
 use support::{Link, bare, median, quantile, report, server};
 
@@ -88,9 +88,9 @@ async fn with_messages(url: &str) {
     let bare = bare(url).await;
     let reentrant: Door = |client, name| client.reentrant_lock(name).expect("a name");
     let own = [LockClient::connect(url).await.expect("a"), LockClient::connect(url).await.expect("b")];
-    let here = || LockClient::builder().drive_connection_on(tokio::runtime::Handle::current()).connect(url);
-    let driven = [here().await.expect("a"), here().await.expect("b")];
-    for (thread, [a, b]) in [("own thread", &own), ("caller's runtime", &driven)] {
+    let over_fred = || LockClient::builder().wire(Wire::Fred).connect(url);
+    let fred = [over_fred().await.expect("a"), over_fred().await.expect("b")];
+    for (thread, [a, b]) in [("own wire", &own), ("over fred", &fred)] {
         for (machine, idle) in [("idle before", true), ("busy before", false)] {
             let (hand_overs, mut pings) = hand_over(reentrant, a, b, &bare, idle, 1000).await;
             let ping = median(&mut pings);

@@ -13,22 +13,14 @@ use fred::{
     interfaces::{ClientLike, LuaInterface},
     types::Value,
 };
-use nestlock::LockClient;
-use support::{bare, median, report, server};
+use nestlock::{LockClient, Wire};
+use support::{
+    bare, median, report,
+    scripts::{ACQUIRE, OWNER, RELEASE},
+    server,
+};
 use tokio::runtime::{Builder, Handle, Runtime};
 
-const ACQUIRE: &str = concat!(
-    include_str!("../lua/parts/owner.lua"),
-    include_str!("../lua/parts/claim.lua"),
-    include_str!("../lua/parts/raises.lua"),
-    include_str!("../lua/reentrant/acquire.lua"),
-);
-const RELEASE: &str = concat!(
-    include_str!("../lua/parts/fewer.lua"),
-    include_str!("../lua/parts/held.lua"),
-    include_str!("../lua/reentrant/release.lua"),
-);
-const OWNER: &str = "0a1b2c3d-0000-4000-8000-00000000000a:42";
 const ROUNDS: usize = 15;
 const TASKS: usize = 64;
 
@@ -128,8 +120,8 @@ async fn measure(url: &str, runtime: &str, driver: Option<Handle>) {
         let _: Value = bare.script_load(script).await.expect("a digest");
     }
     let (thread, builder) = match driver {
-        None => ("own thread", LockClient::builder()),
-        Some(runtime) => ("caller's runtime", LockClient::builder().drive_connection_on(runtime)),
+        None => ("over fred", LockClient::builder().wire(Wire::Fred)),
+        Some(_) => ("own wire", LockClient::builder()),
     };
     let ours = builder.connect(url).await.expect("a connection");
     let what = |place: &str| format!("{runtime} {place}, {thread}");

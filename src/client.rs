@@ -2,8 +2,6 @@
 
 use std::{sync::Arc, time::Duration};
 
-use tokio::runtime::Handle;
-
 #[cfg(doc)]
 use crate::error::Error;
 use crate::{
@@ -14,7 +12,7 @@ use crate::{
         Fair, Fenced, FencedKey, Lock, MultiLock, NonReentrant, Read, ReadWriteLock, RedLock, RedLockOptions,
         Reentrant, Signal, Spin, StringRecord, Write,
     },
-    options::{Backoff, Config, SignalOptions},
+    options::{Backoff, Config, SignalOptions, Wire},
     owner::OwnerId,
     store::Endpoint,
     token::FencingToken,
@@ -50,7 +48,7 @@ impl LockClient {
 
     /// A builder with the default configuration.
     pub fn builder() -> LockClientBuilder {
-        LockClientBuilder { config: Config::default(), driver: None }
+        LockClientBuilder { config: Config::default() }
     }
 
     /// The mutex of this name: each acquire is an owner of its own, as with `tokio::sync::Mutex`. If in doubt, this.
@@ -394,7 +392,7 @@ impl LockClient {
     /// ```
     pub async fn fenced_set(&self, key: impl AsRef<str>, value: impl AsRef<[u8]>, token: FencingToken) -> Result<()> {
         let call = self.fenced_key(key.as_ref())?.set(value.as_ref(), token);
-        self.anchor.guarded(token, call).await.map(drop)
+        self.anchor.guarded(token, &call).await.map(drop)
     }
 
     /// Reads the value at `key`, and lets nobody with a lower fencing token than `token` in from then on. `None`: there
@@ -412,7 +410,7 @@ impl LockClient {
     /// Cancel safe: dropped midway, lower tokens may or may not be turned away.
     pub async fn fenced_get(&self, key: impl AsRef<str>, token: FencingToken) -> Result<Option<Vec<u8>>> {
         let call = self.fenced_key(key.as_ref())?.get(token);
-        self.anchor.guarded(token, call).await
+        self.anchor.guarded(token, &call).await
     }
 
     fn fenced_key(&self, key: &str) -> Result<FencedKey> {
@@ -547,7 +545,6 @@ pub struct ClientStats {
 #[must_use]
 pub struct LockClientBuilder {
     config: Config,
-    driver: Option<Handle>,
 }
 
 impl LockClientBuilder {
@@ -612,14 +609,9 @@ impl LockClientBuilder {
         self
     }
 
-    /// Lets the script connection be driven by this runtime instead of the client's own thread. Default: own thread.
-    ///
-    /// Saves the hop between threads, two wake-ups of a core per request at most
-    /// ([performance](crate::guide::performance)). In return renewals
-    /// wait when that runtime's workers are blocked, and the connection is made anew, on the client's own thread, when
-    /// that runtime ends. Everything else stays on the client's own thread.
-    pub fn drive_connection_on(mut self, runtime: Handle) -> Self {
-        self.driver = Some(runtime);
+    /// Which client carries requests and messages. Default [`Wire::Own`].
+    pub fn wire(mut self, wire: Wire) -> Self {
+        self.config.wire = wire;
         self
     }
 
@@ -653,7 +645,7 @@ impl LockClientBuilder {
     }
 
     async fn start(self, endpoint: Endpoint) -> Result<LockClient> {
-        let anchor = engine::connect(endpoint, self.config, self.driver).await?;
+        let anchor = engine::connect(endpoint, self.config).await?;
         Ok(LockClient { anchor })
     }
 }

@@ -33,8 +33,8 @@ impl LockName {
         if RESERVED.iter().any(|prefix| full.starts_with(prefix)) || full.contains(":rwlock_timeout:") {
             return refuse("locks keep their own keys under such names; use another one".into());
         }
-        let derived = derive("redisson_lock__channel", &full);
-        if hash_tag(&full) != hash_tag(&derived) || full.find('}') < full.find('{') && full.contains('}') {
+        let channel = derived("redisson_lock__channel", &full).concat();
+        if hash_tag(&full) != hash_tag(&channel) || full.find('}') < full.find('{') && full.contains('}') {
             return refuse(
                 "its braces would put it and what is derived from it into different cluster slots; \
                  use no braces, or one pair around a part that is not empty"
@@ -72,17 +72,17 @@ impl LockName {
 
     /// The pub/sub channel of a plain lock.
     pub(crate) fn channel(&self) -> Arc<str> {
-        self.channel_text().into()
+        self.channel_parts().concat().into()
     }
 
-    /// The same, to be sent at once.
-    pub(crate) fn channel_text(&self) -> String {
-        derive("redisson_lock__channel", &self.0)
+    /// The same, to be written one after the other.
+    pub(crate) fn channel_parts(&self) -> [&str; 5] {
+        derived("redisson_lock__channel", &self.0)
     }
 
     /// A further key or channel of this lock, in its slot.
     pub(crate) fn derived(&self, prefix: &str) -> Arc<str> {
-        derive(prefix, &self.0).into()
+        derived(prefix, &self.0).concat().into()
     }
 }
 
@@ -95,10 +95,9 @@ impl LockName {
 }
 
 /// `prefix:{name}`, or `prefix:name` where the name has braces already (Redisson tests for `{` only).
-fn derive(prefix: &str, name: &str) -> String {
+fn derived<'a>(prefix: &'a str, name: &'a str) -> [&'a str; 5] {
     let (open, close) = if name.contains('{') { ("", "") } else { ("{", "}") };
-    // not by `format!`: each release of a plain lock makes one
-    [prefix, ":", open, name, close].concat()
+    [prefix, ":", open, name, close]
 }
 
 /// The part of a key that decides its cluster slot: between the first `{` and the next `}`, unless that is empty.

@@ -29,7 +29,7 @@ pub use crate::{
     guard::LockGuard,
     hand_over::HandOver,
     lock::{Inspection, Lock, ReadWriteLock, RedLockOptions},
-    options::{AcquireOptions, Backoff, SignalOptions},
+    options::{AcquireOptions, Backoff, SignalOptions, Wire},
     owner::OwnerId,
     rlock::RLock,
     token::FencingToken,

@@ -17,6 +17,17 @@ pub(crate) const LONGEST_DELAY: Duration = MAX_LEASE;
 /// The shortest watchdog timeout: renewal at a third of it must survive a scheduler's hiccup.
 const MIN_WATCHDOG: Duration = Duration::from_millis(200);
 
+/// Which client carries requests and messages.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Wire {
+    /// nestlock's own: many requests in few system calls.
+    #[default]
+    Own,
+    /// The client of the `fred` crate. Slower; for TLS that is not rustls, or to find out whose defect it is.
+    Fred,
+}
+
 /// How long an acquire waits for a busy lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Wait {
@@ -263,6 +274,7 @@ pub(crate) struct Config {
     pub(crate) name_prefix: String,
     pub(crate) max_name_len: usize,
     pub(crate) max_holds: u32,
+    pub(crate) wire: Wire,
 }
 
 impl Default for Config {
@@ -277,6 +289,7 @@ impl Default for Config {
             name_prefix: String::new(),
             max_name_len: 1024,
             max_holds: u32::MAX,
+            wire: Wire::default(),
         }
     }
 }

@@ -20,8 +20,10 @@
 //! does not: the branches of one body need not share theirs, and its address comes back.
 
 use std::{
+    borrow::Cow,
     cell::Cell,
     fmt,
+    io::Write,
     str::FromStr,
     sync::{
         Arc,
@@ -29,6 +31,7 @@ use std::{
     },
 };
 
+use smallvec::SmallVec;
 use uuid::Uuid;
 
 use crate::error::Error;
@@ -111,11 +114,12 @@ pub struct OwnerId {
 
 impl OwnerId {
     fn new(client: &ClientId, task: fmt::Arguments<'_>) -> Self {
-        let mut text = String::with_capacity(client.as_str().len() + 12);
-        text.push_str(client.as_str());
-        text.push(':');
-        let _ = fmt::Write::write_fmt(&mut text, task);
-        Self { base: length(&text), text: text.into(), is_value: false, is_exact: false }
+        // on the stack, as each acquire makes one: a name of the longest sort takes the heap
+        let mut text = SmallVec::<[u8; 80]>::new();
+        // memory never refuses
+        let _ = write!(text, "{}:{task}", client.as_str());
+        let text = std::str::from_utf8(&text).map_or_else(|_| String::from_utf8_lossy(&text), Cow::Borrowed);
+        Self { base: length(&text), text: (&*text).into(), is_value: false, is_exact: false }
     }
 
     /// Who is calling: scope, else task, else thread.

@@ -2,6 +2,7 @@
 #![allow(dead_code, unreachable_pub)]
 
 pub mod far;
+pub mod scripts;
 
 use std::time::Duration;
 

@@ -66,6 +66,8 @@ enum Attempt<'a> {
     Busy(Busy<'a>),
     /// It may work a little later. Nothing is held.
     Failed(Error),
+    /// The same: another call of this owner is under way all the while.
+    NoTurn(Error),
     /// The time is over, and no answer has come. What was sent is undone.
     GivenUp,
     /// The books have changed meanwhile: at once again.
@@ -115,7 +117,7 @@ impl<'a> Acquire<'a> {
             // between two tries the janitor must not release what one of them may have adopted unheard
             let _kept =
                 self.from.map(|_| Place::new(self.core, &self.core.holds.get_or_insert(self.kind, &self.owner)));
-            let mut told = None;
+            let mut told: Option<OwnedSemaphorePermit> = None;
             let (mut attempts, mut was_busy) = (0_u32, false);
             // in a box, as it is rare
             let mut failing: Option<Box<Failing>> = None;
@@ -135,9 +137,14 @@ impl<'a> Acquire<'a> {
                     }
                     Ok(attempt) => attempt,
                 };
+                // the try was made that it was told to make
+                if matches!(attempt, Attempt::Entered(_) | Attempt::Busy(_))
+                    && let Some(permit) = told.take()
+                {
+                    permit.forget();
+                }
                 let failure = match attempt {
                     Attempt::Entered(entered) => {
-                        forget(&mut told);
                         match &waiter {
                             Some(waiter) if self.kind.about().shared => waiter.pass_on(),
                             Some(waiter) if self.kind.about().own_channel => waiter.tell_next(),
@@ -150,9 +157,8 @@ impl<'a> Acquire<'a> {
                         return Ok(Some(entered));
                     }
                     Attempt::Busy(busy) => {
-                        forget(&mut told);
                         was_busy = true;
-                        if self.deadline.is_some_and(|deadline| deadline <= Instant::now()) {
+                        if self.is_over() {
                             return Ok(None);
                         }
                         if let Some(pause) = self.listen(busy, &mut waiter, attempts) {
@@ -162,9 +168,9 @@ impl<'a> Acquire<'a> {
                     }
                     Attempt::Again => continue,
                     // the last that was heard of it
-                    Attempt::GivenUp if was_busy && self.deadline.is_some() => return Ok(None),
+                    Attempt::NoTurn(_) | Attempt::GivenUp if was_busy && self.is_over() => return Ok(None),
                     Attempt::GivenUp => return Err(store_error(self.kind.name(), silent(NO_ANSWER))),
-                    Attempt::Failed(error) => {
+                    Attempt::Failed(error) | Attempt::NoTurn(error) => {
                         drop(told.take()); // the next waiter may have better luck
                         let failing = failing.get_or_insert_with(|| Box::new(Failing::since(tried)));
                         let deadline = self.deadline.unwrap_or(failing.since + self.core.config.outage_patience);
@@ -200,6 +206,10 @@ impl<'a> Acquire<'a> {
 }
 
 impl<'a> Acquire<'a> {
+    fn is_over(&self) -> bool {
+        self.deadline.is_some_and(|deadline| deadline <= Instant::now())
+    }
+
     /// Sees to it that the waiter is told when it is worth trying again; without a channel, the pause until then.
     fn listen<'b>(
         &'b self,
@@ -223,13 +233,6 @@ impl<'a> Acquire<'a> {
             }
             Wake::Poll(backoff) => Some(self.back_off(backoff.pause(attempts), ttl)),
         }
-    }
-}
-
-/// The try was made that the permit was for.
-fn forget(told: &mut Option<OwnedSemaphorePermit>) {
-    if let Some(permit) = told.take() {
-        permit.forget();
     }
 }
 
@@ -284,7 +287,7 @@ impl<'a> Acquire<'a> {
         let hold = &under_way.hold;
         let _turn = match core.turn(hold, deadline).await {
             Ok(turn) => turn,
-            Err(error) => return self.failed(error),
+            Err(error) => return Ok(Attempt::NoTurn(store_error(kind.name(), error))),
         };
 
         // what this owner left behind comes first
@@ -322,7 +325,7 @@ impl<'a> Acquire<'a> {
             Some(from) => (kind.adopt(from, owner, lease_ms), *self.asked().get_or_insert(sent)),
             None => (kind.acquire(Terms { owner, lease_ms, holds: request.count, waits: self.waits }), sent),
         };
-        let Some(answer) = self.in_time(deadline, pin!(core.store.acquire(call))).await else {
+        let Some(answer) = self.in_time(deadline, pin!(core.store.acquire(&call))).await else {
             return Ok(Attempt::GivenUp);
         };
         match answer {
@@ -366,7 +369,7 @@ impl<'a> Acquire<'a> {
     ) -> Pin<Box<dyn Future<Output = Option<Result<Attempt<'a>>>> + Send + '_>> {
         Box::pin(async move {
             let given_away = self.core.holds.given_away(self.kind, &self.owner)?;
-            Some(match self.in_time(deadline, pin!(self.core.store.inspect(self.kind.inspect()))).await {
+            Some(match self.in_time(deadline, pin!(self.core.store.inspect(&self.kind.inspect()))).await {
                 Some(Ok(Inspected::Held { ttl, holders })) if holders.iter().any(|(owner, _)| *owner == self.owner) => {
                     Ok(Attempt::Busy(Busy { ttl, wake: self.kind.wake(&self.owner), place: None, far: false }))
                 }

@@ -38,15 +38,13 @@ pub(crate) struct Core {
     pub(crate) store: Store,
     pub(crate) holds: Holds,
     /// Channels, and who waits for their messages.
-    pub(super) hub: Hub,
+    pub(super) hub: Arc<Hub>,
     /// The same for lists and their elements.
     pub(super) signals: Hub,
     pub(crate) janitor: Janitor,
     /// The server refused the last renewals as a whole. Relaxed: a batch that reads it late asks a few times more.
     pub(super) renewals_are_refused: AtomicBool,
     pub(super) runtime: Handle,
-    /// Whether a runtime of the user's drives the connection.
-    pub(super) is_driven: bool,
     /// Stored, then the holds and gates are looked through; whoever begins something puts it there first, and then loads
     /// this. The mutexes of those maps and holds order the two: one of both sees the other.
     pub(super) closed: AtomicBool,
@@ -90,9 +88,10 @@ impl Drop for Anchor {
             core.store.close().await;
             drop(end);
         });
-        // the thread that drives the connection cannot wait for an answer
-        let drives = self.core.is_driven || Handle::try_current().is_ok_and(|here| here.id() == self.core.runtime.id());
-        if under_way && !drives {
+        // the client's own thread cannot wait for itself; any other may be the one that reads answers
+        let is_own = Handle::try_current().is_ok_and(|here| here.id() == self.core.runtime.id());
+        if under_way && !is_own {
+            self.core.store.hurry();
             let _ = told.recv_timeout(CLOSING);
         }
     }

@@ -18,7 +18,7 @@ impl Core {
 
     /// The same for the janitor, which works on after a shutdown has begun.
     pub(super) async fn ask(&self, kind: &Arc<dyn Kind>) -> Result<Inspected> {
-        match self.store.inspect(kind.inspect()).await {
+        match self.store.inspect(&kind.inspect()).await {
             Ok(Inspected::WrongKind) => Err(Error::WrongLockKind { lock: kind.name().to_string() }),
             Ok(inspected) => Ok(inspected),
             Err(error) => Err(store_error(kind.name(), error)),
@@ -26,7 +26,7 @@ impl Core {
     }
 
     /// Reads or writes a guarded key, showing `token`. One request, which is not repeated.
-    pub(crate) async fn guarded(&self, token: FencingToken, call: Call) -> Result<Option<Vec<u8>>> {
+    pub(crate) async fn guarded(&self, token: FencingToken, call: &Call) -> Result<Option<Vec<u8>>> {
         self.check_open()?;
         let key = call.keys.first().map_or_else(String::new, ToString::to_string);
         match self.store.guarded(call).await {

@@ -46,16 +46,30 @@ fn deadline(core: &Core, kind: &Arc<dyn Kind>, ends: Instant) -> Instant {
 
 /// Works through the list until the client ends.
 pub(crate) async fn run(core: Arc<Core>, mut list: mpsc::UnboundedReceiver<Job>) {
-    let mut jobs = Vec::new();
-    while list.recv_many(&mut jobs, LOCKS_AT_ONCE).await > 0 {
-        let (mut holds, mut others) = (Vec::new(), Vec::new());
-        for job in jobs.drain(..) {
-            match job {
-                Job::Settle(hold) => holds.push(hold),
-                other => others.push(other),
+    let (mut jobs, mut holds) = (Vec::new(), Vec::new());
+    loop {
+        let count = tokio::select! {
+            biased;
+            count = list.recv_many(&mut jobs, LOCKS_AT_ONCE), if holds.len() < LOCKS_AT_ONCE => count,
+            // answers come on other threads, and may be quicker than whoever drops a thousand guards one by one
+            () = core.janitor.has_room(), if !holds.is_empty() => 0,
+        };
+        if count == 0 {
+            if holds.is_empty() {
+                return;
             }
+            let batch = holds.drain(..holds.len().min(LOCKS_AT_ONCE)).collect();
+            spawn(settle_all(Arc::clone(&core), batch));
+            continue;
         }
-        for job in others {
+        for job in jobs.drain(..) {
+            let job = match job {
+                Job::Settle(hold) => {
+                    holds.push(hold);
+                    continue;
+                }
+                other => other,
+            };
             let core = Arc::clone(&core);
             spawn(async move {
                 let _done = Done(&core.janitor, 1);
@@ -69,9 +83,6 @@ pub(crate) async fn run(core: Arc<Core>, mut list: mpsc::UnboundedReceiver<Job>)
                     Job::SetCount { hold, holds } => set_count(&core, &hold, holds).await,
                 }
             });
-        }
-        if !holds.is_empty() {
-            spawn(settle_all(Arc::clone(&core), holds));
         }
     }
 }
@@ -112,7 +123,7 @@ async fn settle(core: &Core, hold: Arc<Hold>) {
             break;
         }
         let Ok(turn) = turn else { continue };
-        let slot = core.janitor.slots().acquire().await;
+        let slot = core.janitor.slot().await;
         let refused = match core.agree(&hold).await {
             Agreement::Reached { .. } => None,
             Agreement::Refused(error) => {
@@ -159,7 +170,7 @@ async fn bust(core: &Core, ghost: &Ghost) {
     let mut retry = retry();
     let mut once_more = true;
     loop {
-        let answer = core.store.release(ghost.kind.release(&ghost.owner, 0)).await;
+        let answer = core.store.release(&ghost.kind.release(&ghost.owner, 0)).await;
         match answer {
             Ok(released) => {
                 if released != Released::NotHeld {
@@ -224,9 +235,9 @@ async fn set_count(core: &Core, hold: &Arc<Hold>, holds: u32) {
             // as long as it lives anyhow
             let lease_ms = hold.record_ends().saturating_duration_since(Instant::now()).as_millis().max(1) as u64;
             let terms = Terms { owner: &owner, lease_ms, holds, waits: false };
-            core.store.acquire(hold.kind().acquire(terms)).await.is_ok()
+            core.store.acquire(&hold.kind().acquire(terms)).await.is_ok()
         };
-        if raised && core.store.release(hold.kind().release(&owner, holds)).await.is_ok() {
+        if raised && core.store.release(&hold.kind().release(&owner, holds)).await.is_ok() {
             return;
         }
         pause(core, hold.lock_name(), &mut retry).await;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tokio::sync::{Semaphore, mpsc, oneshot};
+use tokio::sync::{Semaphore, SemaphorePermit, mpsc, oneshot};
 
 use super::{hold::Hold, kind::Kind};
 use crate::{
@@ -19,6 +19,9 @@ use crate::{
 
 /// How many requests of settlements are under way at once; the rest waits its turn.
 const CONCURRENCY: usize = 512;
+/// While so many are, what is to be settled besides gathers, and goes together.
+const FEW: usize = 16;
+
 /// The janitor's list. Posting never blocks and needs no runtime.
 #[derive(Debug)]
 pub(crate) struct Janitor {
@@ -27,6 +30,8 @@ pub(crate) struct Janitor {
     pending: AtomicUsize,
     idle: Notify,
     slots: Semaphore,
+    /// Told when a request is over.
+    freed: Notify,
 }
 
 #[derive(Debug)]
@@ -52,7 +57,8 @@ impl Janitor {
     pub(crate) fn new() -> (Self, mpsc::UnboundedReceiver<Job>) {
         let (jobs, list) = mpsc::unbounded_channel();
         let slots = Semaphore::new(CONCURRENCY);
-        (Self { jobs, pending: AtomicUsize::new(0), idle: Notify::new(), slots }, list)
+        let (idle, freed) = (Notify::new(), Notify::new());
+        (Self { jobs, pending: AtomicUsize::new(0), idle, slots, freed }, list)
     }
 
     /// Makes the server agree with a hold, sometime soon.
@@ -82,8 +88,15 @@ impl Janitor {
     }
 
     /// Whoever makes a request of a settlement has one of these, and holds it no longer than that.
-    pub(super) fn slots(&self) -> &Semaphore {
-        &self.slots
+    pub(super) async fn slot(&self) -> Slot<'_> {
+        Slot { janitor: self, permit: self.slots.acquire().await.ok() }
+    }
+
+    /// Waits until few requests are under way.
+    pub(super) async fn has_room(&self) {
+        while self.slots.available_permits() + FEW <= CONCURRENCY {
+            self.freed.notified().await;
+        }
     }
 
     /// How many jobs are not done.
@@ -100,6 +113,19 @@ impl Janitor {
             }
             idle.await;
         }
+    }
+}
+
+/// One request of a settlement.
+pub(super) struct Slot<'a> {
+    janitor: &'a Janitor,
+    permit: Option<SemaphorePermit<'a>>,
+}
+
+impl Drop for Slot<'_> {
+    fn drop(&mut self) {
+        drop(self.permit.take());
+        self.janitor.freed.notify_one();
     }
 }
 

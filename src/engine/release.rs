@@ -195,7 +195,7 @@ impl Core {
         }
         loop {
             *in_doubt = Some(seen);
-            match self.store.release(kind.release_if(owner, seen.saturating_sub(1), seen)).await {
+            match self.store.release(&kind.release_if(owner, seen.saturating_sub(1), seen)).await {
                 Ok(released @ (Released::Free | Released::StillHeld)) => return Ok(released),
                 Ok(Released::NotHeld) => return Err(not_held(kind, owner)),
                 // somebody else was quicker
@@ -243,7 +243,7 @@ impl Core {
         // who holds it now; a hold that begins meanwhile is not ours to end
         let ours: Vec<_> = self.holds.of_lock(kind).into_iter().map(|hold| UnderWay { core: self, hold }).collect();
         let generations: Vec<_> = ours.iter().map(|ours| ours.hold.generation()).collect();
-        match self.store.force_release(kind.force_release()).await {
+        match self.store.force_release(&kind.force_release()).await {
             Ok(Forced::Freed) => {
                 for (ours, generation) in ours.iter().zip(generations) {
                     if let Some(generation) = generation {

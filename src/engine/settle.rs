@@ -37,7 +37,7 @@ impl Core {
     /// midway, the doubt stays and the next in line repeats it.
     pub(crate) async fn agree(&self, hold: &Arc<Hold>) -> Agreement {
         let Some(request) = hold.send_release(self.epoch(hold)) else { return Agreement::Reached { held: true } };
-        match self.store.release(hold.kind().release(&request.owner, request.count)).await {
+        match self.store.release(&hold.kind().release(&request.owner, request.count)).await {
             Ok(released) => Agreement::Reached { held: self.agreed(hold, &request, released) },
             Err(error) if error.may_have_executed() => Agreement::Silent(error),
             Err(error) => {

@@ -20,12 +20,13 @@ use crate::{
     log,
     options::Config,
     owner::ClientId,
-    store::{Endpoint, Store},
+    store::{Endpoint, Sink, Store, has_io_here},
     sync::atomic::AtomicBool,
 };
 
-/// Starts the client's thread and connects.
-pub(crate) async fn connect(endpoint: Endpoint, config: Config, driver: Option<Handle>) -> Result<Arc<Anchor>> {
+/// Starts the client's thread and connects. The runtime in which this is polled first reads answers, while it runs.
+pub(crate) async fn connect(endpoint: Endpoint, config: Config) -> Result<Arc<Anchor>> {
+    let driver = Handle::try_current().ok().filter(|_| has_io_here());
     let config = config.validate()?;
     let no_thread = |error: std::io::Error| Error::InvalidConfig { reason: format!("cannot start a thread: {error}") };
     let runtime = Builder::new_current_thread().enable_all().build().map_err(no_thread)?;
@@ -44,12 +45,17 @@ pub(crate) async fn connect(endpoint: Endpoint, config: Config, driver: Option<H
 }
 
 async fn start(endpoint: Endpoint, config: Config, runtime: Handle, driver: Option<Handle>) -> Result<Arc<Core>> {
-    let is_driven = driver.is_some();
-    let driver = driver.unwrap_or_else(|| runtime.clone());
-    let store = Store::connect(&endpoint, &config, &runtime, driver).await?;
+    let (hub, subscriptions) = Hub::new();
+    let hub = Arc::new(hub);
+    let hears = Arc::downgrade(&hub);
+    let sink: Sink = Arc::new(move |heard| {
+        if let Some(hub) = hears.upgrade() {
+            messages::deliver(&hub, heard);
+        }
+    });
+    let store = Store::connect(&endpoint, &config, &runtime, driver, sink).await?;
     // how long a round trip takes is known from here on. If it is not answered, the first request will be told
     let _ = store.link("").barrier().await;
-    let (hub, subscriptions) = Hub::new();
     let (signals, lists) = Hub::new();
     let (janitor, list) = Janitor::new();
     let core = Arc::new(Core {
@@ -62,14 +68,10 @@ async fn start(endpoint: Endpoint, config: Config, runtime: Handle, driver: Opti
         janitor,
         renewals_are_refused: AtomicBool::new(false),
         runtime: runtime.clone(),
-        is_driven,
         closed: AtomicBool::new(false),
     });
     tokio::spawn(janitor::run(Arc::clone(&core), list));
     keep_running("watchdog", &core, watchdog::run);
-    keep_running("message reader", &core, |core| async move {
-        messages::read(&core.hub, core.store.subscriptions()).await;
-    });
     let subscriber = Arc::clone(&core);
     tokio::spawn(
         async move { messages::subscribe(&subscriber.hub, subscriber.store.subscriptions(), subscriptions).await },

@@ -88,9 +88,9 @@ impl Acquire<'_> {
             return Ok(Outcome::NotThisWay);
         }
 
-        let names = kinds.iter().map(|kind| Arc::clone(kind.name())).collect();
+        let names = kinds.iter().map(|kind| Arc::clone(kind.name()));
         let call = Call::new(scripts.acquire, names, vec![Arg::from(&owner), self.lease.millis().into()]);
-        match core.store.acquire_together(call).await {
+        match core.store.acquire_together(&call).await {
             Ok(None) => {
                 let (mut entered, mut late) = (Vec::new(), false);
                 for (hold, request) in &requests {
@@ -168,7 +168,7 @@ impl Core {
         if together.len() < 2 {
             return;
         }
-        let Ok(_slot) = self.janitor.slots().acquire().await else { return };
+        let _slot = self.janitor.slot().await;
         // what is left is settled one by one
         let _ = self.agree_together(&together).await;
     }
@@ -191,7 +191,7 @@ impl Core {
         if asked.is_empty() {
             return Ok(());
         }
-        let names = asked.iter().map(|(hold, _)| Arc::clone(hold.kind().name())).collect();
+        let names = asked.iter().map(|(hold, _)| Arc::clone(hold.kind().name()));
         let of_one = |(hold, release): &(&Arc<Hold>, _)| {
             let release: &Request = release;
             let channel = match hold.kind().wake(&release.owner) {
@@ -200,8 +200,8 @@ impl Core {
             };
             [Arg::from(&release.owner), channel]
         };
-        let args = asked.iter().flat_map(of_one).collect();
-        match self.store.release_together(Call::new(scripts.release, names, args)).await {
+        let args = asked.iter().flat_map(of_one);
+        match self.store.release_together(&Call::new(scripts.release, names, args)).await {
             Ok(answers) => {
                 for ((hold, release), released) in asked.iter().zip(answers) {
                     self.agreed(hold, release, released);

@@ -165,7 +165,7 @@ impl Core {
         let Some(request) = hold.send_move(generation, self.epoch(hold)) else {
             return Err(Error::Unconfirmed { lock: hold.lock_name().to_string(), source: silent(SETTLED_OTHERWISE) });
         };
-        match self.store.acquire(hold.kind().transfer(&request.owner, &moves.to, moves.lease_ms)).await {
+        match self.store.acquire(&hold.kind().transfer(&request.owner, &moves.to, moves.lease_ms)).await {
             Ok(Acquired::Yes { .. }) => {
                 self.agreed(hold, &request, Released::Free);
                 Ok(None)

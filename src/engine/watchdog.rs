@@ -132,7 +132,7 @@ async fn renew(core: &Arc<Core>, script: &'static Script, batch: Vec<Renewal>) {
             continue;
         }
         let ttls: Vec<Duration> = part.iter().map(|renewal| renewal.keep.ttl(now)).collect();
-        match core.store.renew(call(script, &part, &ttls)).await {
+        match core.store.renew(&call(script, &part, &ttls)).await {
             Ok(answers) => {
                 core.renewals_are_refused.store(false, Relaxed);
                 refused_in_a_row = 0;
@@ -186,10 +186,10 @@ fn may_concern_one(error: &StoreError) -> bool {
 }
 
 fn call(script: &'static Script, batch: &[Renewal], ttls: &[Duration]) -> Call {
-    let keys = batch.iter().map(|renewal| Arc::clone(renewal.hold.kind().record())).collect();
+    let keys = batch.iter().map(|renewal| Arc::clone(renewal.hold.kind().record()));
     let of_one =
         |(renewal, ttl): (&Renewal, &Duration)| [Arg::from(&renewal.generation.owner), Arg::from(millis(*ttl))];
-    Call::new(script, keys, batch.iter().zip(ttls).flat_map(of_one).collect())
+    Call::new(script, keys, batch.iter().zip(ttls).flat_map(of_one))
 }
 
 /// Lets a hold live for at least `lease` from now: the watchdog's script on one lock.
@@ -201,5 +201,5 @@ pub(crate) async fn extend(
 ) -> (Instant, Result<Renewed, StoreError>) {
     let call = Call::new(kind.renew(), vec![Arc::clone(kind.record())], vec![owner.into(), millis(lease).into()]);
     let sent = Instant::now();
-    (sent, core.store.renew(call).await.map(|answers| answers[0]))
+    (sent, core.store.renew(&call).await.map(|answers| answers[0]))
 }

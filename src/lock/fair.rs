@@ -40,8 +40,8 @@ impl Fair {
         }
     }
 
-    fn keys(&self) -> Vec<Arc<str>> {
-        [self.name(), &self.queue, &self.timeouts, &self.seen].map(Arc::clone).into()
+    fn keys(&self) -> [Arc<str>; 4] {
+        [self.name(), &self.queue, &self.timeouts, &self.seen].map(Arc::clone)
     }
 }
 
@@ -67,13 +67,12 @@ impl Verbs for Fair {
     fn acquire(&self, terms: Terms<'_>) -> Call {
         let Terms { owner, lease_ms, holds, waits } = terms;
         let (patience, waits) = (millis(self.patience), u32::from(waits));
-        let args =
-            vec![owner.into(), lease_ms.into(), holds.into(), patience.into(), waits.into(), (&self.channel).into()];
+        let args = [owner.into(), lease_ms.into(), holds.into(), patience.into(), waits.into(), (&self.channel).into()];
         Call::new(&ACQUIRE, self.keys(), args)
     }
 
     fn release(&self, owner: &OwnerId, holds: u32) -> Call {
-        Call::new(&RELEASE, self.keys(), vec![owner.into(), holds.into(), (&self.channel).into()])
+        Call::new(&RELEASE, self.keys(), [owner.into(), holds.into(), (&self.channel).into()])
     }
 
     fn transfer(&self, from: &OwnerId, to: &OwnerId, lease_ms: u64) -> Call {
@@ -85,8 +84,8 @@ impl Verbs for Fair {
     }
 
     fn force_release(&self) -> Call {
-        let keys = [self.name(), &self.queue].map(Arc::clone).into();
-        Call::new(&FORCE_RELEASE, keys, vec![(&self.channel).into()])
+        let keys = [self.name(), &self.queue].map(Arc::clone);
+        Call::new(&FORCE_RELEASE, keys, [(&self.channel).into()])
     }
 
     fn inspect(&self) -> Call {

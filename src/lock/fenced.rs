@@ -48,8 +48,8 @@ impl Verbs for Fenced {
     }
 
     fn acquire(&self, terms: Terms<'_>) -> Call {
-        let keys = vec![Arc::clone(self.name()), Arc::clone(&self.token)];
-        Call::new(&ACQUIRE, keys, vec![terms.owner.into(), terms.lease_ms.into(), terms.holds.into()])
+        let keys = [Arc::clone(self.name()), Arc::clone(&self.token)];
+        Call::new(&ACQUIRE, keys, [terms.owner.into(), terms.lease_ms.into(), terms.holds.into()])
     }
 
     fn release(&self, owner: &OwnerId, holds: u32) -> Call {
@@ -61,8 +61,8 @@ impl Verbs for Fenced {
     }
 
     fn adopt(&self, from: &OwnerId, to: &OwnerId, lease_ms: u64) -> Call {
-        let keys = vec![Arc::clone(self.name()), Arc::clone(&self.token)];
-        Call::new(&TRANSFER, keys, vec![from.into(), to.into(), lease_ms.into()])
+        let keys = [Arc::clone(self.name()), Arc::clone(&self.token)];
+        Call::new(&TRANSFER, keys, [from.into(), to.into(), lease_ms.into()])
     }
 
     fn renew(&self) -> &'static Script {
@@ -91,14 +91,14 @@ impl FencedKey {
     }
 
     pub(crate) fn set(&self, value: &[u8], token: FencingToken) -> Call {
-        Call::new(&SET, self.keys(), vec![token.get().into(), Arg::Bytes(value.to_vec())])
+        Call::new(&SET, self.keys(), [token.get().into(), Arg::Bytes(value.to_vec())])
     }
 
     pub(crate) fn get(&self, token: FencingToken) -> Call {
-        Call::new(&GET, self.keys(), vec![token.get().into()])
+        Call::new(&GET, self.keys(), [token.get().into()])
     }
 
-    fn keys(&self) -> Vec<Arc<str>> {
-        vec![Arc::clone(&self.data), Arc::clone(&self.fence)]
+    fn keys(&self) -> [Arc<str>; 2] {
+        [Arc::clone(&self.data), Arc::clone(&self.fence)]
     }
 }

@@ -159,17 +159,17 @@ impl Record {
         }
     }
 
-    fn key(&self) -> Vec<Arc<str>> {
-        vec![Arc::clone(&self.name)]
+    fn key(&self) -> [Arc<str>; 1] {
+        [Arc::clone(&self.name)]
     }
 
     fn force_release(&self, side: &str) -> Call {
-        let args = vec![(&self.channel).into(), (&self.holds).into(), Arg::Text(side.into())];
+        let args = [(&self.channel).into(), (&self.holds).into(), Arg::Text(side.into())];
         Call::new(&FORCE_RELEASE, self.key(), args)
     }
 
-    fn key_and_intent(&self) -> Vec<Arc<str>> {
-        vec![Arc::clone(&self.name), Arc::clone(&self.intent)]
+    fn key_and_intent(&self) -> [Arc<str>; 2] {
+        [Arc::clone(&self.name), Arc::clone(&self.intent)]
     }
 }
 
@@ -205,17 +205,17 @@ impl Verbs for Read {
 
     fn acquire(&self, terms: Terms<'_>) -> Call {
         let hold: Arc<str> = format!("{}{}:rwlock_timeout:", self.0.holds, terms.owner).into();
-        let args = vec![terms.owner.into(), terms.lease_ms.into(), terms.holds.into(), (&hold).into()];
+        let args = [terms.owner.into(), terms.lease_ms.into(), terms.holds.into(), (&hold).into()];
         Call::new(&READ_ACQUIRE, self.0.key_and_intent(), args)
     }
 
     fn release(&self, owner: &OwnerId, holds: u32) -> Call {
-        let args = vec![owner.into(), holds.into(), (&self.0.channel).into(), (&self.0.holds).into()];
+        let args = [owner.into(), holds.into(), (&self.0.channel).into(), (&self.0.holds).into()];
         Call::new(&READ_RELEASE, self.0.key(), args)
     }
 
     fn transfer(&self, from: &OwnerId, to: &OwnerId, lease_ms: u64) -> Call {
-        let args = vec![from.into(), to.into(), lease_ms.into(), (&self.0.holds).into()];
+        let args = [from.into(), to.into(), lease_ms.into(), (&self.0.holds).into()];
         Call::new(&READ_TRANSFER, self.0.key(), args)
     }
 
@@ -228,7 +228,7 @@ impl Verbs for Read {
     }
 
     fn inspect(&self) -> Call {
-        Call::new(&READ_INSPECT, self.0.key(), vec![])
+        Call::new(&READ_INSPECT, self.0.key(), [])
     }
 }
 
@@ -264,17 +264,17 @@ impl Verbs for Write {
 
     fn acquire(&self, terms: Terms<'_>) -> Call {
         let intent = if terms.waits { INTENT_MS } else { 0 };
-        let args = vec![terms.owner.into(), terms.lease_ms.into(), terms.holds.into(), intent.into()];
+        let args = [terms.owner.into(), terms.lease_ms.into(), terms.holds.into(), intent.into()];
         Call::new(&WRITE_ACQUIRE, self.0.key_and_intent(), args)
     }
 
     fn release(&self, owner: &OwnerId, holds: u32) -> Call {
-        let args = vec![owner.into(), holds.into(), (&self.0.channel).into(), (&self.0.holds).into()];
+        let args = [owner.into(), holds.into(), (&self.0.channel).into(), (&self.0.holds).into()];
         Call::new(&WRITE_RELEASE, self.0.key_and_intent(), args)
     }
 
     fn transfer(&self, from: &OwnerId, to: &OwnerId, lease_ms: u64) -> Call {
-        Call::new(&WRITE_TRANSFER, self.0.key(), vec![from.into(), to.into(), lease_ms.into()])
+        Call::new(&WRITE_TRANSFER, self.0.key(), [from.into(), to.into(), lease_ms.into()])
     }
 
     fn renew(&self) -> &'static Script {
@@ -286,6 +286,6 @@ impl Verbs for Write {
     }
 
     fn inspect(&self) -> Call {
-        Call::new(&WRITE_INSPECT, self.0.key(), vec![])
+        Call::new(&WRITE_INSPECT, self.0.key(), [])
     }
 }

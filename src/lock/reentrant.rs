@@ -36,8 +36,8 @@ impl Reentrant {
         Self { name: name.clone(), tells: false }
     }
 
-    fn key(&self) -> Vec<Arc<str>> {
-        vec![Arc::clone(self.name())]
+    fn key(&self) -> [Arc<str>; 1] {
+        [Arc::clone(self.name())]
     }
 
     fn channel(&self) -> Arg {
@@ -65,15 +65,15 @@ impl Verbs for Reentrant {
     }
 
     fn acquire(&self, terms: Terms<'_>) -> Call {
-        Call::new(&ACQUIRE, self.key(), vec![terms.owner.into(), terms.lease_ms.into(), terms.holds.into()])
+        Call::new(&ACQUIRE, self.key(), [terms.owner.into(), terms.lease_ms.into(), terms.holds.into()])
     }
 
     fn release(&self, owner: &OwnerId, holds: u32) -> Call {
-        Call::new(&RELEASE, self.key(), vec![owner.into(), holds.into(), self.channel()])
+        Call::new(&RELEASE, self.key(), [owner.into(), holds.into(), self.channel()])
     }
 
     fn transfer(&self, from: &OwnerId, to: &OwnerId, lease_ms: u64) -> Call {
-        Call::new(&TRANSFER, self.key(), vec![from.into(), to.into(), lease_ms.into()])
+        Call::new(&TRANSFER, self.key(), [from.into(), to.into(), lease_ms.into()])
     }
 
     fn renew(&self) -> &'static Script {
@@ -85,11 +85,11 @@ impl Verbs for Reentrant {
     }
 
     fn force_release(&self) -> Call {
-        Call::new(&FORCE_RELEASE, self.key(), vec![self.channel()])
+        Call::new(&FORCE_RELEASE, self.key(), [self.channel()])
     }
 
     fn inspect(&self) -> Call {
-        Call::new(&INSPECT, self.key(), vec![])
+        Call::new(&INSPECT, self.key(), [])
     }
 }
 

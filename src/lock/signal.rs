@@ -59,8 +59,8 @@ impl Signal {
         pattern
     }
 
-    fn keys(&self) -> Vec<Arc<str>> {
-        vec![Arc::clone(&self.record), Arc::clone(&self.list)]
+    fn keys(&self) -> [Arc<str>; 2] {
+        [Arc::clone(&self.record), Arc::clone(&self.list)]
     }
 
     fn life(&self) -> u64 {
@@ -92,21 +92,21 @@ impl Verbs for Signal {
     }
 
     fn signal(&self) -> Option<Call> {
-        Some(Call::new(&SIGNAL, self.keys(), vec![self.life().into()]))
+        Some(Call::new(&SIGNAL, self.keys(), [self.life().into()]))
     }
 
     fn ring(&self, bell: &Arc<str>, life: Duration) -> Option<Call> {
         // records have other names: this one is free
         let free = format!("{bell}:free").into();
-        Some(Call::new(&SIGNAL, vec![free, Arc::clone(bell)], vec![millis(life).into()]))
+        Some(Call::new(&SIGNAL, [free, Arc::clone(bell)], [millis(life).into()]))
     }
 
     fn acquire(&self, terms: Terms<'_>) -> Call {
-        Call::new(&ACQUIRE, vec![Arc::clone(&self.record)], vec![terms.owner.into(), terms.lease_ms.into()])
+        Call::new(&ACQUIRE, [Arc::clone(&self.record)], [terms.owner.into(), terms.lease_ms.into()])
     }
 
     fn release(&self, owner: &OwnerId, holds: u32) -> Call {
-        Call::new(&RELEASE, self.keys(), vec![owner.into(), holds.into(), self.life().into()])
+        Call::new(&RELEASE, self.keys(), [owner.into(), holds.into(), self.life().into()])
     }
 
     /// There is no count to compare.
@@ -124,11 +124,11 @@ impl Verbs for Signal {
     }
 
     fn force_release(&self) -> Call {
-        Call::new(&FORCE_RELEASE, self.keys(), vec![self.life().into()])
+        Call::new(&FORCE_RELEASE, self.keys(), [self.life().into()])
     }
 
     fn inspect(&self) -> Call {
-        Call::new(&INSPECT, vec![Arc::clone(&self.record)], vec![])
+        Call::new(&INSPECT, [Arc::clone(&self.record)], [])
     }
 }
 

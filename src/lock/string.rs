@@ -29,7 +29,7 @@ pub(crate) struct StringRecord {
 
 /// Of any record that is a string.
 pub(super) fn transfer(record: &Arc<str>, from: &OwnerId, to: &OwnerId, lease_ms: u64) -> Call {
-    Call::new(&TRANSFER, vec![Arc::clone(record)], vec![from.into(), to.into(), lease_ms.into()])
+    Call::new(&TRANSFER, [Arc::clone(record)], [from.into(), to.into(), lease_ms.into()])
 }
 
 impl StringRecord {
@@ -37,8 +37,8 @@ impl StringRecord {
         Self { name: Arc::clone(name.as_arc()), fence: name.derived(FENCE), backoff }
     }
 
-    fn key(&self) -> Vec<Arc<str>> {
-        vec![Arc::clone(&self.name)]
+    fn key(&self) -> [Arc<str>; 1] {
+        [Arc::clone(&self.name)]
     }
 }
 
@@ -62,11 +62,11 @@ impl Verbs for StringRecord {
     }
 
     fn acquire(&self, terms: Terms<'_>) -> Call {
-        Call::new(&ACQUIRE, self.key(), vec![terms.owner.into(), terms.lease_ms.into()])
+        Call::new(&ACQUIRE, self.key(), [terms.owner.into(), terms.lease_ms.into()])
     }
 
     fn release(&self, owner: &OwnerId, _: u32) -> Call {
-        Call::new(&RELEASE, self.key(), vec![owner.into()])
+        Call::new(&RELEASE, self.key(), [owner.into()])
     }
 
     /// There is no count to compare.
@@ -83,10 +83,10 @@ impl Verbs for StringRecord {
     }
 
     fn force_release(&self) -> Call {
-        Call::new(&FORCE_RELEASE, vec![Arc::clone(&self.name), Arc::clone(&self.fence)], vec![])
+        Call::new(&FORCE_RELEASE, [Arc::clone(&self.name), Arc::clone(&self.fence)], [])
     }
 
     fn inspect(&self) -> Call {
-        Call::new(&INSPECT, self.key(), vec![])
+        Call::new(&INSPECT, self.key(), [])
     }
 }

@@ -2,56 +2,57 @@
 
 mod link;
 mod pace;
+mod refusal;
 mod reply;
 mod round_trip;
 mod script;
+mod wire;
 
 use std::{sync::Arc, time::Duration};
 
 use fred::{
     bytes_utils::Str,
-    types::{
-        Message,
-        config::{Config as FredConfig, ServerConfig},
-    },
+    types::config::{Config as FredConfig, ServerConfig},
 };
 use tokio::{runtime::Handle, sync::OnceCell, time::timeout};
 
-use self::{link::Carries, pace::Pace};
 pub(crate) use self::{
     link::{Epoch, Link},
     reply::{Acquired, Forced, Guarded, Inspected, Released, Renewed},
     script::{Arg, Arity, Call, Script, script},
+    wire::{Heard, Sink, Value, has_io_here},
 };
+use self::{pace::Pace, wire::Dial};
 use crate::{
     error::{Error, Result, StoreError, StoreErrorKind},
-    options::Config,
+    options::{Config, Wire},
 };
-
-/// A message of a channel, as the hub sees it.
-pub(crate) type ChannelMessage = Message;
 
 /// Where the server is, and how to log in: made from a URL, or from a configuration of fred's.
 #[derive(Clone)]
 #[cfg_attr(not(feature = "fred-config"), expect(unreachable_pub, reason = "public with the feature"))]
-pub struct Endpoint(FredConfig);
+pub struct Endpoint {
+    server: FredConfig,
+    /// As the URL says.
+    wire: Option<Wire>,
+}
 
 impl std::fmt::Debug for Endpoint {
     /// Without user and password.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Endpoint({})", link::address(&self.0))
+        write!(f, "Endpoint({})", wire::address(&self.server))
     }
 }
 
 #[cfg(feature = "fred-config")]
 impl From<FredConfig> for Endpoint {
-    fn from(config: FredConfig) -> Self {
-        Self(config)
+    fn from(server: FredConfig) -> Self {
+        Self { server, wire: None }
     }
 }
 
 impl Endpoint {
-    /// Reads `redis://`, `rediss://` (TLS) or `redis+unix://`, with user, password and database.
+    /// Reads `redis://`, `rediss://` (TLS) or `redis+unix://`, with user, password and database, and `?wire=` at the end.
     pub(crate) fn from_url(url: &str) -> Result<Self> {
         let refuse = |reason: String| Err(Error::InvalidConfig { reason });
         let scheme = url.split_once("://").map_or("", |(scheme, _)| scheme);
@@ -66,15 +67,24 @@ impl Endpoint {
             // the rest of the URL may hold a password
             _ => return refuse(format!("the URL's scheme is {scheme:?}; use redis://, rediss:// or redis+unix://")),
         }
+        let (url, query) = url.split_once('?').unwrap_or((url, ""));
+        let mut wire = None;
+        for option in query.split('&').filter(|option| !option.is_empty()) {
+            wire = match option {
+                "wire=own" => Some(Wire::Own),
+                "wire=fred" => Some(Wire::Fred),
+                _ => return refuse("the URL has an option after `?` that is neither wire=own nor wire=fred".into()),
+            };
+        }
         match FredConfig::from_url(url) {
-            Ok(config) => Ok(Self(config)),
+            Ok(server) => Ok(Self { server, wire }),
             Err(error) => refuse(format!("the URL cannot be read ({})", error.kind().to_str())),
         }
     }
 
     /// Refuses what would be followed by no link.
     fn check(&self) -> Result<()> {
-        match &self.0.server {
+        match &self.server.server {
             ServerConfig::Centralized { .. } | ServerConfig::Unix { .. } => Ok(()),
             ServerConfig::Clustered { .. } => Err(no_cluster()),
             ServerConfig::Sentinel { .. } => Err(no_sentinel()),
@@ -122,17 +132,25 @@ pub(crate) struct Page {
 
 impl Store {
     /// Connects. Must run on the client's own runtime.
-    pub(crate) async fn connect(endpoint: &Endpoint, config: &Config, own: &Handle, driver: Handle) -> Result<Self> {
+    ///
+    /// `driver`: the runtime that reads answers and messages, while it runs. `sink`: who hears messages.
+    pub(crate) async fn connect(
+        endpoint: &Endpoint,
+        config: &Config,
+        own: &Handle,
+        driver: Option<Handle>,
+        sink: Sink,
+    ) -> Result<Self> {
         endpoint.check()?;
         let unreachable = |source: StoreError| Error::Connect {
-            address: link::address(&endpoint.0),
+            address: wire::address(&endpoint.server),
             source: source.before_any_request(),
         };
         let pace = Arc::new(Pace::new());
         let both = async {
-            let scripts = Link::connect(&endpoint.0, config, own.clone(), driver, &pace, Carries::Scripts).await?;
-            let subscriptions =
-                Link::connect(&endpoint.0, config, own.clone(), own.clone(), &pace, Carries::Messages).await?;
+            let dial = |sink| Dial::new(endpoint, config, own, driver.clone(), sink);
+            let scripts = Link::connect(dial(None), &pace).await?;
+            let subscriptions = Link::connect(dial(Some(sink)), &pace).await?;
             // some that speak the protocol say the same everywhere
             let run_id = scripts.run_id().await.filter(|id| id.len() == 40 && id.bytes().any(|byte| byte != b'0'));
             Ok((scripts, subscriptions, run_id))
@@ -143,7 +161,7 @@ impl Store {
         };
         let links = timeout(config.connect_timeout, both).await.unwrap_or_else(late);
         let (scripts, subscriptions, run_id) = links.map_err(unreachable)?;
-        let address = link::address(&endpoint.0);
+        let address = wire::address(&endpoint.server);
         let (endpoint, config, own) = (endpoint.clone(), config.clone(), own.clone());
         Ok(Self {
             scripts,
@@ -199,12 +217,17 @@ impl Store {
     /// The link that waits for elements of lists, made when it is first asked for. Must be asked for on the client's
     /// own runtime.
     pub(crate) async fn lists(&self) -> Result<&Arc<Link>, StoreError> {
-        let link = || async { Link::blocking(&self.endpoint.0, &self.config, &self.own, &self.pace) };
-        let link = self.lists.get_or_try_init(link).await?;
+        let dial = || Dial::new(&self.endpoint, &self.config, &self.own, None, None);
+        let link = self.lists.get_or_init(|| async { Link::blocking(dial(), &self.pace) }).await;
         match timeout(self.config.connect_timeout, link.wait_up()).await {
             Ok(()) => Ok(link),
             Err(_) => Err(StoreError::new(StoreErrorKind::Unavailable, false, "not connected")),
         }
+    }
+
+    /// Answers are needed soon, whatever becomes of the user's runtime.
+    pub(crate) fn hurry(&self) {
+        self.scripts.hurry();
     }
 
     /// Waits until this key's server can be reached, at most `limit`.
@@ -212,56 +235,58 @@ impl Store {
         let _ = tokio::time::timeout(limit, self.link(key).wait_up()).await;
     }
 
-    async fn eval(&self, call: Call) -> Result<fred::types::Value, StoreError> {
+    async fn eval(&self, call: &Call) -> Result<Value, StoreError> {
         #[cfg(test)]
         if let Some(server) = &self.played {
-            return server.answer(call).await;
+            return server.answer(call.clone()).await;
         }
         let link = self.link(call.keys.first().map_or("", |key| &**key));
         link.eval(call).await
     }
 
     /// Runs an acquire script, or a transfer script, which never answers "busy".
-    pub(crate) async fn acquire(&self, call: Call) -> Result<Acquired, StoreError> {
+    pub(crate) async fn acquire(&self, call: &Call) -> Result<Acquired, StoreError> {
         reply::acquired(&self.eval(call).await?)
     }
 
     /// Runs a release script.
-    pub(crate) async fn release(&self, call: Call) -> Result<Released, StoreError> {
+    pub(crate) async fn release(&self, call: &Call) -> Result<Released, StoreError> {
         reply::released(&self.eval(call).await?)
     }
 
     /// Runs an acquire script over many locks; see [`reply::acquired_together`].
-    pub(crate) async fn acquire_together(&self, call: Call) -> Result<Option<(usize, Acquired)>, StoreError> {
+    pub(crate) async fn acquire_together(&self, call: &Call) -> Result<Option<(usize, Acquired)>, StoreError> {
         let locks = call.keys.len();
         reply::acquired_together(&self.eval(call).await?, locks)
     }
 
     /// Runs a release script over many locks.
-    pub(crate) async fn release_together(&self, call: Call) -> Result<Vec<Released>, StoreError> {
+    pub(crate) async fn release_together(&self, call: &Call) -> Result<Vec<Released>, StoreError> {
         let locks = call.keys.len();
         reply::released_together(&self.eval(call).await?, locks)
     }
 
-    /// Runs a renew script over many locks.
-    pub(crate) async fn renew(&self, call: Call) -> Result<Vec<Renewed>, StoreError> {
+    /// Runs a renew script over many locks. It waits for no runtime of the user's.
+    pub(crate) async fn renew(&self, call: &Call) -> Result<Vec<Renewed>, StoreError> {
         let locks = call.keys.len();
-        reply::renewed(&self.eval(call).await?, locks)
+        // once it is asked, the keeper looks whether anybody reads the answer
+        let (answer, ()) = futures_util::future::join(self.eval(call), async { self.hurry() }).await;
+        reply::renewed(&answer?, locks)
     }
 
     /// Runs a `force_release` script.
-    pub(crate) async fn force_release(&self, call: Call) -> Result<Forced, StoreError> {
+    pub(crate) async fn force_release(&self, call: &Call) -> Result<Forced, StoreError> {
         reply::forced(&self.eval(call).await?)
     }
 
     /// Runs an inspect script.
-    pub(crate) async fn inspect(&self, call: Call) -> Result<Inspected, StoreError> {
+    pub(crate) async fn inspect(&self, call: &Call) -> Result<Inspected, StoreError> {
         let answer = self.eval(call).await.and_then(|value| reply::inspected(&value));
         answer.map_err(StoreError::of_a_read)
     }
 
     /// Runs a script that tells one waiter.
-    pub(crate) async fn signal(&self, call: Call) -> Result<(), StoreError> {
+    pub(crate) async fn signal(&self, call: &Call) -> Result<(), StoreError> {
         self.eval(call).await.map(drop)
     }
 
@@ -272,11 +297,10 @@ impl Store {
     }
 
     /// Runs a script that reads or writes a guarded key.
-    pub(crate) async fn guarded(&self, call: Call) -> Result<Guarded, StoreError> {
+    pub(crate) async fn guarded(&self, call: &Call) -> Result<Guarded, StoreError> {
         reply::guarded(&self.eval(call).await?)
     }
 
-    /// Ends all connections.
     /// Ends the connections without a word.
     pub(crate) fn abandon(&self) {
         for link in [Some(&self.scripts), Some(&self.subscriptions), self.lists.get()].into_iter().flatten() {

@@ -10,10 +10,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use fred::error::Error as FredError;
 use tokio::{sync::watch, time::sleep_until};
 use uuid::Uuid;
 
+use super::wire::NotConnected;
 use crate::log;
 
 /// Between two knocks: at least, at a closed port at most, elsewhere at most.
@@ -57,8 +57,8 @@ impl Pace {
     pub(super) async fn knock<T>(
         &self,
         before: Option<Instant>,
-        attempt: impl Future<Output = Result<T, FredError>>,
-    ) -> Result<T, FredError> {
+        attempt: impl Future<Output = Result<T, NotConnected>>,
+    ) -> Result<T, NotConnected> {
         if let Some(before) = before {
             sleep_until((before + BETWEEN_CONNECTIONS).into()).await;
         }
@@ -72,7 +72,7 @@ impl Pace {
             Ok(_) => Outage::default(),
             Err(error) => {
                 let since = *outage.since.get_or_insert(began);
-                let pause = pause(since.elapsed(), nobody_listens(error));
+                let pause = pause(since.elapsed(), error.nobody_listens);
                 Outage { since: Some(since), next: Some(began + pause) }
             }
         };
@@ -117,11 +117,6 @@ fn pause(outage: Duration, nobody_listens: bool) -> Duration {
     jitter((outage / 4).clamp(KNOCKS.0, longest), 0.2)
 }
 
-/// Whether the attempt cost nobody anything. fred has but a text of the system's error.
-pub(super) fn nobody_listens(error: &FredError) -> bool {
-    ["ConnectionRefused", "NotFound"].iter().any(|kind| error.details().contains(&format!("kind: {kind}")))
-}
-
 /// Up to this share less, by chance: many clients are not to come at once.
 fn jitter(pause: Duration, share: f64) -> Duration {
     let chance = f64::from(u32::from_le_bytes(*Uuid::new_v4().as_bytes().first_chunk().unwrap_or(&[0; 4])));
@@ -130,8 +125,6 @@ fn jitter(pause: Duration, share: f64) -> Duration {
 
 #[cfg(test)]
 mod tests {
-    use fred::error::ErrorKind;
-
     use super::*;
 
     const fn ms(ms: u64) -> Duration {
@@ -155,19 +148,6 @@ mod tests {
                 assert!((longest.mul_f64(0.8)..=longest).contains(&pause), "{outage:?}, {listens}: {pause:?}");
             }
         }
-    }
-
-    #[test]
-    fn a_closed_port_and_a_missing_socket_are_told_from_servers_that_do_not_serve() {
-        let error = |kind: std::io::ErrorKind| FredError::from(std::io::Error::from(kind));
-        // as the system tells it
-        let closed = std::os::unix::net::UnixStream::connect("/nobody/is/here").unwrap_err();
-        assert!(nobody_listens(&FredError::from(closed)));
-        let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-        assert!(nobody_listens(&FredError::from(std::net::TcpStream::connect(port).unwrap_err())));
-        assert!(!nobody_listens(&error(std::io::ErrorKind::ConnectionReset)));
-        assert!(!nobody_listens(&FredError::new(ErrorKind::IO, "Connection closed.")));
-        assert!(!nobody_listens(&FredError::new(ErrorKind::Timeout, "Request timed out.")));
     }
 
     #[test]

@@ -2,8 +2,7 @@
 
 use std::{num::NonZeroU64, time::Duration};
 
-use fred::types::Value;
-
+use super::wire::Value;
 use crate::{
     error::{StoreError, StoreErrorKind},
     owner::OwnerId,
@@ -190,10 +189,13 @@ pub(crate) fn inspected(value: &Value) -> Result<Inspected, StoreError> {
             let (pairs, []) = holders.as_chunks::<2>() else { return Err(nonsense(value)) };
             let holder = |[owner, holds]: &[Value; 2]| {
                 // any bytes are somebody, and any count is one
-                let owner = String::from_utf8_lossy(owner.as_bytes()?);
-                Some((OwnerId::recorded(&owner), u32::try_from(holds.as_u64()?).unwrap_or(u32::MAX)))
+                let owner = owner.as_lossy_str()?;
+                Some((
+                    OwnerId::recorded(&owner),
+                    u32::try_from(u64::try_from(holds.as_number()?).ok()?).unwrap_or(u32::MAX),
+                ))
             };
-            match (millis.as_i64(), pairs.iter().map(holder).collect::<Option<Vec<_>>>()) {
+            match (millis.as_number(), pairs.iter().map(holder).collect::<Option<Vec<_>>>()) {
                 (Some(millis), Some(holders)) if !holders.is_empty() => {
                     Ok(Inspected::Held { ttl: ttl(millis), holders })
                 }
@@ -212,8 +214,7 @@ pub(crate) fn guarded(value: &Value) -> Result<Guarded, StoreError> {
     };
     Ok(match parts {
         [Value::Integer(1), Value::Null] => Guarded::Done(None),
-        [Value::Integer(1), Value::String(text)] => Guarded::Done(Some(text.as_bytes().to_vec())),
-        [Value::Integer(1), Value::Bytes(bytes)] => Guarded::Done(Some(bytes.to_vec())),
+        [Value::Integer(1), Value::Text(text)] => Guarded::Done(Some(text.clone())),
         [Value::Integer(0), Value::Integer(seen @ 1..)] => {
             Guarded::Stale { seen: FencingToken::try_from(seen.unsigned_abs()).map_err(|_| nonsense(value))? }
         }
@@ -251,17 +252,15 @@ mod tests {
         assert_eq!(guarded(&Value::Integer(1)).unwrap(), Guarded::Done(None));
         assert_eq!(guarded(&list(&[0, 7])).unwrap(), Guarded::Stale { seen: FencingToken::try_from(7).unwrap() });
         assert_eq!(guarded(&Value::Array(vec![Value::Integer(1), Value::Null])).unwrap(), Guarded::Done(None));
-        let value = Value::Array(vec![Value::Integer(1), Value::from_static_str("v")]);
+        let value = Value::Array(vec![Value::Integer(1), Value::text("v")]);
         assert_eq!(guarded(&value).unwrap(), Guarded::Done(Some(b"v".to_vec())));
     }
 
     /// A nil that strayed here is anything but a lock that was acquired, or a value that was written.
     #[test]
     fn what_no_script_answers_is_an_error() {
-        let text = Value::from_static_str("OK");
-        for bad in
-            [Value::Integer(-4), Value::Boolean(true), text, Value::Array(vec![]), Value::Array(vec![Value::Null])]
-        {
+        let text = Value::text("OK");
+        for bad in [Value::Integer(-4), Value::Other, text, Value::Array(vec![]), Value::Array(vec![Value::Null])] {
             assert!(acquired(&bad).is_err(), "{bad:?}");
             assert!(released(&bad).is_err(), "{bad:?}");
             assert!(forced(&bad).is_err(), "{bad:?}");
@@ -288,7 +287,7 @@ mod tests {
         }
         assert!(released_together(&list(&[1]), 2).is_err());
         assert!(renewed(&list(&[1]), 2).is_err());
-        for bad in [list(&[0, 0]), list(&[1]), list(&[1, 7]), Value::Array(vec![Value::from_static_str("v")])] {
+        for bad in [list(&[0, 0]), list(&[1]), list(&[1, 7]), Value::Array(vec![Value::text("v")])] {
             assert!(guarded(&bad).is_err(), "{bad:?}");
         }
     }

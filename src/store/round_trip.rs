@@ -2,8 +2,10 @@
 
 use std::{
     sync::atomic::{AtomicU64, Ordering},
-    time::{Duration, Instant},
+    time::Duration,
 };
+
+use crate::clock::Instant;
 
 /// At least as long as the last request took, and not much less than those before. Relaxed: nothing else depends on it, and
 /// a sample that gets lost is one of many.
@@ -42,7 +44,7 @@ impl RoundTrip {
         }
         self.taken.store(since_beginning(now), Ordering::Relaxed);
         let known = self.known.load(Ordering::Relaxed);
-        let sample = micros(now - sent).clamp(1, known.saturating_mul(2).saturating_add(NEW));
+        let sample = micros(now.saturating_duration_since(sent)).clamp(1, known.saturating_mul(2).saturating_add(NEW));
         self.known.store(if sample >= known { sample } else { known - (known - sample) / 16 }, Ordering::Relaxed);
     }
 

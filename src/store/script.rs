@@ -3,6 +3,7 @@
 use std::sync::{Arc, LazyLock};
 
 use fred::bytes_utils::Str;
+use smallvec::SmallVec;
 
 use crate::keys::LockName;
 
@@ -85,16 +86,23 @@ impl From<u32> for Arg {
     }
 }
 
-/// What to send: a script with its keys and arguments. The first key decides the link.
+/// What to send: a script with its keys and arguments. The first key decides the link. What one lock asks for fits in, and
+/// allocates nothing.
 #[derive(Debug)]
+#[cfg_attr(test, derive(Clone))]
 pub(crate) struct Call {
     pub(crate) script: &'static Script,
-    pub(crate) keys: Vec<Arc<str>>,
-    pub(crate) args: Vec<Arg>,
+    pub(crate) keys: SmallVec<[Arc<str>; 2]>,
+    pub(crate) args: SmallVec<[Arg; 6]>,
 }
 
 impl Call {
-    pub(crate) fn new(script: &'static Script, keys: Vec<Arc<str>>, args: Vec<Arg>) -> Self {
+    pub(crate) fn new(
+        script: &'static Script,
+        keys: impl IntoIterator<Item = Arc<str>>,
+        args: impl IntoIterator<Item = Arg>,
+    ) -> Self {
+        let (keys, args) = (SmallVec::from_iter(keys), SmallVec::from_iter(args));
         let locks = keys.len().saturating_sub(script.keys.fixed) / script.keys.per_lock.max(1);
         let fits = |arity: Arity, count| count == arity.fixed + locks * arity.per_lock;
         debug_assert!(fits(script.keys, keys.len()), "{}: {} keys", script.name, keys.len());

@@ -5,7 +5,6 @@ use std::{
     sync::{LazyLock, Mutex, MutexGuard, PoisonError},
 };
 
-use fred::types::Value;
 use tokio::{
     runtime::{Builder, Runtime},
     sync::{mpsc, oneshot},
@@ -22,7 +21,8 @@ static STOPPED: LazyLock<Runtime> = LazyLock::new(|| Builder::new_current_thread
 /// One for all tests: it leads nowhere.
 static NOWHERE: LazyLock<(Endpoint, Arc<Link>, Arc<Pace>)> = LazyLock::new(|| {
     let (endpoint, pace) = (Endpoint::from_url("redis://127.0.0.1:1").unwrap(), Arc::new(Pace::new()));
-    let link = Link::new(&endpoint.0, &Config::default(), stopped(), stopped(), &pace, Carries::Scripts).unwrap();
+    let dial = Dial::new(&endpoint, &Config::default(), &stopped(), None, None);
+    let link = Link::new(dial, &pace, link::Carries::Requests);
     (endpoint, link, pace)
 });
 
@@ -43,11 +43,11 @@ struct Known {
 pub(crate) struct Server {
     known: Mutex<Known>,
     requests: mpsc::UnboundedSender<(Call, oneshot::Sender<Value>)>,
-    messages: mpsc::UnboundedSender<ChannelMessage>,
+    messages: mpsc::UnboundedSender<Message>,
 }
 
 impl Server {
-    pub(crate) fn start() -> (Arc<Self>, mpsc::UnboundedReceiver<ChannelMessage>) {
+    pub(crate) fn start() -> (Arc<Self>, mpsc::UnboundedReceiver<Message>) {
         let (messages, published) = mpsc::unbounded_channel();
         let (requests, mut connection) = mpsc::unbounded_channel();
         let server = Arc::new(Self { known: Mutex::default(), requests, messages });
@@ -127,12 +127,12 @@ impl Server {
             Some((holder, _)) if holder == owner => {
                 known.records.remove(lock);
                 let channel = match channel {
-                    Arg::ChannelOf(lock) => lock.channel_text(),
+                    Arg::ChannelOf(lock) => lock.channel_parts().concat(),
                     Arg::Text(channel) => channel.to_string(),
                     other => unreachable!("{other:?}"),
                 };
                 if known.subscribed.contains(&channel) {
-                    let _ = self.messages.send(message(&channel, "0"));
+                    let _ = self.messages.send((channel, "0"));
                 }
                 Value::Integer(1)
             }
@@ -141,14 +141,8 @@ impl Server {
     }
 }
 
-pub(crate) fn message(channel: &str, text: &str) -> ChannelMessage {
-    ChannelMessage {
-        channel: channel.into(),
-        value: Value::String(text.into()),
-        kind: fred::types::MessageKind::Message,
-        server: fred::types::config::Server::new("127.0.0.1", 1),
-    }
-}
+/// A channel, and what was said there.
+pub(crate) type Message = (String, &'static str);
 
 impl Store {
     pub(crate) fn played_by(server: &Arc<Server>) -> Self {

@@ -401,7 +401,7 @@ async fn f17_p8_r17_force_unlock_by_another_client_wakes_waiters_and_tells_the_h
 // --- permissions ---
 
 /// All that the reentrant lock needs: lua/README.md and src/guide/permissions.md say so to administrators.
-const COMMANDS: [&str; 16] = [
+const COMMANDS: [&str; 15] = [
     "evalsha",
     "eval",
     "hset",
@@ -416,7 +416,6 @@ const COMMANDS: [&str; 16] = [
     "subscribe",
     "unsubscribe",
     "ping",
-    "client|id",
     "info",
 ];
 

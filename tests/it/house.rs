@@ -155,7 +155,8 @@ fn used_modules(source: &Source, modules: &BTreeSet<String>) -> BTreeSet<String>
                 path.to_owned()
             } else if let Some(path) = path.strip_prefix("super::") {
                 // in mod.rs, `super` is one up
-                let up = if source.path.ends_with("/mod.rs") { "" } else { parent };
+                let above = || parent.rsplit_once('/').map_or("", |(above, _)| above);
+                let up = if source.path.ends_with("/mod.rs") { above() } else { parent };
                 format!("{}{}{path}", up.replace('/', "::"), if up.is_empty() { "" } else { "::" })
             } else {
                 return None;

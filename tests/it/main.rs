@@ -46,6 +46,7 @@ mod refusals;
 mod resend;
 mod residue;
 mod rivals;
+mod runtimes;
 mod signal;
 mod slow_link;
 mod spin;

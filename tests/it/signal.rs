@@ -792,7 +792,7 @@ async fn p14_resetting_all_frees_the_locks_under_the_prefix_and_wakes_waiters() 
 /// What `src/guide/permissions.md` lists for signal locks, beside what each client needs.
 const COMMANDS: [&str; 10] = ["get", "set", "del", "lpush", "ltrim", "pexpire", "expire", "pttl", "blpop", "scan"];
 /// What each client needs, whatever the kind: tested in `bad_server.rs`.
-const SHARED: [&str; 5] = ["evalsha", "eval", "ping", "client|id", "info"];
+const SHARED: [&str; 4] = ["evalsha", "eval", "ping", "info"];
 const KEYS: [&str; 3] = ["~lock:app:*", "~lock-signal:app:*", "resetchannels"];
 
 /// R112: everything works for a user who may do just what the guide lists; and nothing of it is superfluous.

@@ -1,24 +1,51 @@
 //! TLS: certificates are checked, and nothing falls back to plain text.
 
-use std::{fs, net::TcpListener, sync::Arc, time::Duration};
+use std::{
+    collections::HashSet,
+    fs, io,
+    net::{SocketAddr, TcpListener},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering::SeqCst},
+    },
+    time::Duration,
+};
 
 use fred::{
-    rustls::{ClientConfig, RootCertStore, crypto::ring::default_provider, pki_types::CertificateDer},
+    rustls::{
+        ClientConfig, RootCertStore, ServerConfig,
+        crypto::ring::default_provider,
+        pki_types::{CertificateDer, PrivateKeyDer},
+    },
     types::config::{Config, TlsConnector},
 };
-use nestlock::{Error, LockClient};
+use nestlock::{AcquireOptions, Error, LockClient};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+    runtime::Builder,
+    task::JoinSet,
+};
+use tokio_rustls::TlsAcceptor;
 
-use crate::support::Server;
+use crate::support::{Server, scripts};
 
 /// A server with a certificate for `localhost`, and who signed it.
-struct TlsServer {
+pub struct TlsServer {
     _server: Server,
     port: u16,
     authority: CertificateDer<'static>,
     _folder: tempfile::TempDir,
 }
 
-fn start() -> TlsServer {
+impl TlsServer {
+    /// How it is connected to.
+    pub fn config(&self) -> Config {
+        trusting(self.port, Some(&self.authority))
+    }
+}
+
+pub fn start() -> TlsServer {
     let folder = tempfile::tempdir().unwrap();
     let file = |name: &str| folder.path().join(name).display().to_string();
     let signed = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
@@ -41,7 +68,7 @@ fn start() -> TlsServer {
     TlsServer { _server: server, port, authority: signed.cert.der().clone(), _folder: folder }
 }
 
-fn trusting(server: &TlsServer, authority: Option<&CertificateDer<'static>>) -> Config {
+fn trusting(port: u16, authority: Option<&CertificateDer<'static>>) -> Config {
     let mut roots = RootCertStore::empty();
     if let Some(authority) = authority {
         roots.add(authority.clone()).unwrap();
@@ -51,7 +78,7 @@ fn trusting(server: &TlsServer, authority: Option<&CertificateDer<'static>>) -> 
         .unwrap()
         .with_root_certificates(roots)
         .with_no_client_auth();
-    let mut config = Config::from_url(&format!("redis://localhost:{}", server.port)).unwrap();
+    let mut config = Config::from_url(&format!("redis://localhost:{port}")).unwrap();
     config.tls = Some(TlsConnector::from(tls).into());
     config
 }
@@ -59,7 +86,7 @@ fn trusting(server: &TlsServer, authority: Option<&CertificateDer<'static>>) -> 
 #[tokio::test]
 async fn locks_work_over_tls_with_a_certificate_authority_of_ones_own() {
     let server = start();
-    let config = trusting(&server, Some(&server.authority));
+    let config = server.config();
     let (a, b) = (LockClient::builder().connect_to(config.clone()).await.unwrap(), LockClient::builder());
     let b = b.connect_to(config).await.unwrap();
     let guard = a.reentrant_lock("l").unwrap().lock().await.unwrap();
@@ -73,7 +100,7 @@ async fn locks_work_over_tls_with_a_certificate_authority_of_ones_own() {
 #[tokio::test]
 async fn a_certificate_that_nobody_vouches_for_is_refused() {
     let server = start();
-    let outcome = LockClient::builder().connect_to(trusting(&server, None)).await;
+    let outcome = LockClient::builder().connect_to(trusting(server.port, None)).await;
     assert!(matches!(outcome, Err(Error::Connect { .. })), "{outcome:?}");
     // the system does not vouch for it either
     let outcome = LockClient::connect(format!("rediss://localhost:{}", server.port)).await;
@@ -87,4 +114,111 @@ async fn a_server_without_tls_is_never_spoken_to_in_plain_text() {
     let outcome = LockClient::builder().connect_timeout(Duration::from_secs(3)).connect(url).await;
     assert!(matches!(outcome, Err(Error::Connect { .. })), "{outcome:?}");
     assert_eq!(server.command_count("hello"), 0);
+}
+
+/// A peer that speaks TLS before a server that does not, and notes the requests that it has passed on.
+struct Front {
+    acceptor: TlsAcceptor,
+    server: SocketAddr,
+    passed: Mutex<Vec<Vec<u8>>>,
+    /// After so many more it resets the connection; zero: it does not.
+    left: AtomicUsize,
+}
+
+impl Front {
+    async fn serve(self: Arc<Self>, client: TcpStream) -> io::Result<()> {
+        let client = self.acceptor.accept(client).await?;
+        let (mut from_server, mut to_server) = TcpStream::connect(self.server).await?.into_split();
+        let (mut from_client, mut to_client) = tokio::io::split(client);
+        let mut back = JoinSet::new();
+        back.spawn(async move { tokio::io::copy(&mut from_server, &mut to_client).await });
+        let mut come = Vec::new();
+        while from_client.read_buf(&mut come).await? > 0 {
+            while let Some(length) = request(&come) {
+                let passed: Vec<u8> = come.drain(..length).collect();
+                to_server.write_all(&passed).await?;
+                self.passed.lock().unwrap().push(passed);
+                // the socket has unread bytes: it is reset
+                if self.left.load(SeqCst) > 0 && self.left.fetch_sub(1, SeqCst) == 1 {
+                    return Ok(());
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The length of the first request, if it is whole.
+fn request(bytes: &[u8]) -> Option<usize> {
+    let number = |at: usize| {
+        let length = bytes.get(at..)?.iter().position(|byte| *byte == b'\r')?;
+        Some((std::str::from_utf8(&bytes[at + 1..at + length]).unwrap().parse::<usize>().unwrap(), at + length + 2))
+    };
+    let (words, mut end) = number(0)?;
+    for _ in 0..words {
+        let (length, from) = number(end)?;
+        end = from + length + 2;
+    }
+    (end <= bytes.len()).then_some(end)
+}
+
+/// What TLS has of a request when it tells an error may have been sent: nothing of that is sent anew.
+#[test]
+fn nothing_is_sent_twice_over_tls_when_the_connection_is_reset() {
+    let server = Server::start();
+    let signed = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+    let key = PrivateKeyDer::Pkcs8(signed.signing_key.serialize_der().into());
+    let serving = ServerConfig::builder_with_provider(Arc::new(default_provider()))
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(vec![signed.cert.der().clone()], key)
+        .unwrap();
+    let front = Arc::new(Front {
+        acceptor: TlsAcceptor::from(Arc::new(serving)),
+        server: server.addr(),
+        passed: Mutex::default(),
+        left: AtomicUsize::new(0),
+    });
+    let fronts = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let listener = fronts.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).unwrap();
+    let config = trusting(listener.local_addr().unwrap().port(), Some(signed.cert.der()));
+    let serves = Arc::clone(&front);
+    fronts.spawn(async move {
+        while let Ok((client, _)) = listener.accept().await {
+            tokio::spawn(Arc::clone(&serves).serve(client));
+        }
+    });
+    let acquire = nestlock::fred::util::sha1_hash(&scripts::source("reentrant/acquire"));
+    // on one thread all ask before anything is written: much more than a socket takes
+    let single = Builder::new_current_thread().enable_all().build().unwrap();
+    single.block_on(async {
+        let client = LockClient::builder().connect_to(config).await.unwrap();
+        let warm = client.reentrant_lock("warm").unwrap();
+        warm.lock().await.unwrap().unlock().await.unwrap();
+        for round in 0..10 {
+            front.left.store(3, SeqCst);
+            let tasks: Vec<_> = (0..3_000)
+                .map(|n| {
+                    let lock = client.reentrant_lock(format!("{round}:{n}:{}", "x".repeat(400))).unwrap();
+                    tokio::spawn(async move {
+                        let options = AcquireOptions::new().lease(Duration::from_secs(20));
+                        if let Ok(Some(guard)) = lock.try_lock_with(options).await {
+                            let _ = guard.forget();
+                        }
+                    })
+                })
+                .collect();
+            for task in tasks {
+                task.await.unwrap();
+            }
+            let passed = std::mem::take(&mut *front.passed.lock().unwrap());
+            let acquires =
+                passed.iter().filter(|request| request.windows(40).take(60).any(|word| word == acquire.as_bytes()));
+            let mut seen = HashSet::new();
+            let twice = acquires.filter(|request| !seen.insert(request.as_slice())).count();
+            assert_eq!(twice, 0, "of {} in round {round}", passed.len());
+        }
+    });
+    fronts.shutdown_background();
 }

@@ -12,11 +12,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use nestlock::{AcquireOptions, LockClient, RedLockOptions};
+use nestlock::{AcquireOptions, LockClient, RedLockOptions, Wire};
 use nestlock_embedded::SpawnedServer;
 use redis::aio::MultiplexedConnection;
 use rslock::LockManager;
-use tokio::{runtime::Handle, time::timeout};
+use tokio::time::timeout;
 
 const ROUNDS: usize = 15;
 const SERVERS: usize = 3;
@@ -33,8 +33,8 @@ const WORKERS: usize = 32;
 #[derive(Debug, Clone, Copy)]
 enum Library {
     Nestlock,
-    /// With `drive_connection_on`.
-    NestlockHere,
+    /// Over fred.
+    NestlockFred,
     /// On go-redis as it comes, which waits 3 s for a silent server, whatever redsync says.
     Redsync,
     /// With `ContextTimeoutEnabled`, and releases that are limited, too.
@@ -46,7 +46,7 @@ impl Library {
     fn name(self) -> &'static str {
         match self {
             Self::Nestlock => "nestlock",
-            Self::NestlockHere => "nestlock, drive_connection_on",
+            Self::NestlockFred => "nestlock over fred",
             Self::Redsync => "redsync",
             Self::RedsyncLimited => "redsync, ContextTimeoutEnabled",
             Self::Rslock => "rslock",
@@ -58,13 +58,13 @@ impl Library {
         for server in servers {
             let builder = match self {
                 Self::Nestlock => LockClient::builder(),
-                Self::NestlockHere => LockClient::builder().drive_connection_on(Handle::current()),
+                Self::NestlockFred => LockClient::builder().wire(Wire::Fred),
                 _ => continue,
             };
             clients.push(builder.connect(server.url()).await.expect("a client"));
         }
         match self {
-            Self::Nestlock | Self::NestlockHere => Contender::Nestlock(clients),
+            Self::Nestlock | Self::NestlockFred => Contender::Nestlock(clients),
             Self::Redsync => Contender::Redsync(Worker::start(servers), Duration::ZERO),
             Self::RedsyncLimited => Contender::Redsync(Worker::start(servers), LIMIT),
             Self::Rslock => {
@@ -233,7 +233,7 @@ async fn main() {
 
 /// All libraries in turn on the same servers, so that what else the machine does meets them alike.
 async fn all_answer() {
-    let libraries = [Library::Nestlock, Library::NestlockHere, Library::Redsync, Library::Rslock];
+    let libraries = [Library::Nestlock, Library::NestlockFred, Library::Redsync, Library::Rslock];
     let servers = start();
     let mut bare = bare(&servers[0]).await;
     let mut contenders = Vec::new();
@@ -276,7 +276,7 @@ async fn one_hangs() {
     // the library, its pairs alone, and those of each of many workers
     let libraries = [
         (Library::Nestlock, 10, 5),
-        (Library::NestlockHere, 10, 5),
+        (Library::NestlockFred, 10, 5),
         (Library::RedsyncLimited, 10, 5),
         (Library::Redsync, 1, 1),
         (Library::Rslock, 5, 5),

@@ -305,7 +305,8 @@ pub(crate) fn send<'a>(fd: c_int, slices: impl Iterator<Item = &'a [u8]>) -> Ans
     })
 }
 
-pub(crate) fn receive(fd: c_int, bytes: &mut [u8]) -> Answer {
+/// `is_peek`: what is received stays there.
+pub(crate) fn receive(fd: c_int, bytes: &mut [u8], is_peek: bool) -> Answer {
     with(|table| {
         let (_, socket) = table.socket(fd)?;
         let Role::Connected(peer) = socket.role else { return Err(EINVAL) };
@@ -322,6 +323,9 @@ pub(crate) fn receive(fd: c_int, bytes: &mut [u8]) -> Answer {
         let from_first = len.min(first.len());
         bytes[..from_first].copy_from_slice(&first[..from_first]);
         bytes[from_first..len].copy_from_slice(&second[..len - from_first]);
+        if is_peek {
+            return Ok(len);
+        }
         socket.received.drain(..len);
         // Linux tells the sender also where it had room: as with TCP, it is told when it may have waited for that
         if before > LIMIT / 4 && before - len <= LIMIT / 4 {

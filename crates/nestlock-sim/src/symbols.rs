@@ -270,8 +270,8 @@ with_descriptor! {
         sockets::accept(fd)
     }
     recv = SYS_recvfrom(fd, bytes: *mut u8, len: usize, flags: c_int) -> isize {
-        assert!(flags == 0, "recv {flags}");
-        sockets::receive(fd, std::slice::from_raw_parts_mut(bytes, len))
+        assert!(flags & !libc::MSG_PEEK == 0, "recv {flags}");
+        sockets::receive(fd, std::slice::from_raw_parts_mut(bytes, len), flags == libc::MSG_PEEK)
     }
     send = SYS_sendto(fd, bytes: *const u8, len: usize, flags: c_int) -> isize {
         assert!(flags & !libc::MSG_NOSIGNAL == 0, "send {flags}");

@@ -150,7 +150,7 @@ impl Reader {
                 let core = Arc::clone(&core);
                 tokio::spawn(async move {
                     // lost, it costs as much as a lost signal
-                    if let Err(error) = core.store.signal(call).await {
+                    if let Err(error) = core.store.signal(&call).await {
                         log::later!(DEBUG, error = error; "cannot end a BLPOP");
                     }
                 });
@@ -222,7 +222,7 @@ impl Reader {
     fn hand_back(&self, kind: &Arc<dyn Kind>) {
         let (core, Some(call)) = (Arc::clone(&self.core), kind.signal()) else { return };
         tokio::spawn(async move {
-            if let Err(error) = core.store.signal(call).await {
+            if let Err(error) = core.store.signal(&call).await {
                 log::later!(DEBUG, error = error; "cannot hand a signal back; waiters look for themselves");
             }
         });

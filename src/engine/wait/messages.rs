@@ -5,10 +5,7 @@
 
 use std::sync::{Arc, atomic::Ordering};
 
-use tokio::{
-    sync::{broadcast, mpsc},
-    time::sleep,
-};
+use tokio::{sync::mpsc, time::sleep};
 
 use super::{
     gate::Gate,
@@ -16,36 +13,28 @@ use super::{
 };
 use crate::{
     clock::Instant,
-    error::{StoreError, StoreErrorKind},
+    error::StoreErrorKind,
     log,
-    store::{ChannelMessage, Link},
+    store::{Heard, Link},
 };
 
 /// Channels in one SUBSCRIBE.
 const CHANNELS_AT_ONCE: usize = 500;
 
-/// Hands messages to their gates. Does nothing else, so that it never lags.
-pub(crate) async fn read(hub: &Hub, link: &Link) {
-    use broadcast::error::RecvError;
-    let mut messages = link.messages();
-    loop {
-        match messages.recv().await {
-            Ok(message) => deliver(hub, &message),
-            Err(RecvError::Lagged(missed)) => {
-                log::later!(WARN, missed = missed; "pub/sub messages were missed; waking all waiters");
-                hub.wake_all();
-            }
-            Err(RecvError::Closed) => return,
+/// Hands what was heard to its gate.
+pub(crate) fn deliver(hub: &Hub, heard: Heard<'_>) {
+    let (channel, text) = match heard {
+        Heard::Message { channel, text } => (channel, text),
+        Heard::Missed => {
+            log::later!(WARN, channels = hub.channels(); "pub/sub messages were missed; waking all waiters");
+            return hub.wake_all();
         }
-    }
-}
-
-pub(super) fn deliver(hub: &Hub, message: &ChannelMessage) {
-    let Some(gate) = hub.get(&message.channel) else { return };
-    match message.value.as_bytes() {
-        Some(b"0") => gate.wake_one(),
-        Some(b"1") => gate.wake_all(),
-        _ => log::later!(DEBUG, channel = message.channel; "ignoring a message that is neither 0 nor 1"),
+    };
+    let Some(gate) = hub.get(channel) else { return };
+    match text {
+        b"0" => gate.wake_one(),
+        b"1" => gate.wake_all(),
+        _ => log::later!(DEBUG, channel = channel; "ignoring a message that is neither 0 nor 1"),
     }
 }
 
@@ -54,8 +43,10 @@ pub(crate) async fn subscribe(hub: &Hub, link: &Link, mut queue: mpsc::Unbounded
     let mut connections = link.connections();
     let mut wanted: Vec<Arc<Gate>> = Vec::new();
     let mut left: Vec<(Instant, Arc<Gate>)> = Vec::new();
+    // channels that nobody waits for, and to which the connection is subscribed
+    let mut unused: Vec<String> = Vec::new();
     loop {
-        let (retry, mut connected) = (!wanted.is_empty(), false);
+        let (retry, mut connected) = (!wanted.is_empty() || !unused.is_empty(), false);
         let grace = left.first().map(|(since, _)| *since + LINGER);
         tokio::select! {
             event = queue.recv() => match event {
@@ -64,6 +55,7 @@ pub(crate) async fn subscribe(hub: &Hub, link: &Link, mut queue: mpsc::Unbounded
             },
             _ = connections.changed() => {
                 (wanted, connected) = (hub.all(), true);
+                unused.clear();
                 // a denial costs a connection: without end, if the new one began with the same
                 wanted.retain(|gate| !gate.denied.load(Ordering::Acquire));
             }
@@ -74,15 +66,16 @@ pub(crate) async fn subscribe(hub: &Hub, link: &Link, mut queue: mpsc::Unbounded
             sort_in(event, &mut wanted, &mut left);
         }
         connected |= link.is_up();
-        let unused = remove_left(hub, &mut left);
+        unused.extend(remove_left(hub, &mut left));
+        unused.retain(|channel| !hub.has(channel));
         // a repetition must not subscribe for a gate that is gone: nobody would unsubscribe
         wanted.retain(|gate| hub.get(&gate.channel).is_some_and(|kept| Arc::ptr_eq(&kept, gate)));
         if connected {
             for batch in std::mem::take(&mut wanted).chunks(CHANNELS_AT_ONCE) {
                 wanted.extend(subscribe_batch(link, batch).await);
             }
-            for batch in unused.chunks(CHANNELS_AT_ONCE) {
-                unsubscribe_batch(link, batch).await;
+            for batch in std::mem::take(&mut unused).chunks(CHANNELS_AT_ONCE) {
+                unused.extend(unsubscribe_batch(link, batch).await);
             }
         }
     }
@@ -97,17 +90,13 @@ fn sort_in(event: Event, wanted: &mut Vec<Arc<Gate>>, left: &mut Vec<(Instant, A
 
 /// Subscribes, and wakes waiters, since messages may have been missed before. Returns what must be repeated.
 async fn subscribe_batch(link: &Link, batch: &[Arc<Gate>]) -> Vec<Arc<Gate>> {
-    let channels = batch.iter().map(|gate| gate.channel.to_string()).collect();
-    let Err(error) = link.subscribe(channels).await else {
+    let channels: Vec<String> = batch.iter().map(|gate| gate.channel.to_string()).collect();
+    let Err(error) = link.subscribe(&channels).await else {
         for gate in batch {
             gate.live();
         }
         return Vec::new();
     };
-    if !link.is_up() {
-        return batch.to_vec();
-    }
-    start_over(link, &error).await;
     if error.kind() != StoreErrorKind::NoPermission {
         return batch.to_vec();
     }
@@ -122,22 +111,9 @@ async fn subscribe_batch(link: &Link, batch: &[Arc<Gate>]) -> Vec<Arc<Gate>> {
     again
 }
 
-/// Unsubscribes; where that is refused (BUSY, for one), a new connection has only what is wanted.
-async fn unsubscribe_batch(link: &Link, batch: &[String]) {
-    if let Err(error) = link.unsubscribe(batch.to_vec()).await {
-        log::later!(DEBUG, error = error; "cannot unsubscribe");
-        // who may never unsubscribe would have a new connection for each lock
-        if link.is_up() && error.kind() != StoreErrorKind::NoPermission {
-            start_over(link, &error).await;
-        }
-    }
-}
-
-/// Makes a new connection: the refusal answered something else, and later answers may be shifted too. Not at once to a server
-/// that is busy, since the new one would be refused the same.
-async fn start_over(link: &Link, error: &StoreError) {
-    if error.kind() == StoreErrorKind::Busy {
-        sleep(LISTEN_AGAIN).await;
-    }
-    link.reset().await;
+/// Unsubscribes. Returns what must be repeated. Who may never unsubscribe hears, and ignores, what nobody waits for.
+async fn unsubscribe_batch(link: &Link, batch: &[String]) -> Vec<String> {
+    let Err(error) = link.unsubscribe(batch).await else { return Vec::new() };
+    log::later!(DEBUG, error = error; "cannot unsubscribe");
+    if error.kind() == StoreErrorKind::NoPermission { Vec::new() } else { batch.to_vec() }
 }

@@ -36,8 +36,8 @@ use crate::{
     options::{AcquireOptions, Config, Wait},
     owner::{ClientId, OwnerId},
     store::{
-        Store,
-        tests::{Server, message, stopped},
+        Heard, Store,
+        tests::{Server, stopped},
     },
     sync::{
         atomic::AtomicBool,
@@ -71,19 +71,18 @@ impl World {
             holds: Holds::new(config.command_timeout()),
             config,
             store: Store::played_by(&server),
-            hub,
+            hub: Arc::new(hub),
             signals,
             janitor,
             renewals_are_refused: AtomicBool::new(false),
             runtime: stopped(),
-            is_driven: false,
             closed: AtomicBool::new(false),
         });
         spawn(janitor::run(Arc::clone(&core), list));
         let reader = Arc::clone(&core);
         spawn(async move {
-            while let Some(message) = published.recv().await {
-                deliver(&reader.hub, &message);
+            while let Some((channel, text)) = published.recv().await {
+                deliver(&reader.hub, Heard::Message { channel: &channel, text: text.as_bytes() });
             }
         });
         let (subscriber, at, noted) = (Arc::clone(&core), Arc::clone(&server), seen.clone());
@@ -322,7 +321,7 @@ fn a_message_wakes_all_readers_and_one_writer_and_if_that_is_dropped_the_next() 
             let writers = [(false, true), (false, false), (false, false)].map(come);
             until(|| sides.waiting.load(SeqCst) == 6).await;
             for message_number in 1..=2 {
-                deliver(&sides.world.core.hub, &message("rw", "0"));
+                deliver(&sides.world.core.hub, Heard::Message { channel: "rw", text: b"0" });
                 until(|| sides.readers.load(SeqCst) == 2 && sides.writers.load(SeqCst) >= message_number).await;
             }
             all(readers.into_iter().chain(writers).collect()).await;

@@ -2,11 +2,10 @@
 
 use std::{cell::RefCell, collections::HashMap, sync::Arc, time::Duration};
 
-use fred::types::Value;
 use nestlock_embedded::simulated::{Connection, Machine};
 
-use super::super::reply;
-use crate::store::{Acquired, Arg, Call, Released, Renewed};
+use super::super::{reply, wire};
+use crate::store::{Acquired, Arg, Call, Released, Renewed, Value};
 
 /// The server's clock runs on while a script does: TTLs are multiples of this, and taken for the next one above.
 pub(crate) const GRAIN: Duration = Duration::from_secs(1_000);
@@ -50,7 +49,7 @@ thread_local! {
 fn run(record: &mut Option<Record>, call: &Call) -> Value {
     let args = call.args.iter().map(|arg| match arg {
         Arg::Text(text) => text.to_string(),
-        Arg::ChannelOf(lock) => lock.channel_text(),
+        Arg::ChannelOf(lock) => lock.channel_parts().concat(),
         Arg::Number(number) => number.to_string(),
         Arg::Bytes(_) => unreachable!("a guarded key is no lock"),
     });
@@ -77,36 +76,19 @@ fn set(connection: &mut Connection, key: &str, record: Option<&Record>) {
 
 fn get(connection: &mut Connection, key: &str) -> Option<Record> {
     let Value::Array(fields) = ask(connection, &["HGETALL", key]) else { unreachable!("a list") };
-    let [Value::String(owner), Value::String(count)] = &fields[..] else {
+    let [owner, count] = &fields[..] else {
         assert!(fields.is_empty(), "one owner: {fields:?}");
         return None;
     };
-    let left = ask(connection, &["PTTL", key]).as_u64().expect("a TTL");
+    let left = ask(connection, &["PTTL", key]).as_number().and_then(|left| u64::try_from(left).ok()).expect("a TTL");
     let ttl = GRAIN * u32::try_from(left.div_ceil(GRAIN.as_millis() as u64)).unwrap();
-    Some(Record { owner: (**owner).into(), count: count.parse().unwrap(), ttl })
+    let count = count.as_number().and_then(|count| u32::try_from(count).ok()).expect("a count");
+    Some(Record { owner: owner.as_str().unwrap().into(), count, ttl })
 }
 
 /// One command, and its answer.
 fn ask(connection: &mut Connection, words: &[&str]) -> Value {
     let words = words.iter().map(|word| format!("${}\r\n{word}\r\n", word.len()));
     connection.feed(format!("*{}\r\n{}", words.len(), words.collect::<String>()).as_bytes());
-    let output = String::from_utf8(connection.output()).unwrap();
-    let mut lines = output.split("\r\n");
-    let answer = read(&mut lines);
-    assert!(lines.eq([""]), "one answer: {output:?}");
-    answer
-}
-
-/// Reads an answer of texts that have one line.
-fn read<'a>(lines: &mut impl Iterator<Item = &'a str>) -> Value {
-    let line = lines.next().expect("an answer");
-    let (sort, rest) = line.split_at(1);
-    match (sort, rest) {
-        ("$" | "*", "-1") => Value::Null,
-        ("$", _) => Value::String(lines.next().expect("a text").into()),
-        ("*", count) => Value::Array((0..count.parse().unwrap()).map(|_| read(lines)).collect()),
-        (":", number) => Value::Integer(number.parse().unwrap()),
-        ("+", text) => Value::String(text.into()),
-        _ => panic!("the server says {line}"),
-    }
+    wire::value(&connection.output())
 }

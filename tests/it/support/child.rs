@@ -208,7 +208,8 @@ pub fn serve() {
                     .fair_patience(Duration::from_millis(number(4)))
                     .connect(words[1]);
                 client = Some(runtime.block_on(connecting).expect("a connection"));
-                server = words[1].strip_prefix("redis://").and_then(|addr| addr.parse().ok());
+                let addr = words[1].strip_prefix("redis://").and_then(|url| url.split('?').next());
+                server = addr.and_then(|addr| addr.parse().ok());
                 say("connected");
             }
             "lock" | "read" | "write" => {

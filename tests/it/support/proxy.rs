@@ -168,6 +168,14 @@ pub struct Proxy {
     thread: Option<JoinHandle<()>>,
 }
 
+/// The URL, and in it which client of nestlock's is meant: `NESTLOCK_TEST_WIRE` names it, `own`, the default, or `fred`.
+pub fn with_wire(url: String) -> String {
+    match std::env::var("NESTLOCK_TEST_WIRE") {
+        Ok(wire) => format!("{url}?wire={wire}"),
+        Err(_) => url,
+    }
+}
+
 impl Proxy {
     pub fn start(server: &Server) -> Self {
         let shared = Arc::new(Shared {
@@ -196,7 +204,7 @@ impl Proxy {
     }
 
     pub fn url(&self) -> String {
-        format!("redis://{}", self.addr)
+        with_wire(format!("redis://{}", self.addr))
     }
 
     /// What becomes of each request from now on. `rule` must not call the proxy.

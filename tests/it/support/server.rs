@@ -12,7 +12,10 @@ use std::{
 use nestlock::{LockClient, LockClientBuilder};
 use nestlock_embedded::{EmbeddedServer, SpawnedServer};
 
-use super::wire::{Reply, Wire};
+use super::{
+    proxy::with_wire,
+    wire::{Reply, Wire},
+};
 
 /// Which kind [`Server::start`] starts: `real`, the default, or `embedded`.
 const KIND: &str = "NESTLOCK_TEST_SERVER";
@@ -138,7 +141,7 @@ impl Server {
     }
 
     pub fn url(&self) -> String {
-        format!("redis://{}", self.addr())
+        with_wire(format!("redis://{}", self.addr()))
     }
 
     /// A nestlock client with the default configuration.

@@ -46,11 +46,11 @@ fn send(pair: Pair, bytes: &[u8]) -> (Answer, Answer) {
     (answer(linux), super::send(pair.1, std::iter::once(bytes)))
 }
 
-fn receive(pair: Pair, len: usize) -> (Answer, Answer) {
+fn receive(pair: Pair, len: usize, is_peek: bool) -> (Answer, Answer) {
     let (mut linux, mut ours) = (vec![0_u8; len], vec![0_u8; len]);
     // SAFETY: there is room for so many
-    let count = unsafe { libc::recv(pair.0, linux.as_mut_ptr().cast(), len, 0) };
-    let answers = (answer(count), super::receive(pair.1, &mut ours));
+    let count = unsafe { libc::recv(pair.0, linux.as_mut_ptr().cast(), len, libc::MSG_PEEK * c_int::from(is_peek)) };
+    let answers = (answer(count), super::receive(pair.1, &mut ours, is_peek));
     if answers.0 == answers.1 {
         assert_eq!(linux, ours);
     }
@@ -173,7 +173,7 @@ fn any_sequence_of_calls_is_answered_as_linux_does() {
             }
             45..85 => {
                 let len = rng.between(1, 500) as usize;
-                let (linux, ours) = receive(pair, len);
+                let (linux, ours) = receive(pair, len, rng.below(4) == 0);
                 same((step, "receive"), &linux, ours).ok();
             }
             85..88 => {
@@ -215,7 +215,7 @@ fn any_sequence_of_calls_is_answered_as_linux_does() {
     super::take_events(epoll.1, 64, |_| ()).expect("events");
     let mut received = 0;
     for pair in both.open.clone() {
-        while let Ok(count @ 1..) = super::receive(pair.1, &mut [0; 1000]) {
+        while let Ok(count @ 1..) = super::receive(pair.1, &mut [0; 1000], false) {
             received += count;
         }
     }

@@ -1,0 +1,330 @@
+//! The client of the `fred` crate behind the seam: one of its clients for each connection, without a policy for reconnects.
+//!
+//! It is what the configuration's types are from, and an independent second opinion on everything that the own connection
+//! does; the whole suite runs on both. It writes each script by itself, so it is slower.
+
+use std::{
+    fmt,
+    future::Future,
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use fred::{
+    clients::Client,
+    error::{Error as FredError, ErrorKind as FredKind},
+    interfaces::{ClientLike, EventInterface, LuaInterface, PubsubInterface},
+    types::{
+        Builder, ClusterHash, CustomCommand, Key, RespVersion, Value as FredValue,
+        config::{Config as FredConfig, Options, ServerConfig},
+    },
+};
+use tokio::{
+    runtime::Handle,
+    sync::{broadcast::error::RecvError, watch},
+    task::AbortHandle,
+    time::timeout,
+};
+use uuid::Uuid;
+
+use super::{Channels, Dial, Failure, Heard, NotConnected, Request, Value};
+use crate::{
+    error::StoreErrorKind,
+    store::{
+        refusal,
+        script::{Arg, Call},
+    },
+};
+
+/// How many requests may wait in one connection's queue.
+const MAX_QUEUED: usize = 50_000;
+/// Messages that may wait to be heard; beyond, fred drops the oldest and says so. It has nine channels of this capacity for
+/// each client, and fills them all with empty places: 2.4 MB. With 1,024, a script that publishes 1,500 messages at once
+/// wakes everybody.
+const MESSAGE_CAPACITY: usize = 4096;
+/// The same where no messages come.
+const NEWS_CAPACITY: usize = 32;
+/// What the handshake may take, beyond the time to connect.
+const HANDSHAKE: Duration = Duration::from_secs(8);
+
+/// One connection of fred's.
+pub(in super::super) struct Connection {
+    client: Client,
+    /// Where fred makes timers: a caller's runtime may have none.
+    own: Handle,
+    router: AbortHandle,
+    /// An answer came since this was asked last.
+    heard: AtomicBool,
+    is_ended: watch::Sender<bool>,
+}
+
+impl fmt::Debug for Connection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Connection").finish_non_exhaustive()
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// Connects, once. On the client's own runtime.
+pub(super) async fn connect(dial: &Dial) -> Result<Arc<Connection>, NotConnected> {
+    let client = build(dial)?;
+    let (mut messages, mut connects) = (client.message_rx(), client.reconnect_rx());
+    let late = |_| Err(FredError::new(FredKind::Timeout, "no connection in time"));
+    let limit = dial.connect_timeout.saturating_add(HANDSHAKE);
+    let router =
+        timeout(limit, client.init()).await.unwrap_or_else(late).map_err(|error| NotConnected::from_fred(&error))?;
+    let connection = Arc::new(Connection {
+        client,
+        own: dial.own.clone(),
+        router: router.abort_handle(),
+        heard: AtomicBool::new(false),
+        is_ended: watch::Sender::new(false),
+    });
+    let ends = Arc::downgrade(&connection);
+    dial.own.spawn(async move {
+        // without a policy it does not connect twice; should it do so, this is not the connection that it was
+        let twice = async {
+            while connects.recv().await.is_ok() {
+                if connects.recv().await.is_ok() {
+                    return;
+                }
+            }
+            std::future::pending::<()>().await;
+        };
+        tokio::select! {
+            _ = router => {}
+            () = twice => {}
+        }
+        if let Some(connection) = ends.upgrade() {
+            connection.end();
+        }
+    });
+    if let Some(sink) = dial.sink.clone() {
+        dial.own.spawn(async move {
+            loop {
+                match messages.recv().await {
+                    Ok(message) => {
+                        if let Some(text) = message.value.as_bytes() {
+                            sink(Heard::Message { channel: &message.channel, text });
+                        }
+                    }
+                    Err(RecvError::Lagged(_)) => sink(Heard::Missed),
+                    Err(RecvError::Closed) => return,
+                }
+            }
+        });
+    }
+    Ok(connection)
+}
+
+impl Connection {
+    /// Sends a request. Queued by the first poll.
+    pub(super) fn call(&self, request: Request<'_>, limit: Duration) -> impl Future<Output = Result<Value, Failure>> {
+        let client = self.client.clone();
+        let sending = match request {
+            Request::Digest(call) => {
+                let (digest, keys, args) = (call.script.sha1.clone(), keys(call), args(call));
+                Box::pin(async move { client.evalsha::<FredValue, _, _, _>(digest, keys, args).await }) as Sending
+            }
+            Request::Source(call) => {
+                let (source, keys, args) = (call.script.source, keys(call), args(call));
+                Box::pin(async move { client.eval::<FredValue, _, _, _>(source, keys, args).await })
+            }
+            Request::Words(words) => {
+                let mut words = words.iter().map(|word| (*word).to_owned());
+                let name = words.next().unwrap_or_default();
+                let words: Vec<FredValue> = words.map(FredValue::from).collect();
+                // fred has no effect of options on scripts, but on this
+                let client = client.with_options(&Options { timeout: Some(limit), ..Options::default() });
+                let command = CustomCommand::new(name, ClusterHash::FirstKey, false);
+                Box::pin(async move { client.custom::<FredValue, _>(command, words).await })
+            }
+        };
+        let answer = InRuntime { runtime: self.own.clone(), future: sending };
+        async move {
+            // a call to a client that has ended hangs
+            if *self.is_ended.borrow() {
+                return Err(Failure::Unsent);
+            }
+            let answer = answer.await.map_err(|error| classify(&error))?;
+            self.heard.store(true, Ordering::Release);
+            Ok(value(answer))
+        }
+    }
+
+    /// Subscribes, or unsubscribes. fred answers before that is sent; what is asked next proves that it arrived. Where it is
+    /// refused, fred takes the refusal for another answer: the connection is of no use any more.
+    pub(super) async fn channels(&self, verb: Channels, channels: Vec<String>) -> Result<(), Failure> {
+        // a call to a client that has ended hangs
+        if *self.is_ended.borrow() {
+            return Err(Failure::Unsent);
+        }
+        let client = self.client.clone();
+        let asked = async move {
+            match verb {
+                Channels::Subscribe => client.subscribe(channels).await,
+                Channels::Unsubscribe => client.unsubscribe(channels).await,
+            }
+        };
+        let asked = InRuntime { runtime: self.own.clone(), future: Box::pin(asked) }.await;
+        let proven = match asked {
+            Ok(()) => self.echo().await,
+            Err(error) => Err(classify(&error)),
+        };
+        if matches!(proven, Err(Failure::Refused(_) | Failure::Nonsense(_))) {
+            self.end();
+        }
+        proven
+    }
+
+    /// Sends PING with a word, and compares the answer: fred may mix them up.
+    async fn echo(&self) -> Result<(), Failure> {
+        let word = Uuid::new_v4().to_string();
+        let client = self.client.clone();
+        let ping = {
+            let word = word.clone();
+            async move { client.ping::<String>(Some(word)).await }
+        };
+        let echo =
+            InRuntime { runtime: self.own.clone(), future: Box::pin(ping) }.await.map_err(|error| classify(&error))?;
+        if echo == word { Ok(()) } else { Err(Failure::Nonsense("PING was answered by something else".into())) }
+    }
+
+    pub(super) fn was_heard(&self) -> bool {
+        self.heard.swap(false, Ordering::AcqRel)
+    }
+
+    pub(super) fn end(&self) {
+        self.router.abort();
+        self.is_ended.send_replace(true);
+    }
+
+    pub(super) async fn ended(&self) {
+        let _ = self.is_ended.subscribe().wait_for(|ended| *ended).await;
+    }
+}
+
+type Sending = Pin<Box<dyn Future<Output = Result<FredValue, FredError>> + Send>>;
+
+/// Polls a future inside a runtime's context, from wherever: fred makes timers in whatever context polls it.
+struct InRuntime<F: ?Sized> {
+    runtime: Handle,
+    future: Pin<Box<F>>,
+}
+
+impl<F: Future + ?Sized> Future for InRuntime<F> {
+    type Output = F::Output;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
+        let this = &mut *self;
+        let _context = this.runtime.enter();
+        this.future.as_mut().poll(cx)
+    }
+}
+
+/// A text that fred need not copy: what it is lent it copies, and shares the copy by one allocation more.
+fn shared(text: &Arc<str>) -> Bytes {
+    Bytes::from_owner(Arc::<[u8]>::from(Arc::clone(text)))
+}
+
+fn keys(call: &Call) -> Vec<Key> {
+    call.keys.iter().map(|key| shared(key).into()).collect()
+}
+
+fn args(call: &Call) -> Vec<FredValue> {
+    let bytes = |arg: &Arg| match arg {
+        Arg::Text(text) => shared(text),
+        Arg::ChannelOf(name) => name.channel_parts().concat().into(),
+        Arg::Number(number) => number.to_string().into(),
+        Arg::Bytes(bytes) => Bytes::copy_from_slice(bytes),
+    };
+    call.args.iter().map(|arg| FredValue::Bytes(bytes(arg))).collect()
+}
+
+fn value(value: FredValue) -> Value {
+    match value {
+        FredValue::Null => Value::Null,
+        FredValue::Integer(number) => Value::Integer(number),
+        FredValue::String(text) => Value::Text(text.as_bytes().to_vec()),
+        FredValue::Bytes(bytes) => Value::Text(bytes.to_vec()),
+        FredValue::Array(parts) => Value::Array(parts.into_iter().map(self::value).collect()),
+        _ => Value::Other,
+    }
+}
+
+/// A client that sends each command once at most, with bounds on everything.
+fn build(dial: &Dial) -> Result<Client, NotConnected> {
+    let mut server = dial.server.clone();
+    server.version = RespVersion::RESP3; // pushes and answers on one connection
+    server.fail_fast = true;
+    let mut builder = Builder::from_config(server);
+    // no policy for reconnects: `Pace` has one, for all links
+    builder.with_connection_config(|connection| {
+        connection.max_command_attempts = 1; // a replayed release would free the next hold: never
+        connection.max_redirections = 0;
+        connection.connection_timeout = dial.connect_timeout;
+        connection.internal_command_timeout = dial.connect_timeout.min(Duration::from_secs(2));
+        connection.max_command_buffer_len = MAX_QUEUED;
+        connection.tcp.nodelay = Some(true);
+    });
+    builder.with_performance_config(|performance| {
+        performance.default_command_timeout = dial.command_timeout;
+        performance.broadcast_channel_capacity = if dial.sink.is_some() { MESSAGE_CAPACITY } else { NEWS_CAPACITY };
+    });
+    builder.build().map_err(|error| NotConnected::from_fred(&error))
+}
+
+/// Where a configuration leads, without user and password.
+pub(in super::super) fn address(server: &FredConfig) -> String {
+    match &server.server {
+        ServerConfig::Unix { path } => path.display().to_string(),
+        other => {
+            let hosts: Vec<String> = other.hosts().iter().map(|host| format!("{}:{}", host.host, host.port)).collect();
+            hosts.join(", ")
+        }
+    }
+}
+
+impl NotConnected {
+    /// fred has but a text of the system's error.
+    pub(super) fn from_fred(error: &FredError) -> Self {
+        let is_of = |kind| error.details().contains(&format!("kind: {kind}"));
+        let nobody_listens = ["ConnectionRefused", "NotFound"].into_iter().any(is_of);
+        Self { nobody_listens, ..classify(error).into() }
+    }
+}
+
+/// Sorts fred's errors by whether the request may have been executed: yes, unless the opposite is proven.
+fn classify(error: &FredError) -> Failure {
+    let details = error.details();
+    match error.kind() {
+        _ if refusal::is_known(details) => Failure::Refused(details.to_owned()),
+        FredKind::Timeout => Failure::Late,
+        FredKind::IO => Failure::Other(StoreErrorKind::Disconnected, true, error.to_string()),
+        // still in the queue when the connection ended: fred drops the queue, and says so to each
+        FredKind::Canceled => Failure::Unsent,
+        FredKind::Backpressure => Failure::TooMany,
+        FredKind::Auth => Failure::Other(StoreErrorKind::Auth, false, error.to_string()),
+        FredKind::Protocol | FredKind::Parse => Failure::Nonsense(error.to_string()),
+        FredKind::Routing | FredKind::Unknown
+            if details.starts_with("Failed to route command")
+                || details.starts_with("Failed to send command to router")
+                || details.starts_with("Client is not initialized")
+                || details.starts_with("Too many redirections") =>
+        {
+            Failure::Other(StoreErrorKind::Unavailable, false, error.to_string())
+        }
+        _ => Failure::Other(StoreErrorKind::Other, true, error.to_string()),
+    }
+}

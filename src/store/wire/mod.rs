@@ -1,0 +1,344 @@
+//! The seam: one connection to a server, from its handshake to its end. Two independent clients stand behind it.
+//!
+//! What is above sees requests, answers, messages, and whether a request may have been executed; it decides when to
+//! connect, and to which epoch a connection belongs.
+
+mod by_fred;
+mod own;
+mod resp;
+mod stream;
+
+use std::{io, sync::Arc, time::Duration};
+
+use fred::types::config::Config as FredConfig;
+use tokio::runtime::Handle;
+
+pub(super) use self::by_fred::address;
+pub(crate) use self::{resp::Value, stream::has_io_here};
+use super::{
+    Endpoint, refusal,
+    script::{Arg, Call},
+};
+use crate::{
+    clock::Instant,
+    error::{StoreError, StoreErrorKind},
+    options::{Config, Wire},
+};
+
+/// The time of a request.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Until {
+    /// When it was asked.
+    asked: Instant,
+    /// From then on it is not sent any more.
+    sent: Instant,
+    /// From then on its answer counts no more.
+    answered: Instant,
+}
+
+impl Until {
+    pub(super) fn new(asked: Instant, limit: Duration) -> Self {
+        Self { asked, sent: asked + limit, answered: asked + limit }
+    }
+
+    /// Asked again, as it was not executed: it is sent no later for that.
+    pub(super) fn again(self, asked: Instant, limit: Duration) -> Self {
+        Self { asked, sent: self.sent, answered: asked + limit }
+    }
+
+    pub(super) fn asked(self) -> Instant {
+        self.asked
+    }
+
+    pub(super) fn is_sent_no_more(self) -> bool {
+        self.asked >= self.sent
+    }
+}
+
+/// Why a request is not sent any more.
+pub(super) const NOT_SENT: &str = "the request was not sent within a command timeout; was its future polled?";
+
+/// What comes over a connection, and was not asked for.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Heard<'m> {
+    Message {
+        channel: &'m str,
+        text: &'m [u8],
+    },
+    /// Messages were lost on the way.
+    Missed,
+}
+
+/// Who listens.
+pub(crate) type Sink = Arc<dyn Fn(Heard<'_>) + Send + Sync>;
+
+/// Why there is no answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Failure {
+    /// The server's answer is an error.
+    Refused(String),
+    /// The connection ended before the request was sent.
+    Unsent,
+    /// The connection ended before the answer came.
+    Ended,
+    /// The time for it is over.
+    Late,
+    /// The same, and it was never sent.
+    LateUnsent,
+    TooMany,
+    /// What came is no answer, or none of this request's.
+    Nonsense(String),
+    /// Anything else; whether it may have been executed.
+    Other(StoreErrorKind, bool, String),
+}
+
+impl From<Failure> for StoreError {
+    fn from(failure: Failure) -> Self {
+        use StoreErrorKind as K;
+        let (kind, may_have_executed, why) = match failure {
+            Failure::Refused(error) => {
+                let (kind, may_have_executed) = refusal::verdict(&error);
+                (kind, may_have_executed, error)
+            }
+            Failure::Unsent => (K::Unavailable, false, "the connection ended before the request was sent".into()),
+            Failure::Ended => (K::Disconnected, true, "the connection ended before the answer came".into()),
+            Failure::Late => (K::Timeout, true, "no answer within the command timeout".into()),
+            Failure::LateUnsent => (K::Overloaded, false, NOT_SENT.into()),
+            Failure::TooMany => (K::Overloaded, false, "too many requests are under way".into()),
+            Failure::Nonsense(what) => (K::Protocol, true, what),
+            Failure::Other(kind, may_have_executed, why) => (kind, may_have_executed, why),
+        };
+        Self::new(kind, may_have_executed, why)
+    }
+}
+
+/// Why there is no connection.
+#[derive(Debug)]
+pub(super) struct NotConnected {
+    pub(super) error: StoreError,
+    /// The attempt cost nobody anything.
+    pub(super) nobody_listens: bool,
+}
+
+impl From<io::Error> for NotConnected {
+    fn from(error: io::Error) -> Self {
+        let nobody_listens = matches!(error.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound);
+        Self { error: StoreError::new(StoreErrorKind::Disconnected, false, error), nobody_listens }
+    }
+}
+
+impl From<Failure> for NotConnected {
+    fn from(failure: Failure) -> Self {
+        Self { error: failure.into(), nobody_listens: false }
+    }
+}
+
+/// What is asked.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Request<'r> {
+    /// EVALSHA.
+    Digest(&'r Call),
+    /// EVAL.
+    Source(&'r Call),
+    Words(&'r [&'r str]),
+}
+
+/// What is asked about channels.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Channels {
+    Subscribe,
+    Unsubscribe,
+}
+
+impl Channels {
+    fn word(self) -> &'static str {
+        match self {
+            Self::Subscribe => "SUBSCRIBE",
+            Self::Unsubscribe => "UNSUBSCRIBE",
+        }
+    }
+}
+
+/// A connection.
+#[derive(Clone)]
+pub(super) enum Connection {
+    Own(Arc<own::Connection>),
+    Fred(Arc<by_fred::Connection>),
+}
+
+/// How to connect.
+#[derive(Clone)]
+pub(super) struct Dial {
+    pub(super) server: FredConfig,
+    pub(super) wire: Wire,
+    pub(super) connect_timeout: Duration,
+    pub(super) command_timeout: Duration,
+    /// The client's own runtime.
+    pub(super) own: Handle,
+    /// The runtime that reads answers, while it runs.
+    pub(super) driver: Option<Handle>,
+    pub(super) sink: Option<Sink>,
+}
+
+impl Dial {
+    pub(super) fn new(
+        endpoint: &Endpoint,
+        config: &Config,
+        own: &Handle,
+        driver: Option<Handle>,
+        sink: Option<Sink>,
+    ) -> Self {
+        Self {
+            server: endpoint.server.clone(),
+            wire: endpoint.wire.unwrap_or(config.wire),
+            connect_timeout: config.connect_timeout,
+            command_timeout: config.command_timeout(),
+            own: own.clone(),
+            driver,
+            sink,
+        }
+    }
+
+    /// Connects, once. On the client's own runtime.
+    pub(super) async fn connect(&self) -> Result<Connection, NotConnected> {
+        match self.wire {
+            Wire::Own => own::connect(self).await.map(Connection::Own),
+            Wire::Fred => by_fred::connect(self).await.map(Connection::Fred),
+        }
+    }
+}
+
+impl Connection {
+    /// Sends a request: before the first poll is over, it comes before whatever is asked later. Nothing is sent twice.
+    pub(super) async fn call(&self, request: Request<'_>, until: Until) -> Result<Value, Failure> {
+        match self {
+            Self::Own(own) => own.ask(until, 0, |out| request.encode(out))?.await,
+            Self::Fred(fred) => fred.call(request, until.answered.saturating_duration_since(until.asked)).await,
+        }
+    }
+
+    /// Subscribes, or unsubscribes. Answered when the server has done so of each channel.
+    pub(super) async fn channels(&self, verb: Channels, channels: &[String], until: Until) -> Result<(), Failure> {
+        match self {
+            Self::Own(own) => {
+                let words: Vec<&str> = [verb.word()].into_iter().chain(channels.iter().map(String::as_str)).collect();
+                let asked = own.ask(until, channels.len(), |out| Request::Words(&words).encode(out))?;
+                asked.await.map(drop)
+            }
+            Self::Fred(fred) => fred.channels(verb, channels.to_vec()).await,
+        }
+    }
+
+    /// Whether both are one.
+    pub(super) fn is(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Own(own), Self::Own(other)) => Arc::ptr_eq(own, other),
+            (Self::Fred(fred), Self::Fred(other)) => Arc::ptr_eq(fred, other),
+            _ => false,
+        }
+    }
+
+    /// Whether an answer came since this was asked last.
+    pub(super) fn was_heard(&self) -> bool {
+        match self {
+            Self::Own(own) => own.was_heard(),
+            Self::Fred(fred) => fred.was_heard(),
+        }
+    }
+
+    /// Answers are needed soon, whatever becomes of the user's runtime.
+    pub(super) fn hurry(&self) {
+        if let Self::Own(own) = self {
+            own.hurry();
+        }
+    }
+
+    pub(super) fn end(&self) {
+        match self {
+            Self::Own(own) => own.end("no longer wanted"),
+            Self::Fred(fred) => fred.end(),
+        }
+    }
+
+    /// Waits for the end: no answer comes after it.
+    pub(super) async fn ended(&self) {
+        match self {
+            Self::Own(own) => own.ended().await,
+            Self::Fred(fred) => fred.ended().await,
+        }
+    }
+}
+
+impl Request<'_> {
+    fn encode(&self, out: &mut Vec<u8>) {
+        match self {
+            Self::Digest(call) => call.encode("EVALSHA", &call.script.sha1, out),
+            Self::Source(call) => call.encode("EVAL", call.script.source, out),
+            Self::Words(words) => {
+                resp::write_head(out, words.len());
+                for word in *words {
+                    resp::write_word(out, word.as_bytes());
+                }
+            }
+        }
+    }
+}
+
+impl Call {
+    fn encode(&self, verb: &str, script: &str, out: &mut Vec<u8>) {
+        resp::write_head(out, 3 + self.keys.len() + self.args.len());
+        resp::write_word(out, verb.as_bytes());
+        resp::write_word(out, script.as_bytes());
+        resp::write_integer(out, self.keys.len() as u64);
+        for key in &self.keys {
+            resp::write_word(out, key.as_bytes());
+        }
+        for arg in &self.args {
+            match arg {
+                Arg::Text(text) => resp::write_word(out, text.as_bytes()),
+                Arg::ChannelOf(name) => resp::write_parts(out, &name.channel_parts()),
+                Arg::Number(number) => resp::write_integer(out, *number),
+                Arg::Bytes(bytes) => resp::write_word(out, bytes),
+            }
+        }
+    }
+}
+
+/// The one answer that these bytes are.
+#[cfg(test)]
+pub(super) fn value(bytes: &[u8]) -> Value {
+    match resp::decode(bytes, &mut resp::Scan::default()) {
+        Ok((resp::Frame::Value(value), length)) if length == bytes.len() => value,
+        other => panic!("{other:?} of {}", String::from_utf8_lossy(bytes)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use fred::error::{Error as FredError, ErrorKind};
+
+    use super::*;
+
+    #[test]
+    fn a_closed_port_and_a_missing_socket_are_told_from_servers_that_do_not_serve() {
+        use std::net::{TcpListener, TcpStream};
+        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        // as the system tells it
+        for connect in [&|| std::os::unix::net::UnixStream::connect("/nobody/is/here").map(drop), &|| {
+            TcpStream::connect(port).map(drop)
+        }] as [&dyn Fn() -> io::Result<()>; 2]
+        {
+            assert!(NotConnected::from_fred(&FredError::from(connect().unwrap_err())).nobody_listens);
+            assert!(NotConnected::from(connect().unwrap_err()).nobody_listens);
+        }
+        let reset = || io::Error::from(io::ErrorKind::ConnectionReset);
+        assert!(!NotConnected::from(reset()).nobody_listens);
+        for error in [
+            FredError::from(reset()),
+            FredError::new(ErrorKind::IO, "Connection closed."),
+            FredError::new(ErrorKind::Timeout, "Request timed out."),
+        ] {
+            assert!(!NotConnected::from_fred(&error).nobody_listens);
+        }
+    }
+}

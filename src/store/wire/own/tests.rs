@@ -1,0 +1,374 @@
+//! A peer that a test plays, at the other end of a pipe that takes as many bytes as the test likes.
+
+use std::sync::Mutex as StdMutex;
+
+use futures_util::future::{join_all, poll_immediate};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
+
+use super::*;
+use crate::store::wire::{
+    Heard, Request,
+    resp::{self, Frame},
+    stream,
+};
+
+const LONG: Duration = Duration::from_secs(60);
+
+/// A connection whose socket takes so many bytes that nobody has read, and its other end.
+fn connect(bytes: usize, sink: Option<Sink>) -> (Arc<Connection>, DuplexStream) {
+    let (here, there) = duplex(bytes);
+    let (reader, writer) = tokio::io::split(here);
+    let own = Handle::current();
+    (Connection::start(Reader::Played(reader), Writer::Played(writer), sink, LONG, own), there)
+}
+
+/// A request that reads `*1 $length word`.
+fn ask(connection: &Arc<Connection>, word: &str, limit: Duration) -> Asked {
+    let asked = connection.ask(Until::new(Instant::now(), limit), 0, |out| Request::Words(&[word]).encode(out));
+    asked.unwrap_or_else(|failure| panic!("{failure:?}"))
+}
+
+fn bytes(words: &[&str]) -> Vec<u8> {
+    let mut out = Vec::new();
+    for word in words {
+        Request::Words(&[word]).encode(&mut out);
+    }
+    out
+}
+
+async fn read(peer: &mut DuplexStream, words: &[&str]) {
+    let expected = bytes(words);
+    let mut come = vec![0; expected.len()];
+    peer.read_exact(&mut come).await.unwrap();
+    assert_eq!(String::from_utf8_lossy(&come), String::from_utf8_lossy(&expected));
+}
+
+/// Wherever the connection ends: what was not sent to the last byte was not executed, and all else may have been.
+#[tokio::test]
+async fn a_cut_at_each_byte_tells_what_may_have_been_executed() {
+    let words = ["first", "the second", "3"];
+    let ends: Vec<usize> = (1..=words.len()).map(|many| bytes(&words[..many]).len()).collect();
+    for cut in 1..=ends[2] {
+        let (connection, mut peer) = connect(cut, None);
+        let asked = join_all(words.map(|word| ask(&connection, word, LONG)));
+        let cutting = async {
+            // all that fits has come; nothing was read, so nothing more comes
+            tokio::time::sleep(Duration::from_millis(2)).await;
+            let mut come = vec![0; cut];
+            peer.read_exact(&mut come).await.unwrap();
+            assert_eq!(come, bytes(&words)[..cut]);
+            connection.end("cut");
+        };
+        let (told, ()) = tokio::join!(asked, cutting);
+        for (end, told) in ends.iter().zip(told) {
+            // what was read made room, and a driver that is polled at once fills it
+            let expected = if *end <= cut { Failure::Ended } else { Failure::Unsent };
+            assert_eq!(told, Err(expected), "{cut} of {ends:?}");
+        }
+    }
+}
+
+/// An answer that nobody waits for any more is not taken for the next one.
+#[tokio::test]
+async fn answers_find_their_callers_after_some_gave_up() {
+    let (connection, mut peer) = connect(1 << 16, None);
+    let late = ask(&connection, "late", Duration::from_millis(20));
+    assert_eq!(late.await, Err(Failure::Late));
+    let dropped = ask(&connection, "dropped", LONG);
+    drop(dropped);
+    let kept = ask(&connection, "kept", LONG);
+    let answers = async {
+        read(&mut peer, &["late", "dropped", "kept"]).await;
+        for byte in b":1\r\n:2\r\n:3\r\n" {
+            peer.write_all(&[*byte]).await.unwrap();
+            tokio::task::yield_now().await;
+        }
+    };
+    assert_eq!(tokio::join!(kept, answers).0, Ok(Value::Integer(3)));
+}
+
+/// What the socket did not take in time is told to be unsent, and never sent.
+#[tokio::test]
+async fn what_was_not_sent_in_time_never_is() {
+    let (connection, mut peer) = connect(bytes(&["first"]).len(), None);
+    let first = ask(&connection, "first", LONG);
+    let late = ask(&connection, "too late", Duration::from_millis(20));
+    let last = ask(&connection, "last", LONG);
+    assert_eq!(late.await, Err(Failure::LateUnsent));
+    let answers = async {
+        read(&mut peer, &["first", "last"]).await;
+        peer.write_all(b":1\r\n:2\r\n").await.unwrap();
+    };
+    let (first, last, ()) = tokio::join!(first, last, answers);
+    assert_eq!((first, last), (Ok(Value::Integer(1)), Ok(Value::Integer(2))));
+}
+
+/// The rest of a request cannot be kept back: it would be executed late, or not at all.
+#[tokio::test]
+async fn a_request_that_was_sent_in_part_and_is_late_ends_the_connection() {
+    let (connection, mut peer) = connect(5, None);
+    let first = ask(&connection, "first", Duration::from_millis(20));
+    let next = ask(&connection, "next", LONG);
+    assert_eq!(first.await, Err(Failure::Unsent));
+    assert_eq!(next.await, Err(Failure::Unsent));
+    let mut come = Vec::new();
+    peer.read_to_end(&mut come).await.unwrap();
+    assert_eq!(come, bytes(&["first"])[..5]);
+    assert!(connection.ask(Until::new(Instant::now(), LONG), 0, |_| {}).is_err());
+}
+
+/// Polled once, while others are under way, or after others were told together with its caller: it goes out.
+#[tokio::test]
+async fn what_is_polled_once_goes_out() {
+    let (connection, mut peer) = connect(1 << 16, None);
+    let mut first = ask(&connection, "first", LONG);
+    let mut second = ask(&connection, "second", LONG);
+    assert!(poll_immediate(&mut first).await.is_none());
+    assert!(poll_immediate(&mut second).await.is_none());
+    read(&mut peer, &["first"]).await;
+    peer.write_all(b":1\r\n").await.unwrap();
+    read(&mut peer, &["second"]).await;
+    let mut third = ask(&connection, "third", LONG);
+    assert!(poll_immediate(&mut third).await.is_none());
+    peer.write_all(b":2\r\n").await.unwrap();
+    read(&mut peer, &["third"]).await;
+    let mut fourth = ask(&connection, "fourth", LONG);
+    assert!(poll_immediate(&mut fourth).await.is_none());
+    drop(ask(&connection, "fifth", LONG));
+    read(&mut peer, &["fourth", "fifth"]).await;
+    // four are told together, and one of them asks
+    drop((ask(&connection, "6", LONG), ask(&connection, "7", LONG)));
+    read(&mut peer, &["6", "7"]).await;
+    let told = tokio::spawn(third);
+    peer.write_all(b":3\r\n:4\r\n:5\r\n:6\r\n:7\r\n").await.unwrap();
+    told.await.unwrap().unwrap();
+    let mut last = ask(&connection, "last", LONG);
+    assert!(poll_immediate(&mut last).await.is_none());
+    read(&mut peer, &["last"]).await;
+}
+
+/// "What is sent after a drop comes second" needs no poll.
+#[tokio::test]
+async fn what_was_asked_goes_out_though_nobody_polls_it() {
+    let (connection, mut peer) = connect(1 << 16, None);
+    let first = ask(&connection, "first", LONG);
+    let second = ask(&connection, "second", LONG);
+    drop(second);
+    read(&mut peer, &["first", "second"]).await;
+    // polled once, then never again: whoever asks next takes it along
+    let mut third = ask(&connection, "third", LONG);
+    assert!(poll_immediate(&mut third).await.is_none());
+    drop(ask(&connection, "fourth", LONG));
+    read(&mut peer, &["third", "fourth"]).await;
+    drop((first, third));
+}
+
+#[tokio::test]
+async fn what_no_server_says_ends_the_connection() {
+    for nonsense in [
+        "HTTP/1.1 400 Bad Request\r\n\r\n",
+        ":1\r\n:2\r\n",
+        ":1\r\n>3\r\n+subscribe\r\n+c\r\n:1\r\n",
+        ">3\r\n+subscribe\r\n+c\r\n:1\r\n",
+        "$99999999999\r\n",
+        "*99999999\r\n",
+        "",
+    ] {
+        let (connection, mut peer) = connect(1 << 16, None);
+        let asked = ask(&connection, "asked", LONG);
+        let ended = connection.ended();
+        let talks = async {
+            read(&mut peer, &["asked"]).await;
+            peer.write_all(nonsense.as_bytes()).await.unwrap();
+            // an end without a word is one, too
+            if nonsense.is_empty() {
+                peer.shutdown().await.unwrap();
+            }
+        };
+        let (told, (), ()) = tokio::join!(asked, talks, ended);
+        assert!(matches!(told, Ok(Value::Integer(1)) | Err(Failure::Ended)), "{nonsense:?}: {told:?}");
+    }
+}
+
+/// Messages come between; a refusal is one answer for all channels, and harms nothing.
+#[tokio::test]
+async fn channels_are_subscribed_to_when_the_server_has_said_so_of_each() {
+    let heard: Arc<StdMutex<Vec<String>>> = Arc::default();
+    let noted = Arc::clone(&heard);
+    let sink: Sink = Arc::new(move |what| match what {
+        Heard::Message { channel, text } => {
+            noted.lock().unwrap().push(format!("{channel} {}", String::from_utf8_lossy(text)));
+        }
+        Heard::Missed => unreachable!(),
+    });
+    let (connection, mut peer) = connect(1 << 16, Some(sink));
+    let subscribe = |acks| {
+        let encode = |out: &mut Vec<u8>| Request::Words(&["SUBSCRIBE"]).encode(out);
+        connection.ask(Until::new(Instant::now(), LONG), acks, encode).unwrap_or_else(|failure| panic!("{failure:?}"))
+    };
+    let mut two = subscribe(2);
+    let (refused, ping) = (tokio::spawn(subscribe(3)), tokio::spawn(ask(&connection, "PING", LONG)));
+    read(&mut peer, &["SUBSCRIBE", "SUBSCRIBE", "PING"]).await;
+    peer.write_all(b">3\r\n+subscribe\r\n+a\r\n:1\r\n>3\r\n+message\r\n+a\r\n+0\r\n").await.unwrap();
+    while heard.lock().unwrap().is_empty() {
+        tokio::task::yield_now().await;
+    }
+    assert!(poll_immediate(&mut two).await.is_none(), "one of two");
+    peer.write_all(b">3\r\n+subscribe\r\n+b\r\n:2\r\n>3\r\n+message\r\n+b\r\n+1\r\n").await.unwrap();
+    assert_eq!(two.await, Ok(Value::Null));
+    peer.write_all(b"-NOPERM no such channel\r\n>3\r\n+message\r\n+a\r\n+0\r\n+PONG\r\n").await.unwrap();
+    assert_eq!(refused.await.unwrap(), Err(Failure::Refused("NOPERM no such channel".into())));
+    assert_eq!(ping.await.unwrap(), Ok(Value::text("PONG")));
+    assert_eq!(*heard.lock().unwrap(), ["a 0", "b 1", "a 0"]);
+}
+
+/// Many tasks on many threads, a socket that is always full, and answers in pieces: each has its own answer. Time and again:
+/// it takes a few rounds until somebody is told that the socket takes more before it is known that it was full.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn each_of_many_has_its_own_answer() {
+    for _ in 0..60 {
+        let (connection, peer) = connect(300, None);
+        let peer = tokio::spawn(answer_in_pieces(peer));
+        let tasks = (0..64_i64).map(|task| {
+            let connection = Arc::clone(&connection);
+            tokio::spawn(async move {
+                for n in 0..100 {
+                    let number = task * 1_000 + n;
+                    let asked = ask(&connection, &number.to_string(), LONG);
+                    // now and then somebody loses interest
+                    if number % 7 == 0 {
+                        drop(asked);
+                    } else {
+                        assert_eq!(asked.await, Ok(Value::Integer(number)));
+                    }
+                }
+            })
+        });
+        for ended in join_all(tasks.collect::<Vec<_>>()).await {
+            ended.unwrap();
+        }
+        connection.end("over");
+        peer.await.unwrap();
+    }
+}
+
+/// Answers each number with itself, until nobody reads.
+async fn answer_in_pieces(peer: DuplexStream) {
+    let (mut requests, mut answers) = tokio::io::split(peer);
+    let (mut come, mut chunk) = (Vec::new(), [0; 77]);
+    while let Ok(1..) = requests.read(&mut chunk).await.inspect(|many| come.extend_from_slice(&chunk[..*many])) {
+        // a request is an array of one word, so it reads as an answer
+        while let Ok((Frame::Value(Value::Array(words)), length)) = resp::decode(&come, &mut resp::Scan::default()) {
+            come.drain(..length);
+            let answer = format!(":{}\r\n", words[0].as_number().unwrap());
+            for piece in answer.as_bytes().chunks(2) {
+                if answers.write_all(piece).await.is_err() {
+                    return;
+                }
+            }
+        }
+    }
+}
+
+/// A request of another connection's, which ended before it was sent, has less time left than those in front of it.
+#[tokio::test]
+async fn time_is_over_for_each_by_itself() {
+    let (connection, mut peer) = connect(bytes(&["first"]).len(), None);
+    while lock(&connection.out).alarm.is_none() {
+        tokio::task::yield_now().await;
+    }
+    let now = Instant::now();
+    let ask_at = |word: &'static str, asked, limit| {
+        let asked = connection.ask(Until::new(asked, limit), 0, |out| Request::Words(&[word]).encode(out));
+        asked.unwrap_or_else(|failure| panic!("{failure:?}"))
+    };
+    let first = ask_at("first", now, LONG);
+    let kept = ask_at("kept", now, LONG);
+    let late = ask_at("too late", now - LONG + Duration::from_millis(30), LONG);
+    let last = ask_at("last", now, LONG);
+    // nobody is asked to write it; the keeper knows, though it did not expect it so soon
+    let asked = std::time::Instant::now();
+    assert_eq!(late.await, Err(Failure::LateUnsent));
+    assert!(asked.elapsed() < Duration::from_secs(5));
+    let answers = async {
+        read(&mut peer, &["first", "kept", "last"]).await;
+        peer.write_all(b":1\r\n:2\r\n:3\r\n").await.unwrap();
+    };
+    let (first, kept, last, ()) = tokio::join!(first, kept, last, answers);
+    assert_eq!((first, kept, last), (Ok(Value::Integer(1)), Ok(Value::Integer(2)), Ok(Value::Integer(3))));
+}
+
+/// The runtime that reads answers stands still, and then is gone: the client's own thread reads them.
+#[test]
+fn whoever_reads_may_stop() {
+    use tokio::runtime::Builder;
+    let own = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let users = Builder::new_current_thread().enable_all().build().unwrap();
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let answers = std::thread::spawn(move || {
+        use std::io::{Read, Write};
+        let (mut stream, mut chunk) = (listener.accept().unwrap().0, [0; 1 << 10]);
+        // one request at a time
+        while let Ok(1..) = stream.read(&mut chunk) {
+            stream.write_all(b":1\r\n").unwrap();
+        }
+    });
+    let connection = own.block_on(own.spawn(async move {
+        let (reader, writer) = stream::Address::Tcp(address.ip().to_string(), address.port()).open().await.unwrap();
+        Connection::start(reader, writer, None, LONG, Handle::current())
+    }));
+    let connection = connection.unwrap();
+    let is_elsewhere = |expected: bool| {
+        let began = std::time::Instant::now();
+        while connection.is_elsewhere() != expected {
+            assert!(began.elapsed() < Duration::from_secs(5), "elsewhere: {}", !expected);
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    };
+    let asks = || futures::executor::block_on(ask(&connection, "x", LONG));
+    connection.drive_on(users.handle());
+    assert_eq!(asks(), Ok(Value::Integer(1)));
+    for _ in 0..3 {
+        // it is polled: it reads, as soon as it may again
+        users.block_on(async {
+            let began = std::time::Instant::now();
+            while !connection.is_elsewhere() {
+                assert!(began.elapsed() < Duration::from_secs(5));
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            assert_eq!(ask(&connection, "x", LONG).await, Ok(Value::Integer(1)));
+        });
+        // it is not
+        assert_eq!(asks(), Ok(Value::Integer(1)));
+        is_elsewhere(false);
+    }
+    users.block_on(async {
+        while !connection.is_elsewhere() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    });
+    drop(users);
+    is_elsewhere(false);
+    assert_eq!(asks(), Ok(Value::Integer(1)));
+    connection.end("over");
+    answers.join().unwrap();
+}
+
+/// An answer that never ends is none, however much of it comes.
+#[tokio::test]
+async fn a_peer_that_only_trickles_is_not_heard() {
+    let (connection, mut peer) = connect(1 << 16, None);
+    let asked = ask(&connection, "asked", LONG);
+    read(&mut peer, &["asked"]).await;
+    peer.write_all(b"*2\r\n").await.unwrap();
+    for _ in 0..3 {
+        peer.write_all(b"*1\r\n").await.unwrap();
+        tokio::task::yield_now().await;
+        assert!(!connection.was_heard());
+    }
+    assert!(connection.reads.load(Ordering::Acquire) > 0);
+    peer.write_all(b":1\r\n:2\r\n").await.unwrap();
+    asked.await.unwrap();
+    assert!(connection.was_heard() && !connection.was_heard());
+}

@@ -1,0 +1,331 @@
+//! Where a connection leads, and its two halves, which can be moved from one runtime to another.
+
+use std::{io, mem::MaybeUninit, path::PathBuf};
+
+use fred::types::config::{Config as FredConfig, ServerConfig};
+use socket2::SockRef;
+#[cfg(unix)]
+use tokio::net::{UnixStream, unix};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::{TcpStream, tcp},
+};
+
+/// Where a server is.
+#[derive(Debug, Clone)]
+pub(super) enum Address {
+    Tcp(String, u16),
+    #[cfg(unix)]
+    Unix(PathBuf),
+    #[cfg(feature = "rustls")]
+    Tls(String, u16, tls::Connector),
+}
+
+impl Address {
+    /// Where a configuration leads.
+    pub(super) fn of(server: &FredConfig) -> io::Result<Self> {
+        let at = match &server.server {
+            ServerConfig::Centralized { server } => server,
+            #[cfg(unix)]
+            ServerConfig::Unix { path } => return Ok(Self::Unix(path.clone())),
+            _ => return Err(io::Error::other("not one server")),
+        };
+        // as a URL writes an IPv6 address, which nothing else takes
+        let bare =
+            |host: &str| host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host).to_owned();
+        let host = bare(&at.host);
+        #[cfg(feature = "rustls")]
+        if let Some(tls) = &server.tls {
+            let fred::types::config::TlsConnector::Rustls(connector) = &tls.connector;
+            let name = at.tls_server_name.as_deref().map_or_else(|| host.clone(), bare);
+            return Ok(Self::Tls(host, at.port, tls::Connector(connector.clone(), name)));
+        }
+        Ok(Self::Tcp(host, at.port))
+    }
+
+    /// Connects. The socket belongs to the runtime that polls this.
+    pub(super) async fn open(&self) -> io::Result<(Reader, Writer)> {
+        match self {
+            Self::Tcp(host, port) => {
+                let (reader, writer) = tcp(host, *port).await?.into_split();
+                Ok((Reader::Tcp(reader), Writer::Tcp(writer)))
+            }
+            #[cfg(unix)]
+            Self::Unix(path) => {
+                let (reader, writer) = UnixStream::connect(path).await?.into_split();
+                Ok((Reader::Unix(reader), Writer::Unix(writer)))
+            }
+            #[cfg(feature = "rustls")]
+            Self::Tls(host, port, connector) => {
+                let half = tls::Half::of(connector.connect(tcp(host, *port).await?).await?);
+                Ok((Reader::Tls(half.clone()), Writer::Tls(half)))
+            }
+        }
+    }
+}
+
+async fn tcp(host: &str, port: u16) -> io::Result<TcpStream> {
+    let stream = TcpStream::connect((host, port)).await?;
+    stream.set_nodelay(true)?;
+    Ok(stream)
+}
+
+/// What is read from.
+#[derive(Debug)]
+pub(super) enum Reader {
+    Tcp(tcp::OwnedReadHalf),
+    #[cfg(unix)]
+    Unix(unix::OwnedReadHalf),
+    #[cfg(feature = "rustls")]
+    Tls(tls::Half),
+    #[cfg(test)]
+    Played(tokio::io::ReadHalf<tokio::io::DuplexStream>),
+}
+
+/// What is written to.
+#[derive(Debug)]
+pub(super) enum Writer {
+    Tcp(tcp::OwnedWriteHalf),
+    #[cfg(unix)]
+    Unix(unix::OwnedWriteHalf),
+    #[cfg(feature = "rustls")]
+    Tls(tls::Half),
+    #[cfg(test)]
+    Played(tokio::io::WriteHalf<tokio::io::DuplexStream>),
+}
+
+impl Reader {
+    pub(super) fn as_read(&mut self) -> &mut (dyn AsyncRead + Send + Unpin) {
+        match self {
+            Self::Tcp(half) => half,
+            #[cfg(unix)]
+            Self::Unix(half) => half,
+            #[cfg(feature = "rustls")]
+            Self::Tls(half) => half,
+            #[cfg(test)]
+            Self::Played(half) => half,
+        }
+    }
+
+    /// Whether something has come that was not read, or the end. The system is asked, not the runtime, which may be too busy to
+    /// have found out.
+    pub(super) fn has_more(&self) -> bool {
+        let peek = |socket: SockRef<'_>| match socket.peek(&mut [MaybeUninit::uninit()]) {
+            Ok(_) => true,
+            Err(error) => error.kind() != io::ErrorKind::WouldBlock,
+        };
+        match self {
+            Self::Tcp(half) => peek(SockRef::from(AsRef::<TcpStream>::as_ref(half))),
+            #[cfg(unix)]
+            Self::Unix(half) => peek(SockRef::from(AsRef::<UnixStream>::as_ref(half))),
+            #[cfg(feature = "rustls")]
+            Self::Tls(half) => half.on_socket(|socket| peek(SockRef::from(socket))),
+            #[cfg(test)]
+            Self::Played(_) => false,
+        }
+    }
+}
+
+impl Writer {
+    /// Whether an error does not say how many of the bytes given to the socket were sent.
+    pub(super) fn hides_what_it_sent(&self) -> bool {
+        match self {
+            // it has taken them all, and sends what it makes of them one record at a time
+            #[cfg(feature = "rustls")]
+            Self::Tls(_) => true,
+            _ => false,
+        }
+    }
+
+    pub(super) fn as_write(&mut self) -> &mut (dyn AsyncWrite + Send + Unpin) {
+        match self {
+            Self::Tcp(half) => half,
+            #[cfg(unix)]
+            Self::Unix(half) => half,
+            #[cfg(feature = "rustls")]
+            Self::Tls(half) => half,
+            #[cfg(test)]
+            Self::Played(half) => half,
+        }
+    }
+}
+
+/// Both halves, as belonging to the runtime in whose context this is called. Nothing that was sent or received is lost.
+///
+/// # Panics
+///
+/// If that runtime has no I/O.
+pub(super) fn moved_here(reader: Reader, writer: Writer) -> io::Result<(Reader, Writer)> {
+    let strangers = || io::Error::other("halves of two streams");
+    match (reader, writer) {
+        (Reader::Tcp(reader), Writer::Tcp(writer)) => {
+            let stream = reader.reunite(writer).map_err(|_| strangers())?;
+            let (reader, writer) = TcpStream::from_std(stream.into_std()?)?.into_split();
+            Ok((Reader::Tcp(reader), Writer::Tcp(writer)))
+        }
+        #[cfg(unix)]
+        (Reader::Unix(reader), Writer::Unix(writer)) => {
+            let stream = reader.reunite(writer).map_err(|_| strangers())?;
+            let (reader, writer) = UnixStream::from_std(stream.into_std()?)?.into_split();
+            Ok((Reader::Unix(reader), Writer::Unix(writer)))
+        }
+        #[cfg(feature = "rustls")]
+        (Reader::Tls(reader), Writer::Tls(writer)) => {
+            reader.move_here()?;
+            Ok((Reader::Tls(reader), Writer::Tls(writer)))
+        }
+        #[cfg(test)]
+        (Reader::Played(reader), Writer::Played(writer)) => Ok((Reader::Played(reader), Writer::Played(writer))),
+        #[cfg(any(unix, test, feature = "rustls"))]
+        _ => Err(strangers()),
+    }
+}
+
+/// Whether the runtime in whose context this is called has I/O. tokio has no question for that: it panics where there is none.
+/// So where a panic is the end of the process, it is not asked, and counts as no.
+pub(crate) fn has_io_here() -> bool {
+    #[cfg(unix)]
+    let probe = || drop(UnixStream::pair());
+    #[cfg(not(unix))]
+    let probe = || drop(std::net::UdpSocket::bind("127.0.0.1:0").map(tokio::net::UdpSocket::from_std));
+    cfg!(panic = "unwind") && std::panic::catch_unwind(probe).is_ok()
+}
+
+/// TLS by rustls, as fred's configuration says.
+#[cfg(feature = "rustls")]
+pub(super) mod tls {
+    use std::{
+        io,
+        pin::Pin,
+        sync::{Arc, Mutex, MutexGuard, PoisonError},
+        task::{Context, Poll},
+    };
+
+    use tokio::{
+        io::{AsyncRead, AsyncWrite, ReadBuf},
+        net::TcpStream,
+    };
+    use tokio_rustls::{TlsConnector, client::TlsStream, rustls::pki_types::ServerName};
+
+    /// A stream of which reader and writer know, as each needs what the other has to say.
+    #[derive(Debug, Clone)]
+    pub(in super::super) struct Half(Arc<Mutex<TlsStream<Movable>>>);
+
+    impl Half {
+        pub(super) fn of(stream: TlsStream<Movable>) -> Self {
+            Self(Arc::new(Mutex::new(stream)))
+        }
+
+        fn stream(&self) -> MutexGuard<'_, TlsStream<Movable>> {
+            self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        }
+
+        pub(super) fn move_here(&self) -> io::Result<()> {
+            let mut stream = self.stream();
+            let socket = &mut stream.get_mut().0.0;
+            let lost_before = || io::Error::from(io::ErrorKind::NotConnected);
+            *socket = Some(TcpStream::from_std(socket.take().ok_or_else(lost_before)?.into_std()?)?);
+            Ok(())
+        }
+
+        /// Asks the socket itself; `false`: it was lost on the move.
+        pub(super) fn on_socket(&self, ask: impl FnOnce(&TcpStream) -> bool) -> bool {
+            self.stream().get_ref().0.0.as_ref().is_some_and(ask)
+        }
+    }
+
+    impl AsyncRead for Half {
+        fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+            Pin::new(&mut *self.stream()).poll_read(cx, buf)
+        }
+    }
+
+    impl AsyncWrite for Half {
+        fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+            Pin::new(&mut *self.stream()).poll_write(cx, buf)
+        }
+
+        fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Pin::new(&mut *self.stream()).poll_flush(cx)
+        }
+
+        fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Pin::new(&mut *self.stream()).poll_shutdown(cx)
+        }
+    }
+
+    /// The configuration, and the name that the server's certificate must have.
+    #[derive(Clone)]
+    pub(in super::super) struct Connector(pub(in super::super) TlsConnector, pub(in super::super) String);
+
+    impl std::fmt::Debug for Connector {
+        fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            f.debug_tuple("Connector").field(&self.1).finish()
+        }
+    }
+
+    impl Connector {
+        pub(super) async fn connect(&self, stream: TcpStream) -> io::Result<TlsStream<Movable>> {
+            let name = ServerName::try_from(self.1.clone()).map_err(io::Error::other)?;
+            self.0.connect(name, Movable(Some(stream))).await
+        }
+    }
+
+    /// A socket inside a TLS stream, which cannot be taken out of it.
+    #[derive(Debug)]
+    pub(in super::super) struct Movable(Option<TcpStream>);
+
+    impl Movable {
+        /// An error: it was lost on the move.
+        fn stream(&mut self) -> io::Result<Pin<&mut TcpStream>> {
+            self.0.as_mut().map(Pin::new).ok_or(io::ErrorKind::NotConnected.into())
+        }
+    }
+
+    impl AsyncRead for Movable {
+        fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+            self.stream()?.poll_read(cx, buf)
+        }
+    }
+
+    impl AsyncWrite for Movable {
+        fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+            self.stream()?.poll_write(cx, buf)
+        }
+
+        fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+            self.stream()?.poll_flush(cx)
+        }
+
+        fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+            self.stream()?.poll_shutdown(cx)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_runtime_has() {
+        use tokio::runtime::Builder;
+        assert!(Builder::new_current_thread().enable_io().build().unwrap().block_on(async { has_io_here() }));
+        assert!(!Builder::new_current_thread().enable_time().build().unwrap().block_on(async { has_io_here() }));
+    }
+
+    #[test]
+    fn where_urls_lead() {
+        for (url, host, port) in [
+            ("redis://[::1]:7000", "::1", 7000),
+            ("redis://[2001:db8::7]", "2001:db8::7", 6379),
+            ("redis://127.0.0.1:7000/3", "127.0.0.1", 7000),
+            ("redis://user:pass@locks.example", "locks.example", 6379),
+        ] {
+            match Address::of(&FredConfig::from_url(url).unwrap()).unwrap() {
+                Address::Tcp(to, at) => assert_eq!((&*to, at), (host, port), "{url}"),
+                other => panic!("{url}: {other:?}"),
+            }
+        }
+    }
+}
