@@ -16,14 +16,15 @@ fn ms(millis: u64) -> Duration {
 
 type Parked<'a> = Pin<Box<dyn Future<Output = Result<LockGuard>> + Send + 'a>>;
 
-/// An acquire that was polled once, and has sent its request. The answer may be there already: then the next one.
+/// An acquire that was polled once, and has sent its request. The answer may be there already: then the next one, when nobody
+/// has the turn any more.
 async fn park(lock: &Lock) -> Parked<'_> {
     loop {
         let mut future: Parked<'_> = Box::pin(lock.lock());
         let polled = poll_fn(|cx| Poll::Ready(future.as_mut().poll(cx))).await;
         match polled {
             Poll::Pending => return future,
-            Poll::Ready(guard) => drop(guard.unwrap()),
+            Poll::Ready(guard) => guard.unwrap().unlock().await.unwrap(),
         }
     }
 }
