@@ -448,6 +448,11 @@ async fn work(client: LockClient, plan: Arc<Plan>, seed: u64, file: Arc<std::fs:
                 write("missed\n");
                 continue;
             }
+            // what a drop a moment ago left behind is settled first, which may take longer than so short a wait
+            Err(error) if error.is_transient() => {
+                write("missed\n");
+                continue;
+            }
             Err(error) => panic!("{error}"),
         };
         let id = |name: &str| format!("{}:{seed}:{round}:{name}", std::process::id());

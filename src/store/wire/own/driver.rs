@@ -4,7 +4,7 @@ use std::{
     future::Future,
     mem,
     pin::{Pin, pin},
-    sync::{Arc, atomic::Ordering},
+    sync::{Arc, Weak, atomic::Ordering},
     task::{Context, Poll},
 };
 
@@ -127,7 +127,8 @@ impl Connection {
 
 /// Reads, and writes what the socket did not take at once.
 pub(super) struct Driver {
-    connection: Arc<Connection>,
+    /// Weak: a runtime that is not polled any more keeps its tasks, of each connection that there was.
+    connection: Weak<Connection>,
     number: u64,
     is_own: bool,
     come: Come,
@@ -137,7 +138,7 @@ pub(super) struct Driver {
 
 impl Driver {
     pub(super) fn new(connection: &Arc<Connection>, number: u64, is_own: bool) -> Self {
-        Self { connection: Arc::clone(connection), number, is_own, come: Come::default(), came_back: false }
+        Self { connection: Arc::downgrade(connection), number, is_own, come: Come::default(), came_back: false }
     }
 }
 
@@ -146,7 +147,7 @@ impl Future for Driver {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
         let this = &mut *self;
-        let connection = Arc::clone(&this.connection);
+        let Some(connection) = this.connection.upgrade() else { return Poll::Ready(()) };
         connection.polls.fetch_add(1, Ordering::AcqRel);
         loop {
             let read = connection.read(this.number, cx, &mut this.come);
@@ -205,16 +206,16 @@ impl Future for Driver {
 impl Drop for Driver {
     /// Its runtime ends, perhaps.
     fn drop(&mut self) {
-        let drives = lock(&self.connection.incoming).as_ref().is_some_and(|incoming| incoming.driver == self.number);
-        if !drives || self.is_own {
+        let Some(connection) = self.connection.upgrade().filter(|_| !self.is_own) else { return };
+        if lock(&connection.incoming).as_ref().is_none_or(|incoming| incoming.driver != self.number) {
             return;
         }
-        let connection = Arc::clone(&self.connection);
         // now: a moment later that runtime ends what is bound to it. Only a thread that ends itself cannot
         if Handle::try_current().is_err_and(|none| none.is_thread_local_destroyed()) {
-            self.connection.own.spawn(async move { connection.take_over() });
+            let own = connection.own.clone();
+            own.spawn(async move { connection.take_over() });
         } else {
-            let _own = self.connection.own.enter();
+            let _own = connection.own.enter();
             connection.take_over();
         }
     }

@@ -355,6 +355,23 @@ fn whoever_reads_may_stop() {
     answers.join().unwrap();
 }
 
+/// A runtime that nobody polls any more keeps a task of each connection that was to be read there, and no more of it.
+#[test]
+fn a_connection_that_has_ended_is_kept_by_nobody() {
+    let own = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let users = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let (connection, _peer) = own.block_on(async { connect(1 << 10, None) });
+    connection.drive_on(users.handle());
+    connection.end("over");
+    let known = Arc::downgrade(&connection);
+    drop(connection);
+    let began = std::time::Instant::now();
+    while known.strong_count() > 0 {
+        assert!(began.elapsed() < Duration::from_secs(5));
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
 /// An answer that never ends is none, however much of it comes.
 #[tokio::test]
 async fn a_peer_that_only_trickles_is_not_heard() {
