@@ -289,6 +289,8 @@ with_descriptor! {
             libc::F_DUPFD_CLOEXEC => sockets::duplicate(fd),
             // std asks before it closes, where debug assertions are on
             libc::F_GETFD => sockets::flags(fd),
+            // tokio asks before it takes a socket over, where they are on: all of these are non-blocking
+            libc::F_GETFL => sockets::flags(fd).map(|_| libc::O_NONBLOCK as usize),
             _ => panic!("fcntl {operation}"),
         }
     }
