@@ -90,13 +90,13 @@ async fn with_messages(url: &str) {
     let own = [LockClient::connect(url).await.expect("a"), LockClient::connect(url).await.expect("b")];
     let over_fred = || LockClient::builder().wire(Wire::Fred).connect(url);
     let fred = [over_fred().await.expect("a"), over_fred().await.expect("b")];
-    for (thread, [a, b]) in [("own wire", &own), ("over fred", &fred)] {
+    for (wire, [a, b]) in [("own wire", &own), ("over fred", &fred)] {
         for (machine, idle) in [("idle before", true), ("busy before", false)] {
             let (hand_overs, mut pings) = hand_over(reentrant, a, b, &bare, idle, 1000).await;
             let ping = median(&mut pings);
             let mut trips: Vec<f64> = hand_overs.into_iter().map(|seconds| seconds / ping).collect();
             println!("    PING {:.0} us", ping * 1e6);
-            let what = format!("hand-over in PING round trips, {thread}, {machine}");
+            let what = format!("hand-over in PING round trips, {wire}, {machine}");
             report(&format!("{what}, median"), median(&mut trips), "<= 3");
             report(&format!("{what}, p99"), quantile(&mut trips, 0.99), "<= 10");
         }

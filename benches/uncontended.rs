@@ -19,7 +19,7 @@ use support::{
     scripts::{ACQUIRE, OWNER, RELEASE},
     server,
 };
-use tokio::runtime::{Builder, Handle, Runtime};
+use tokio::runtime::{Builder, Runtime};
 
 const ROUNDS: usize = 15;
 const TASKS: usize = 64;
@@ -114,17 +114,13 @@ async fn throughput(ours: &LockClient, bare: &Client, what: &str, bound: &str) {
     report(&format!("pairs/s with 64 tasks / bare EVALSHA with 64 tasks, {what}"), median(&mut ratios), bound);
 }
 
-async fn measure(url: &str, runtime: &str, driver: Option<Handle>) {
+async fn measure(url: &str, runtime: &str, wire: Wire) {
     let bare = bare(url).await;
     for script in [ACQUIRE, RELEASE] {
         let _: Value = bare.script_load(script).await.expect("a digest");
     }
-    let (thread, builder) = match driver {
-        None => ("over fred", LockClient::builder().wire(Wire::Fred)),
-        Some(_) => ("own wire", LockClient::builder()),
-    };
-    let ours = builder.connect(url).await.expect("a connection");
-    let what = |place: &str| format!("{runtime} {place}, {thread}");
+    let ours = LockClient::builder().wire(wire).connect(url).await.expect("a connection");
+    let what = |place: &str| format!("{runtime} {place}, {}", if wire == Wire::Own { "own wire" } else { "over fred" });
     latency(&ours, &bare, false, &what("main"), "<= 1.25").await;
     latency(&ours, &bare, true, &what("spawned"), "").await;
     throughput(&ours, &bare, &what("spawned"), ">= 0.85").await;
@@ -136,10 +132,8 @@ fn main() {
     let multi = || Builder::new_multi_thread().enable_all().build().expect("a runtime");
     let single = || Builder::new_current_thread().enable_all().build().expect("a runtime");
     for (name, make) in [("multi-thread", multi as fn() -> Runtime), ("current-thread", single)] {
-        for own in [true, false] {
-            let runtime = make();
-            let driver = (!own).then(|| runtime.handle().clone());
-            runtime.block_on(measure(server.url(), name, driver));
+        for wire in [Wire::Fred, Wire::Own] {
+            make().block_on(measure(server.url(), name, wire));
         }
     }
 }

@@ -234,9 +234,7 @@ impl<'a> Acquire<'a> {
             Wake::Poll(backoff) => Some(self.back_off(backoff.pause(attempts), ttl)),
         }
     }
-}
 
-impl<'a> Acquire<'a> {
     /// When an attempt is given up: a little after the end of the wait, or when an outage has lasted too long. A try has the
     /// time that one request may take.
     pub(super) fn attempt_deadline(&self, outage: Option<Instant>) -> Option<Instant> {

@@ -18,7 +18,7 @@ use super::{
 use crate::{
     error::{Error, Result},
     log,
-    options::Config,
+    options::{Config, Wire},
     owner::ClientId,
     store::{Endpoint, Sink, Store, has_io_here},
     sync::atomic::AtomicBool,
@@ -26,7 +26,8 @@ use crate::{
 
 /// Starts the client's thread and connects. The runtime in which this is polled first reads answers, while it runs.
 pub(crate) async fn connect(endpoint: Endpoint, config: Config) -> Result<Arc<Anchor>> {
-    let driver = Handle::try_current().ok().filter(|_| has_io_here());
+    let is_read_here = || endpoint.wire(&config) == Wire::Own && has_io_here();
+    let driver = Handle::try_current().ok().filter(|_| is_read_here());
     let config = config.validate()?;
     let no_thread = |error: std::io::Error| Error::InvalidConfig { reason: format!("cannot start a thread: {error}") };
     let runtime = Builder::new_current_thread().enable_all().build().map_err(no_thread)?;

@@ -14,13 +14,12 @@ use tokio::{
     sync::watch,
     time::{sleep, timeout},
 };
-use uuid::Uuid;
 
 use super::{
     pace::Pace,
     round_trip::RoundTrip,
     script::Call,
-    wire::{Channels, Connection, Dial, Failure, NOT_SENT, NotConnected, Request, Until, Value},
+    wire::{Channels, Connection, Dial, Failure, NOT_SENT, NotConnected, Request, Until, Value, contain},
 };
 use crate::{
     clock,
@@ -244,13 +243,13 @@ impl Link {
     }
 
     fn set(&self, state: State) {
-        self.state.send_if_modified(|was| std::mem::replace(was, state) != state);
+        contain(|| _ = self.state.send_if_modified(|was| std::mem::replace(was, state) != state));
     }
 
     /// The connection is of no use any more; there may be another one in a moment.
     fn blink(&self) {
-        self.state
-            .send_if_modified(|state| *state == State::Up && std::mem::replace(state, State::Blinking) == State::Up);
+        let blink = |state: &mut State| *state == State::Up && std::mem::replace(state, State::Blinking) == State::Up;
+        contain(|| _ = self.state.send_if_modified(blink));
     }
 
     /// Requests may be sent over the connection that was just made.
@@ -260,7 +259,7 @@ impl Link {
         self.epoch.store(epoch.0, Ordering::Release);
         *self.connection.write().unwrap_or_else(PoisonError::into_inner) = Some(connection.clone());
         self.set(State::Up);
-        self.ready.send_if_modified(|was| std::mem::replace(was, epoch) != epoch);
+        contain(|| _ = self.ready.send_if_modified(|was| std::mem::replace(was, epoch) != epoch));
     }
 
     fn current(&self) -> Option<Connection> {
@@ -327,11 +326,10 @@ impl Link {
     /// after the drop comes second. Nothing is sent a command timeout after the first poll: a future that was not polled
     /// for so long may have been given up by everybody, and what it asks for may be somebody else's by now.
     pub(crate) async fn eval(&self, call: &Call) -> Result<Value, StoreError> {
-        let limit = self.dial.command_timeout;
-        let mut until = Until::new(clock::Instant::now(), limit);
+        let mut until = self.until(clock::Instant::now());
         if !self.is_up() {
             self.wait_a_blink().await?;
-            until = until.again(clock::Instant::now(), limit);
+            until = until.again(clock::Instant::now());
         }
         let mut connection = self.current().ok_or_else(not_connected)?;
         let (mut digest, mut tries) = (true, MAX_UNSENT);
@@ -349,8 +347,8 @@ impl Link {
                 }
                 Err(failure) => return Err(self.failed(failure)),
             }
-            until = until.again(clock::Instant::now(), limit);
-            if until.is_sent_no_more() {
+            until = until.again(clock::Instant::now());
+            if until.is_over() {
                 return Err(StoreError::new(StoreErrorKind::Overloaded, false, NOT_SENT));
             }
         }
@@ -403,14 +401,11 @@ impl Link {
         self.echo().await
     }
 
-    /// Sends PING with a word, and compares the answer.
+    /// A PING, which tells how long a request takes.
     async fn echo(&self) -> Result<(), StoreError> {
-        let (word, sent) = (Uuid::new_v4().to_string(), clock::Instant::now());
+        let sent = clock::Instant::now();
         let connection = self.current().ok_or_else(not_connected)?;
-        let echo = connection.call(Request::Words(&["PING", &word]), self.until(sent)).await;
-        if echo.map_err(|failure| self.failed(failure))?.as_str() != Some(&word) {
-            return Err(StoreError::new(StoreErrorKind::Protocol, true, "PING was answered by something else"));
-        }
+        connection.echo(self.until(sent)).await.map_err(|failure| self.failed(failure))?;
         self.round_trip.take_ping(sent);
         Ok(())
     }
@@ -502,3 +497,6 @@ impl Link {
 fn not_connected() -> StoreError {
     StoreError::new(StoreErrorKind::Unavailable, false, "not connected")
 }
+
+#[cfg(test)]
+mod tests;

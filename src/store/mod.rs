@@ -82,6 +82,11 @@ impl Endpoint {
         }
     }
 
+    /// Which client carries requests and messages.
+    pub(crate) fn wire(&self, config: &Config) -> Wire {
+        self.wire.unwrap_or(config.wire)
+    }
+
     /// Refuses what would be followed by no link.
     fn check(&self) -> Result<()> {
         match &self.server.server {

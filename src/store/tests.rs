@@ -26,6 +26,13 @@ static NOWHERE: LazyLock<(Endpoint, Arc<Link>, Arc<Pace>)> = LazyLock::new(|| {
     (endpoint, link, pace)
 });
 
+script!(STRING_RELEASE = "string/release", keys = 1, args = 1);
+
+/// A request that changes nothing: nobody has it.
+pub(super) fn call(key: &str) -> Call {
+    Call::new(&STRING_RELEASE, [key.into()], [Arg::Text("nobody".into())])
+}
+
 pub(crate) fn stopped() -> Handle {
     STOPPED.handle().clone()
 }

@@ -595,12 +595,6 @@ async fn f28_r112_a_denied_key_or_channel_is_a_typed_error_and_writes_nothing() 
     client.reentrant_lock("app:l").unwrap().lock().await.unwrap().unlock().await.unwrap();
 }
 
-fn connections(server: &Server) -> u64 {
-    let stats = server.call(&["INFO", "stats"]);
-    let line = stats.text().lines().find_map(|line| line.strip_prefix("total_connections_received:")).unwrap();
-    line.trim().parse().unwrap()
-}
-
 /// R112, F28: who may not listen polls, and everybody else's messages go on.
 #[tokio::test]
 async fn r112_f28_a_denied_subscription_degrades_to_polling_and_spares_the_other_channels() {
@@ -622,11 +616,11 @@ async fn r112_f28_a_denied_subscription_degrades_to_polling_and_spares_the_other
     eventually("a subscription", || async { server.channels() == channels }).await;
     eventually("a denial", || async { denials(&server).contains("redisson_lock__channel:{deaf:l}") }).await;
     // what came of the denial is over, and the good channel keeps its subscription
-    let settled = tokio::sync::Mutex::new((connections(&server), Instant::now()));
+    let settled = tokio::sync::Mutex::new((server.connections(), Instant::now()));
     within(Duration::from_secs(20), "an end of reconnecting", || async {
         let mut settled = settled.lock().await;
         // each call of ours is a connection as well: nobody else's
-        let (before, now) = (settled.0, connections(&server));
+        let (before, now) = (settled.0, server.connections());
         if now == before + 1 {
             settled.0 = now;
         } else {

@@ -304,13 +304,6 @@ fn a_runtime_that_is_polled_and_does_not_read_loses_no_lease() {
     }
 }
 
-/// How many connections the server has had so far.
-fn connections(server: &Server) -> u64 {
-    let info = server.call(&["INFO", "stats"]);
-    let line = info.text().lines().find_map(|line| line.strip_prefix("total_connections_received:").map(str::to_owned));
-    line.unwrap().trim().parse().unwrap()
-}
-
 /// Its socket goes to the client's own thread before the runtime's end can break it.
 #[test]
 fn the_end_of_a_runtime_breaks_no_connection() {
@@ -322,11 +315,11 @@ fn the_end_of_a_runtime_breaks_no_connection() {
         let work = Work::start(&elsewhere, &client, 16);
         // the driver is there
         made_in.block_on(async { tokio::time::sleep(ms(40)).await });
-        let before = connections(&server);
+        let before = server.connections();
         drop(made_in);
         thread::sleep(ms(40));
         work.end(&elsewhere);
         // the one that asks
-        assert_eq!(connections(&server) - before, 1, "round {round}");
+        assert_eq!(server.connections() - before, 1, "round {round}");
     }
 }

@@ -219,7 +219,9 @@ async fn multi_locks_do_not_disturb_each_other_for_ever_at_200_ms() {
 async fn a_multi_lock_does_not_sleep_through_what_an_outage_taught_it() {
     let server = Server::start();
     let proxy = Proxy::start(&server);
-    let (client, near) = (LockClient::connect(proxy.url()).await.unwrap(), server.client().await);
+    // far more than the slow answers take, also where the machine stalls
+    let builder = LockClient::builder().command_timeout(ms(10_000));
+    let (client, near) = (builder.connect(proxy.url()).await.unwrap(), server.client().await);
     let [a, b] = ["a", "b"].map(|name| client.reentrant_lock(name).unwrap());
     let both = client.multi_lock([a.clone(), b]).unwrap();
     let busy = ["a", "b"].map(|name| near.reentrant_lock(name).unwrap());

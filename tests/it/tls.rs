@@ -1,15 +1,6 @@
 //! TLS: certificates are checked, and nothing falls back to plain text.
 
-use std::{
-    collections::HashSet,
-    fs, io,
-    net::{SocketAddr, TcpListener},
-    sync::{
-        Arc, Mutex,
-        atomic::{AtomicUsize, Ordering::SeqCst},
-    },
-    time::Duration,
-};
+use std::{collections::HashSet, fs, net::SocketAddr, sync::Arc, time::Duration};
 
 use fred::{
     rustls::{
@@ -21,14 +12,15 @@ use fred::{
 };
 use nestlock::{AcquireOptions, Error, LockClient};
 use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
-    net::TcpStream,
+    net::{TcpListener, TcpStream},
     runtime::Builder,
-    task::JoinSet,
 };
 use tokio_rustls::TlsAcceptor;
 
-use crate::support::{Server, scripts};
+use crate::support::{
+    Server,
+    proxy::{Action, Proxy, Verb},
+};
 
 /// A server with a certificate for `localhost`, and who signed it.
 pub struct TlsServer {
@@ -51,7 +43,7 @@ pub fn start() -> TlsServer {
     let signed = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
     fs::write(file("cert.pem"), signed.cert.pem()).unwrap();
     fs::write(file("key.pem"), signed.signing_key.serialize_pem()).unwrap();
-    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let (cert, key, tls_port) = (file("cert.pem"), file("key.pem"), port.to_string());
     let server = Server::start_with(&[
         "--tls-port",
@@ -116,50 +108,15 @@ async fn a_server_without_tls_is_never_spoken_to_in_plain_text() {
     assert_eq!(server.command_count("hello"), 0);
 }
 
-/// A peer that speaks TLS before a server that does not, and notes the requests that it has passed on.
-struct Front {
-    acceptor: TlsAcceptor,
-    server: SocketAddr,
-    passed: Mutex<Vec<Vec<u8>>>,
-    /// After so many more it resets the connection; zero: it does not.
-    left: AtomicUsize,
-}
-
-impl Front {
-    async fn serve(self: Arc<Self>, client: TcpStream) -> io::Result<()> {
-        let client = self.acceptor.accept(client).await?;
-        let (mut from_server, mut to_server) = TcpStream::connect(self.server).await?.into_split();
-        let (mut from_client, mut to_client) = tokio::io::split(client);
-        let mut back = JoinSet::new();
-        back.spawn(async move { tokio::io::copy(&mut from_server, &mut to_client).await });
-        let mut come = Vec::new();
-        while from_client.read_buf(&mut come).await? > 0 {
-            while let Some(length) = request(&come) {
-                let passed: Vec<u8> = come.drain(..length).collect();
-                to_server.write_all(&passed).await?;
-                self.passed.lock().unwrap().push(passed);
-                // the socket has unread bytes: it is reset
-                if self.left.load(SeqCst) > 0 && self.left.fetch_sub(1, SeqCst) == 1 {
-                    return Ok(());
-                }
-            }
-        }
-        Ok(())
+/// Speaks TLS with clients, for a server that does not. What comes from a client after that has left is lost: its socket is reset.
+async fn speak_tls(acceptor: TlsAcceptor, listener: TcpListener, server: SocketAddr) {
+    while let Ok((client, _)) = listener.accept().await {
+        let acceptor = acceptor.clone();
+        tokio::spawn(async move {
+            let mut client = acceptor.accept(client).await?;
+            tokio::io::copy_bidirectional(&mut client, &mut TcpStream::connect(server).await?).await
+        });
     }
-}
-
-/// The length of the first request, if it is whole.
-fn request(bytes: &[u8]) -> Option<usize> {
-    let number = |at: usize| {
-        let length = bytes.get(at..)?.iter().position(|byte| *byte == b'\r')?;
-        Some((std::str::from_utf8(&bytes[at + 1..at + length]).unwrap().parse::<usize>().unwrap(), at + length + 2))
-    };
-    let (words, mut end) = number(0)?;
-    for _ in 0..words {
-        let (length, from) = number(end)?;
-        end = from + length + 2;
-    }
-    (end <= bytes.len()).then_some(end)
 }
 
 /// What TLS has of a request when it tells an error may have been sent: nothing of that is sent anew.
@@ -174,22 +131,11 @@ fn nothing_is_sent_twice_over_tls_when_the_connection_is_reset() {
         .with_no_client_auth()
         .with_single_cert(vec![signed.cert.der().clone()], key)
         .unwrap();
-    let front = Arc::new(Front {
-        acceptor: TlsAcceptor::from(Arc::new(serving)),
-        server: server.addr(),
-        passed: Mutex::default(),
-        left: AtomicUsize::new(0),
-    });
+    let proxy = Proxy::start(&server);
     let fronts = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-    let listener = fronts.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).unwrap();
+    let listener = fronts.block_on(TcpListener::bind("127.0.0.1:0")).unwrap();
     let config = trusting(listener.local_addr().unwrap().port(), Some(signed.cert.der()));
-    let serves = Arc::clone(&front);
-    fronts.spawn(async move {
-        while let Ok((client, _)) = listener.accept().await {
-            tokio::spawn(Arc::clone(&serves).serve(client));
-        }
-    });
-    let acquire = nestlock::fred::util::sha1_hash(&scripts::source("reentrant/acquire"));
+    fronts.spawn(speak_tls(TlsAcceptor::from(Arc::new(serving)), listener, proxy.addr()));
     // on one thread all ask before anything is written: much more than a socket takes
     let single = Builder::new_current_thread().enable_all().build().unwrap();
     single.block_on(async {
@@ -197,7 +143,8 @@ fn nothing_is_sent_twice_over_tls_when_the_connection_is_reset() {
         let warm = client.reentrant_lock("warm").unwrap();
         warm.lock().await.unwrap().unlock().await.unwrap();
         for round in 0..10 {
-            front.left.store(3, SeqCst);
+            proxy.forget_requests();
+            proxy.nth(3, Verb::Acquire, Action::CutBefore);
             let tasks: Vec<_> = (0..3_000)
                 .map(|n| {
                     let lock = client.reentrant_lock(format!("{round}:{n}:{}", "x".repeat(400))).unwrap();
@@ -212,12 +159,9 @@ fn nothing_is_sent_twice_over_tls_when_the_connection_is_reset() {
             for task in tasks {
                 task.await.unwrap();
             }
-            let passed = std::mem::take(&mut *front.passed.lock().unwrap());
-            let acquires =
-                passed.iter().filter(|request| request.windows(40).take(60).any(|word| word == acquire.as_bytes()));
-            let mut seen = HashSet::new();
-            let twice = acquires.filter(|request| !seen.insert(request.as_slice())).count();
-            assert_eq!(twice, 0, "of {} in round {round}", passed.len());
+            let (acquires, mut seen) = (proxy.seen(Verb::Acquire), HashSet::new());
+            let twice = acquires.iter().filter(|acquire| !seen.insert((acquire.keys(), acquire.args()))).count();
+            assert_eq!(twice, 0, "of {} in round {round}", acquires.len());
         }
     });
     fronts.shutdown_background();

@@ -31,9 +31,8 @@ use tokio::{
     task::AbortHandle,
     time::timeout,
 };
-use uuid::Uuid;
 
-use super::{Channels, Dial, Failure, Heard, NotConnected, Request, Value};
+use super::{Channels, Dial, Failure, Heard, MOST_UNDER_WAY, NotConnected, Request, Value};
 use crate::{
     error::StoreErrorKind,
     store::{
@@ -42,8 +41,6 @@ use crate::{
     },
 };
 
-/// How many requests may wait in one connection's queue.
-const MAX_QUEUED: usize = 50_000;
 /// Messages that may wait to be heard; beyond, fred drops the oldest and says so. It has nine channels of this capacity for
 /// each client, and fills them all with empty places: 2.4 MB. With 1,024, a script that publishes 1,500 messages at once
 /// wakes everybody.
@@ -163,8 +160,7 @@ impl Connection {
         }
     }
 
-    /// Subscribes, or unsubscribes. fred answers before that is sent; what is asked next proves that it arrived. Where it is
-    /// refused, fred takes the refusal for another answer: the connection is of no use any more.
+    /// Subscribes, or unsubscribes. fred answers before that is sent.
     pub(super) async fn channels(&self, verb: Channels, channels: Vec<String>) -> Result<(), Failure> {
         // a call to a client that has ended hangs
         if *self.is_ended.borrow() {
@@ -177,28 +173,8 @@ impl Connection {
                 Channels::Unsubscribe => client.unsubscribe(channels).await,
             }
         };
-        let asked = InRuntime { runtime: self.own.clone(), future: Box::pin(asked) }.await;
-        let proven = match asked {
-            Ok(()) => self.echo().await,
-            Err(error) => Err(classify(&error)),
-        };
-        if matches!(proven, Err(Failure::Refused(_) | Failure::Nonsense(_))) {
-            self.end();
-        }
-        proven
-    }
-
-    /// Sends PING with a word, and compares the answer: fred may mix them up.
-    async fn echo(&self) -> Result<(), Failure> {
-        let word = Uuid::new_v4().to_string();
-        let client = self.client.clone();
-        let ping = {
-            let word = word.clone();
-            async move { client.ping::<String>(Some(word)).await }
-        };
-        let echo =
-            InRuntime { runtime: self.own.clone(), future: Box::pin(ping) }.await.map_err(|error| classify(&error))?;
-        if echo == word { Ok(()) } else { Err(Failure::Nonsense("PING was answered by something else".into())) }
+        let asked = InRuntime { runtime: self.own.clone(), future: Box::pin(asked) };
+        asked.await.map_err(|error| classify(&error))
     }
 
     pub(super) fn was_heard(&self) -> bool {
@@ -275,7 +251,7 @@ fn build(dial: &Dial) -> Result<Client, NotConnected> {
         connection.max_redirections = 0;
         connection.connection_timeout = dial.connect_timeout;
         connection.internal_command_timeout = dial.connect_timeout.min(Duration::from_secs(2));
-        connection.max_command_buffer_len = MAX_QUEUED;
+        connection.max_command_buffer_len = MOST_UNDER_WAY;
         connection.tcp.nodelay = Some(true);
     });
     builder.with_performance_config(|performance| {

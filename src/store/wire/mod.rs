@@ -8,10 +8,16 @@ mod own;
 mod resp;
 mod stream;
 
-use std::{io, sync::Arc, time::Duration};
+use std::{
+    io,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::Arc,
+    time::Duration,
+};
 
 use fred::types::config::Config as FredConfig;
 use tokio::runtime::Handle;
+use uuid::Uuid;
 
 pub(super) use self::by_fred::address;
 pub(crate) use self::{resp::Value, stream::has_io_here};
@@ -22,36 +28,46 @@ use super::{
 use crate::{
     clock::Instant,
     error::{StoreError, StoreErrorKind},
+    log,
     options::{Config, Wire},
 };
+
+/// How many requests may be under way on one connection.
+const MOST_UNDER_WAY: usize = 50_000;
 
 /// The time of a request.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Until {
     /// When it was asked.
     asked: Instant,
-    /// From then on it is not sent any more.
-    sent: Instant,
-    /// From then on its answer counts no more.
-    answered: Instant,
+    /// From then on it is not sent any more, and its answer counts no more.
+    over: Instant,
 }
 
 impl Until {
     pub(super) fn new(asked: Instant, limit: Duration) -> Self {
-        Self { asked, sent: asked + limit, answered: asked + limit }
+        Self { asked, over: asked + limit }
     }
 
-    /// Asked again, as it was not executed: it is sent no later for that.
-    pub(super) fn again(self, asked: Instant, limit: Duration) -> Self {
-        Self { asked, sent: self.sent, answered: asked + limit }
+    /// Asked again, as it was not executed: it has no more time for that. The watchdog takes what an acquire holds, and has
+    /// not told after a command timeout, for nobody's.
+    pub(super) fn again(self, asked: Instant) -> Self {
+        Self { asked, ..self }
     }
 
     pub(super) fn asked(self) -> Instant {
         self.asked
     }
 
-    pub(super) fn is_sent_no_more(self) -> bool {
-        self.asked >= self.sent
+    pub(super) fn is_over(self) -> bool {
+        self.asked >= self.over
+    }
+}
+
+/// Runs what wakes tasks of the program's: a waker that panics there harms nobody else.
+pub(super) fn contain(wake: impl FnOnce()) {
+    if catch_unwind(AssertUnwindSafe(wake)).is_err() {
+        log::later!(ERROR, ; "a waker that was to be told of an answer, or of a connection, panicked");
     }
 }
 
@@ -190,7 +206,7 @@ impl Dial {
     ) -> Self {
         Self {
             server: endpoint.server.clone(),
-            wire: endpoint.wire.unwrap_or(config.wire),
+            wire: endpoint.wire(config),
             connect_timeout: config.connect_timeout,
             command_timeout: config.command_timeout(),
             own: own.clone(),
@@ -213,7 +229,7 @@ impl Connection {
     pub(super) async fn call(&self, request: Request<'_>, until: Until) -> Result<Value, Failure> {
         match self {
             Self::Own(own) => own.ask(until, 0, |out| request.encode(out))?.await,
-            Self::Fred(fred) => fred.call(request, until.answered.saturating_duration_since(until.asked)).await,
+            Self::Fred(fred) => fred.call(request, until.over.saturating_duration_since(until.asked)).await,
         }
     }
 
@@ -225,7 +241,27 @@ impl Connection {
                 let asked = own.ask(until, channels.len(), |out| Request::Words(&words).encode(out))?;
                 asked.await.map(drop)
             }
-            Self::Fred(fred) => fred.channels(verb, channels.to_vec()).await,
+            Self::Fred(fred) => {
+                let asked = fred.channels(verb, channels.to_vec()).await;
+                // what is asked next proves that it arrived
+                let proven = if asked.is_ok() { self.echo(until).await } else { asked };
+                // fred takes a refusal for another answer: the connection is of no use any more
+                if matches!(proven, Err(Failure::Refused(_) | Failure::Nonsense(_))) {
+                    fred.end();
+                }
+                proven
+            }
+        }
+    }
+
+    /// Sends PING with a word, and compares the answer.
+    pub(super) async fn echo(&self, until: Until) -> Result<(), Failure> {
+        let word = Uuid::new_v4().to_string();
+        let echo = self.call(Request::Words(&["PING", &word]), until).await?;
+        if echo.as_str() == Some(&word) {
+            Ok(())
+        } else {
+            Err(Failure::Nonsense("PING was answered by something else".into()))
         }
     }
 

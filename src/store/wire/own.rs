@@ -21,7 +21,7 @@ use std::{
     io, mem,
     pin::Pin,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError, Weak,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     task::{Context, Poll, Wake, Waker},
@@ -37,17 +37,16 @@ use tokio::{
 pub(super) use self::greet::connect;
 use self::{
     driver::{Driver, Incoming},
+    keeper::Keeper,
     out::{Out, Turn, Waiting},
 };
 use super::{
-    Failure, Sink, Until,
+    Failure, MOST_UNDER_WAY, Sink, Until, contain,
     resp::Value,
     stream::{Reader, Writer},
 };
 use crate::{clock::Instant, log};
 
-/// How many requests may be under way.
-const MOST_WAITING: usize = 50_000;
 /// A buffer that has grown beyond is not kept.
 const KEPT_BUFFER: usize = 256 << 10;
 /// Why a connection ends that takes no more for so long.
@@ -92,14 +91,13 @@ pub(in super::super) struct Connection {
 
 struct Writable {
     is_so: AtomicBool,
-    connection: Mutex<std::sync::Weak<Connection>>,
+    connection: Weak<Connection>,
 }
 
 impl Wake for Writable {
     fn wake(self: Arc<Self>) {
         self.is_so.store(true, Ordering::Release);
-        let connection = lock(&self.connection).upgrade();
-        if let Some(connection) = connection {
+        if let Some(connection) = self.connection.upgrade() {
             connection.waker.wake();
         }
     }
@@ -112,30 +110,31 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Connection {
     /// Takes a stream over that was made on the client's own thread, in whose context this is called.
     pub(super) fn start(reader: Reader, writer: Writer, sink: Option<Sink>, limit: Duration, own: Handle) -> Arc<Self> {
-        let writable = Arc::new(Writable { is_so: AtomicBool::new(false), connection: Mutex::default() });
-        let connection = Arc::new(Self {
-            out: Mutex::default(),
-            incoming: Mutex::new(Some(Incoming::new(reader))),
-            writer: Mutex::new(Some(writer)),
-            taken: AtomicU64::new(0),
-            waker: AtomicWaker::new(),
-            when_writable: Waker::from(Arc::clone(&writable)),
-            writable,
-            polls: AtomicU64::new(0),
-            reads: AtomicU64::new(0),
-            resting: AtomicWaker::new(),
-            may_return: AtomicBool::new(true),
-            heard: AtomicBool::new(false),
-            is_ended: watch::Sender::new(false),
-            sooner: Notify::new(),
-            look: Notify::new(),
-            sink,
-            limit,
-            own,
+        let connection = Arc::new_cyclic(|connection| {
+            let writable = Arc::new(Writable { is_so: AtomicBool::new(false), connection: Weak::clone(connection) });
+            Self {
+                out: Mutex::default(),
+                incoming: Mutex::new(Some(Incoming::new(reader))),
+                writer: Mutex::new(Some(writer)),
+                taken: AtomicU64::new(0),
+                waker: AtomicWaker::new(),
+                when_writable: Waker::from(Arc::clone(&writable)),
+                writable,
+                polls: AtomicU64::new(0),
+                reads: AtomicU64::new(0),
+                resting: AtomicWaker::new(),
+                may_return: AtomicBool::new(true),
+                heard: AtomicBool::new(false),
+                is_ended: watch::Sender::new(false),
+                sooner: Notify::new(),
+                look: Notify::new(),
+                sink,
+                limit,
+                own,
+            }
         });
-        *lock(&connection.writable.connection) = Arc::downgrade(&connection);
         connection.own.spawn(Driver::new(&connection, 1, true));
-        connection.own.spawn(Arc::clone(&connection).keep());
+        connection.own.spawn(Keeper(Arc::clone(&connection)).keep());
         connection
     }
 
@@ -151,7 +150,7 @@ impl Connection {
         if out.is_ended {
             return Err(Failure::Unsent);
         }
-        if out.waiting.len() >= MOST_WAITING {
+        if out.waiting.len() >= MOST_UNDER_WAY {
             return Err(Failure::TooMany);
         }
         let before = out.buf.len();
@@ -160,14 +159,13 @@ impl Connection {
         out.end += length as u64;
         let end = out.end;
         // a request that another connection did not send was asked earlier than those in front of it
-        out.is_mixed |=
-            until.sent < until.answered || out.waiting.back().is_some_and(|last| until.answered < last.until.answered);
+        out.is_mixed |= out.waiting.back().is_some_and(|last| until.over < last.until.over);
         out.waiting.push_back(Waiting { tell: Some(tell), end, length, until, acks });
         // those who were told together will ask together: half of them are sent as soon as they have asked, so that the server
         // is at work while the others do
         let is_idle = out.waiting.front().is_some_and(|first| first.end > out.from);
         let is_due = is_idle && out.waiting.len() >= out.told_together / 2;
-        let is_early = out.alarm.is_some_and(|alarm| until.sent < alarm);
+        let is_early = out.alarm.is_some_and(|alarm| until.over < alarm);
         if is_due {
             self.flush(out, until.asked);
         } else {
@@ -309,7 +307,7 @@ type Caller = (oneshot::Sender<Told>, Told);
 
 fn tell_all(told: impl IntoIterator<Item = Caller>) {
     for (tell, answer) in told {
-        let _ = tell.send(answer);
+        contain(|| drop(tell.send(answer)));
     }
 }
 

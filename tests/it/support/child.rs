@@ -14,7 +14,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use nestlock::{AcquireOptions, Lock, LockClient, LockGuard};
+use nestlock::{AcquireOptions, Lock, LockClient, LockGuard, StoreErrorKind};
 use rand::{Rng, SeedableRng, rngs::StdRng, seq::SliceRandom};
 
 pub use super::clock::monotonic_ns;
@@ -449,7 +449,7 @@ async fn work(client: LockClient, plan: Arc<Plan>, seed: u64, file: Arc<std::fs:
                 continue;
             }
             // what a drop a moment ago left behind is settled first, which may take longer than so short a wait
-            Err(error) if error.is_transient() => {
+            Err(nestlock::Error::Store { source, .. }) if source.kind() == StoreErrorKind::Overloaded => {
                 write("missed\n");
                 continue;
             }

@@ -203,6 +203,10 @@ impl Proxy {
         Self { addr, shared, end: Some(end), thread: Some(thread) }
     }
 
+    pub fn addr(&self) -> SocketAddr {
+        self.addr
+    }
+
     pub fn url(&self) -> String {
         with_wire(format!("redis://{}", self.addr))
     }

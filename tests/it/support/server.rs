@@ -241,6 +241,13 @@ impl Server {
         found.map_or(0, |rest| rest.split(',').next().unwrap().parse().expect("a count"))
     }
 
+    /// How many connections it has had so far, that of this question included.
+    pub fn connections(&self) -> u64 {
+        let stats = self.call(&["INFO", "stats"]);
+        let line = stats.text().lines().find_map(|line| line.strip_prefix("total_connections_received:"));
+        line.expect("a count").trim().parse().expect("a count")
+    }
+
     /// How many scripts were run by clients.
     pub fn script_count(&self) -> u64 {
         self.command_count("evalsha") + self.command_count("eval")

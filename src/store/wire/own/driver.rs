@@ -15,7 +15,7 @@ use super::{Caller, Connection, KEPT_BUFFER, lock, tell_all};
 use crate::{
     clock::Instant,
     store::wire::{
-        Heard,
+        Heard, contain,
         resp::{self, Frame, Stop, Value},
         stream::Reader,
     },
@@ -152,7 +152,7 @@ impl Future for Driver {
         loop {
             let read = connection.read(this.number, cx, &mut this.come);
             for message in this.come.frames.drain(..) {
-                connection.hear(&message);
+                contain(|| connection.hear(&message));
             }
             match read {
                 Ok(Read::Something) => {
@@ -182,7 +182,9 @@ impl Future for Driver {
                 Ok(Read::Elsewhere) => {
                     connection.resting.register(cx.waker());
                     if !connection.may_return.swap(false, Ordering::AcqRel) {
-                        return Poll::Pending;
+                        // it may have ended before it was known whom to wake
+                        let has_ended = lock(&connection.incoming).is_none();
+                        return if has_ended { Poll::Ready(()) } else { Poll::Pending };
                     }
                     match connection.move_here(false) {
                         Ok(Some(number)) => this.number = number,
@@ -204,11 +206,14 @@ impl Future for Driver {
 }
 
 impl Drop for Driver {
-    /// Its runtime ends, perhaps.
+    /// Its runtime ends, perhaps, or it has panicked.
     fn drop(&mut self) {
-        let Some(connection) = self.connection.upgrade().filter(|_| !self.is_own) else { return };
+        let Some(connection) = self.connection.upgrade() else { return };
         if lock(&connection.incoming).as_ref().is_none_or(|incoming| incoming.driver != self.number) {
             return;
+        }
+        if self.is_own {
+            return connection.end("nobody reads any more");
         }
         // now: a moment later that runtime ends what is bound to it. Only a thread that ends itself cannot
         if Handle::try_current().is_err_and(|none| none.is_thread_local_destroyed()) {

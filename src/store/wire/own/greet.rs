@@ -2,6 +2,7 @@
 
 use std::{io, sync::Arc, time::Duration};
 
+use futures_util::future::join_all;
 use tokio::time::timeout;
 
 use super::Connection;
@@ -25,22 +26,20 @@ pub(in super::super) async fn connect(dial: &Dial) -> Result<Arc<Connection>, No
     let ask =
         |words: &[&str]| connection.ask(Until::new(Instant::now(), limit), 0, |out| Request::Words(words).encode(out));
     let words: Vec<&str> = hello.iter().map(|word| &**word).collect();
-    let greeted = ask(&words)?;
-    let selected = match dial.server.database {
-        None | Some(0) => None,
-        Some(database) => Some(ask(&["SELECT", &database.to_string()])?),
-    };
-    // for whoever reads CLIENT LIST; older servers know no such command
-    let named = [("LIB-NAME", "nestlock"), ("LIB-VER", env!("CARGO_PKG_VERSION"))];
-    let named = named.map(|(what, name)| ask(&["CLIENT", "SETINFO", what, name]));
-    greeted.await?;
-    if let Some(selected) = selected {
-        selected.await?;
+    let mut asked = vec![ask(&words)?];
+    if let Some(database @ 1..) = dial.server.database {
+        asked.push(ask(&["SELECT", &database.to_string()])?);
     }
-    for asked in named {
-        match asked?.await {
-            Ok(_) | Err(Failure::Refused(_)) => {}
-            Err(failure) => return Err(failure.into()),
+    let needed = asked.len();
+    // for whoever reads CLIENT LIST; older servers know no such command
+    for (what, name) in [("LIB-NAME", "nestlock"), ("LIB-VER", env!("CARGO_PKG_VERSION"))] {
+        asked.push(ask(&["CLIENT", "SETINFO", what, name])?);
+    }
+    // together: one round trip
+    for (n, answer) in join_all(asked).await.into_iter().enumerate() {
+        match answer {
+            Err(Failure::Refused(_)) if n >= needed => {}
+            answer => _ = answer?,
         }
     }
     if let Some(driver) = &dial.driver {
@@ -70,15 +69,20 @@ impl Drop for Ends {
 /// The first request.
 async fn hello(dial: &Dial) -> Result<Vec<String>, NotConnected> {
     let server = &dial.server;
-    let (mut user, mut password) = (server.username.clone(), server.password.clone());
     #[cfg(feature = "fred-config")]
-    if let Some(provider) = &server.credential_provider {
-        (user, password) =
-            provider.fetch(server.server.hosts().first()).await.map_err(|error| NotConnected::from_fred(&error))?;
-    }
+    let provided = match &server.credential_provider {
+        Some(provider) => {
+            let fetched = provider.fetch(server.server.hosts().first()).await;
+            Some(fetched.map_err(|error| NotConnected::from_fred(&error))?)
+        }
+        None => None,
+    };
+    #[cfg(not(feature = "fred-config"))]
+    let provided = None;
+    let (user, password) = provided.unwrap_or_else(|| (server.username.clone(), server.password.clone()));
     let mut words = vec!["HELLO".to_owned(), "3".to_owned()];
-    if let Some(password) = password.take() {
-        words.extend(["AUTH".to_owned(), user.take().unwrap_or_else(|| "default".to_owned()), password]);
+    if let Some(password) = password {
+        words.extend(["AUTH".to_owned(), user.unwrap_or_else(|| "default".to_owned()), password]);
     }
     Ok(words)
 }

@@ -16,7 +16,7 @@ use super::{
 use crate::{
     clock::Instant,
     log,
-    store::wire::{Failure, Until, stream},
+    store::wire::{Failure, stream},
 };
 
 /// How often it is looked at whether another runtime reads.
@@ -27,6 +27,31 @@ const DRIVER_PATIENCE: Duration = Duration::from_millis(25);
 const REST: Duration = if cfg!(test) { Duration::from_millis(20) } else { Duration::from_secs(1) };
 const LONGEST_REST: Duration = Duration::from_secs(60);
 
+/// Has the timeouts of a connection.
+pub(super) struct Keeper(pub(super) Arc<Connection>);
+
+impl Keeper {
+    /// On the client's own thread.
+    pub(super) async fn keep(self) {
+        let mut ended = self.0.is_ended.subscribe();
+        loop {
+            let pause = self.0.expire().saturating_duration_since(Instant::now());
+            tokio::select! {
+                _ = ended.wait_for(|ended| *ended) => return,
+                () = sleep(pause) => {}
+                () = self.0.sooner.notified() => {}
+            }
+        }
+    }
+}
+
+impl Drop for Keeper {
+    /// Without timeouts there is no connection, whyever that is.
+    fn drop(&mut self) {
+        self.0.end("nobody has its timeouts any more");
+    }
+}
+
 impl Connection {
     /// Lets a runtime drive the connection, as soon as it polls what is spawned there.
     pub(super) fn drive_on(self: &Arc<Self>, runtime: &Handle) {
@@ -34,19 +59,6 @@ impl Connection {
             // no driver has this number: it takes the socket over when it is polled first
             runtime.spawn(Driver::new(self, 0, false));
             self.own.spawn(Arc::clone(self).watch());
-        }
-    }
-
-    /// Has the timeouts. On the client's own thread.
-    pub(super) async fn keep(self: Arc<Self>) {
-        let mut ended = self.is_ended.subscribe();
-        loop {
-            let pause = self.expire().saturating_duration_since(Instant::now());
-            tokio::select! {
-                _ = ended.wait_for(|ended| *ended) => return,
-                () = sleep(pause) => {}
-                () = self.sooner.notified() => {}
-            }
         }
     }
 
@@ -123,10 +135,8 @@ impl Connection {
         let out = &mut *guard;
         out.is_mixed &= !out.waiting.is_empty();
         for waiting in &mut out.waiting {
-            let Until { sent, answered, .. } = waiting.until;
-            let over = if waiting.end > out.from { sent } else { answered };
-            if over > now {
-                next = next.min(over);
+            if waiting.until.over > now {
+                next = next.min(waiting.until.over);
                 if out.is_mixed {
                     continue;
                 }
@@ -155,17 +165,18 @@ impl Connection {
     pub(super) fn move_here(&self, is_own: bool) -> io::Result<Option<u64>> {
         let mut incoming = lock(&self.incoming);
         let elsewhere = incoming.take_if(|incoming| !(is_own && incoming.is_on_own_thread));
-        let Some(Incoming { reader, buf, scan, needed, driver, .. }) = elsewhere else { return Ok(None) };
+        let Some(before) = elsewhere else { return Ok(None) };
         let mut half = lock(&self.writer);
         let Some(writer) = half.take() else { return Ok(None) };
-        let (reader, writer) = stream::moved_here(reader, writer)?;
+        let (reader, writer) = stream::moved_here(before.reader, writer)?;
+        let driver = before.driver + 1;
         *half = Some(writer);
-        *incoming = Some(Incoming { reader, buf, scan, needed, driver: driver + 1, is_on_own_thread: is_own });
+        *incoming = Some(Incoming { reader, driver, is_on_own_thread: is_own, ..before });
         drop((half, incoming));
         // whoever waits to write is told by the new one; the old driver finds out
         self.writable.is_so.store(true, Ordering::Release);
         self.waker.wake();
         self.look.notify_one();
-        Ok(Some(driver + 1))
+        Ok(Some(driver))
     }
 }

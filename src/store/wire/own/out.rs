@@ -84,7 +84,7 @@ impl Out {
     /// sent in part.
     pub(super) fn drop_late(&mut self, now: Instant) -> (Vec<Caller>, bool) {
         let first = self.waiting.partition_point(|waiting| waiting.end <= self.from);
-        let is_late = |waiting: &Waiting| waiting.until.sent <= now;
+        let is_late = |waiting: &Waiting| waiting.until.over <= now;
         if !self.waiting.range(first..).any(is_late) {
             return (Vec::new(), false);
         }

@@ -389,3 +389,48 @@ async fn a_peer_that_only_trickles_is_not_heard() {
     asked.await.unwrap();
     assert!(connection.was_heard() && !connection.was_heard());
 }
+
+struct Panics;
+
+impl Wake for Panics {
+    fn wake(self: Arc<Self>) {
+        panic!("a waker");
+    }
+}
+
+/// A waker of the program's that panics ends nothing of ours: neither who reads, nor who has the timeouts.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_waker_that_panics_harms_nobody_else() {
+    let sink: Sink = Arc::new(|_| panic!("a sink"));
+    let (connection, mut peer) = connect(1 << 16, Some(sink));
+    let waker = Waker::from(Arc::new(Panics));
+    let ask_and_panic = |word, limit| {
+        let mut asked = ask(&connection, word, limit);
+        // its first poll wakes it, since it is to be polled again
+        asked.was_polled = true;
+        assert!(Pin::new(&mut asked).poll(&mut Context::from_waker(&waker)).is_pending());
+        asked
+    };
+    let asked = (ask_and_panic("answered", LONG), ask(&connection, "next", LONG));
+    read(&mut peer, &["answered"]).await;
+    peer.write_all(b":1\r\n>3\r\n+message\r\n+a\r\n+0\r\n:2\r\n").await.unwrap();
+    assert_eq!(asked.1.await, Ok(Value::Integer(2)));
+    assert_eq!(asked.0.await, Ok(Value::Integer(1)));
+    // the same for what is not answered
+    let late = (ask_and_panic("late", Duration::from_millis(20)), ask(&connection, "later", Duration::from_millis(60)));
+    assert_eq!(late.1.await, Err(Failure::Late));
+    assert_eq!(late.0.await, Err(Failure::Late));
+    assert!(!lock(&connection.out).is_ended);
+}
+
+/// A keeper or a driver that ends, whyever, ends its connection: nobody may wait for an answer that nobody would tell.
+#[tokio::test]
+async fn a_connection_ends_with_who_works_for_it() {
+    let (connection, _peer) = connect(1 << 16, None);
+    drop(Keeper(Arc::clone(&connection)));
+    assert!(lock(&connection.out).is_ended);
+    let (connection, _peer) = connect(1 << 16, None);
+    let number = lock(&connection.incoming).as_ref().unwrap().driver;
+    drop(Driver::new(&connection, number, true));
+    assert!(lock(&connection.out).is_ended);
+}

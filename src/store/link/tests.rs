@@ -1,0 +1,73 @@
+//! A server that a test plays, at the other end of a real socket.
+
+use std::{
+    io::{Read, Write},
+    net::{TcpListener, TcpStream},
+    sync::mpsc,
+    thread,
+};
+
+use futures_util::future::poll_immediate;
+use tokio::runtime::{Builder, Handle};
+
+use super::*;
+use crate::{
+    options::Config,
+    store::{Endpoint, tests::call},
+};
+
+/// Answers the handshake: HELLO, and twice CLIENT SETINFO.
+fn greet(listener: &TcpListener) -> TcpStream {
+    let (mut stream, mut come) = (listener.accept().unwrap().0, Vec::new());
+    while come.windows(7).filter(|window| window == b"SETINFO").count() < 2 || !come.ends_with(b"\r\n") {
+        let mut chunk = [0; 1 << 10];
+        let many = stream.read(&mut chunk).unwrap();
+        assert!(many > 0, "the client has gone");
+        come.extend_from_slice(&chunk[..many]);
+    }
+    stream.write_all(b"%0\r\n+OK\r\n+OK\r\n").unwrap();
+    stream
+}
+
+/// What was not sent is asked again over the next connection, and has no more time for that: by then the watchdog takes
+/// what an acquire holds for nobody's.
+#[test]
+fn what_is_asked_again_has_one_command_timeout() {
+    const TIMEOUT: Duration = Duration::from_secs(2);
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("redis://{}", listener.local_addr().unwrap());
+    let (cut, is_to_be_cut) = mpsc::channel::<()>();
+    let server = thread::spawn(move || {
+        let full = greet(&listener);
+        is_to_be_cut.recv().unwrap();
+        drop(full);
+        // the next one reads all, and answers nothing
+        let mut silent = greet(&listener);
+        let mut come = Vec::new();
+        let _ = silent.read_to_end(&mut come);
+        come.windows(6).any(|window| window == b"victim")
+    });
+    let own = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    own.block_on(async {
+        let config = Config { command_timeout: Some(TIMEOUT), ..Config::default() };
+        let (endpoint, pace) = (Endpoint::from_url(&url).unwrap(), Arc::new(Pace::new()));
+        let dial = Dial::new(&endpoint, &config, &Handle::current(), None, None);
+        let link = Link::connect(dial, &pace).await.unwrap();
+        // more than the socket takes
+        let large = "x".repeat(1 << 20);
+        for _ in 0..16 {
+            assert!(poll_immediate(link.eval(&call(&large))).await.is_none());
+        }
+        let (asked, victim) = (Instant::now(), call("victim"));
+        let told = async { (link.eval(&victim).await.unwrap_err(), asked.elapsed()) };
+        let cutting = async {
+            sleep(TIMEOUT.mul_f64(0.75)).await;
+            cut.send(()).unwrap();
+        };
+        let ((error, took), ()) = tokio::join!(told, cutting);
+        assert_eq!(error.kind(), StoreErrorKind::Timeout, "{error}");
+        assert!(took < TIMEOUT.mul_f64(1.5), "{took:?}");
+        link.abandon();
+    });
+    assert!(server.join().unwrap(), "it was not asked again");
+}
