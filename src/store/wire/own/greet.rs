@@ -16,7 +16,17 @@ const HANDSHAKE: Duration = Duration::from_secs(2);
 
 /// Connects, and makes itself known. On the client's own runtime.
 pub(in super::super) async fn connect(dial: &Dial) -> Result<Arc<Connection>, NotConnected> {
-    let (address, hello) = (stream::Address::of(&dial.server)?, hello(dial).await?);
+    let address = stream::Address::of(&dial.server)?;
+    let credentials = (dial.server.username.clone(), dial.server.password.clone());
+    #[cfg(feature = "fred-config")]
+    let credentials = match &dial.server.credential_provider {
+        Some(provider) => {
+            let fetched = provider.fetch(dial.server.server.hosts().first()).await;
+            fetched.map_err(|error| NotConnected::from_fred(&error))?
+        }
+        None => credentials,
+    };
+    let hello = hello(credentials.0, credentials.1);
     let late = |_| Err(io::ErrorKind::TimedOut.into());
     let (reader, writer) = timeout(dial.connect_timeout, address.open()).await.unwrap_or_else(late)?;
     let connection = Connection::start(reader, writer, dial.sink.clone(), dial.command_timeout, dial.own.clone());
@@ -67,22 +77,10 @@ impl Drop for Ends {
 }
 
 /// The first request.
-async fn hello(dial: &Dial) -> Result<Vec<String>, NotConnected> {
-    let server = &dial.server;
-    #[cfg(feature = "fred-config")]
-    let provided = match &server.credential_provider {
-        Some(provider) => {
-            let fetched = provider.fetch(server.server.hosts().first()).await;
-            Some(fetched.map_err(|error| NotConnected::from_fred(&error))?)
-        }
-        None => None,
-    };
-    #[cfg(not(feature = "fred-config"))]
-    let provided = None;
-    let (user, password) = provided.unwrap_or_else(|| (server.username.clone(), server.password.clone()));
+fn hello(user: Option<String>, password: Option<String>) -> Vec<String> {
     let mut words = vec!["HELLO".to_owned(), "3".to_owned()];
     if let Some(password) = password {
         words.extend(["AUTH".to_owned(), user.unwrap_or_else(|| "default".to_owned()), password]);
     }
-    Ok(words)
+    words
 }
