@@ -12,6 +12,7 @@ use crate::{
     contenders::{self, Contender},
     figures::{self, Drain, Figures, Handover, Memory, Pairs, median, percentile},
     process::{Info, Worker},
+    root,
 };
 
 const TASKS: [usize; 4] = [1, 8, 32, 256];
@@ -68,13 +69,16 @@ impl Entry {
                 entry.version = if said.is_empty() { contender.locked_version() } else { said.clone() };
                 entry.workers = Some(both);
             }
-            Err(why) => entry.leave(why),
+            Err(why) => entry.leave(&why),
         }
         entry
     }
 
     /// Takes no more part.
-    fn leave(&mut self, why: String) {
+    fn leave(&mut self, why: &str) {
+        // the figures are published, this machine's folders are not
+        let folder = root().canonicalize().unwrap_or_default();
+        let why = why.replace(&*folder.to_string_lossy(), ".");
         println!("ABSENT: {}: {why}", self.contender.name);
         self.absent = Some(why);
         self.workers = None;
@@ -85,7 +89,7 @@ impl Entry {
         match act(self.workers.as_mut()?) {
             Ok(found) => Some(found),
             Err(why) => {
-                self.leave(why);
+                self.leave(&why);
                 None
             }
         }
