@@ -10,7 +10,7 @@ BUILD    := $(CARGO) build --quiet --workspace $(FEATURES) --bins --examples
 BUILT    := $${CARGO_TARGET_DIR:-target}/debug
 SUDO     := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 
-.PHONY: help setup components check api api-record package test test-fred mutants mutants-few sim sim-long soak interop bench peers demo ci
+.PHONY: help setup components check api api-record package test test-fred mutants mutants-few sim sim-long soak interop bench peers peers-red demo ci
 
 help:
 	@echo 'make setup   install redis-server if there is no server program'
@@ -26,7 +26,8 @@ help:
 	@echo 'make interop the libraries of other languages beside nestlock; installs them first'
 	@echo 'make demo    every example'
 	@echo 'make bench   setup, then the benchmarks'
-	@echo 'make peers   nestlock beside redsync and rslock; installs as `make interop` does'
+	@echo 'make peers   nestlock beside the locks of five languages, into docs/: ROUNDS=9 SECONDS=1; installs as `make interop` does'
+	@echo 'make peers-red    its RedLock beside redsync and rslock'
 	@echo 'make ci      test, mutants-few, soak, interop, check and demo: what CI runs'
 
 setup:
@@ -125,10 +126,16 @@ demo:
 bench: setup
 	$(CARGO) bench --workspace --exclude nestlock-peers $(FEATURES)
 
-# apart: needs what `make interop` installs
+# apart: needs what `make interop` installs. About 11 minutes; for a trial of two, ROUNDS=1 SECONDS=0.3
+peers: ROUNDS = 9
+peers: SECONDS = 1
 peers: setup
+	./crates/nestlock-peers/workers/setup.sh
+	$(CARGO) bench -p nestlock-peers --bench peers -- rounds=$(ROUNDS) seconds=$(SECONDS)
+
+peers-red: setup
 	./tests/interop/setup.sh
-	$(CARGO) bench -p nestlock-peers
+	$(CARGO) bench -p nestlock-peers --bench red
 
 ci:
 	./.ci/run

@@ -1,0 +1,141 @@
+//! What a run found: `docs/peers.json`.
+
+use serde::{Deserialize, Serialize};
+
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Figures {
+    pub(crate) date: String,
+    pub(crate) commit: String,
+    pub(crate) cores: usize,
+    pub(crate) server: String,
+    pub(crate) rounds: usize,
+    /// How long each contender makes pairs in a round.
+    pub(crate) seconds: f64,
+    pub(crate) minutes: f64,
+    pub(crate) contenders: Vec<Contender>,
+}
+
+/// Figures are medians of the rounds'.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Contender {
+    pub(crate) name: String,
+    /// The library's and, of another language, the language's.
+    pub(crate) version: String,
+    /// Why there are no figures, or not all.
+    pub(crate) absent: Option<String>,
+    pub(crate) pairs: Vec<Pairs>,
+    /// None: it cannot wait.
+    pub(crate) handover: Option<Handover>,
+    pub(crate) drain: Option<Drain>,
+    pub(crate) memory: Option<Memory>,
+}
+
+/// Tasks that lock and unlock, each a lock of its own.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Pairs {
+    pub(crate) tasks: usize,
+    pub(crate) per_second: f64,
+    /// The rounds' ratios to bare redis-rs of the same round: the machine's noise is in both.
+    pub(crate) to_redis_rs: Option<f64>,
+    /// Of one pair.
+    pub(crate) p50_us: f64,
+    pub(crate) p90_us: f64,
+    pub(crate) p99_us: f64,
+    pub(crate) p999_us: f64,
+    /// Processor time of a pair.
+    pub(crate) client_us: f64,
+    pub(crate) server_us: f64,
+}
+
+/// From `unlock`, called in one process, to `lock`, returned in another; all rounds together.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Handover {
+    pub(crate) count: usize,
+    pub(crate) p50_us: f64,
+    pub(crate) p90_us: f64,
+    pub(crate) max_us: f64,
+}
+
+/// Tasks of one process that wait for one lock; each lets go of it at once.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Drain {
+    pub(crate) waiters: usize,
+    pub(crate) ms: f64,
+    pub(crate) per_second: f64,
+}
+
+/// What of a process is in memory.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Memory {
+    /// Connected, before it has done anything.
+    pub(crate) start_kb: f64,
+    pub(crate) locks: usize,
+    /// Before it held so many locks, and while it did.
+    pub(crate) before_kb: f64,
+    pub(crate) held_kb: f64,
+    /// The most that there ever was.
+    pub(crate) peak_kb: f64,
+}
+
+impl Figures {
+    /// Too short to be quoted.
+    pub(crate) fn is_trial(&self) -> bool {
+        self.rounds < 9 || self.seconds < 1.0
+    }
+
+    pub(crate) fn contender(&self, name: &str) -> Option<&Contender> {
+        self.contenders.iter().find(|contender| contender.name == name)
+    }
+
+    /// For the notes: one table a scenario, in Markdown.
+    pub(crate) fn print(&self) {
+        println!(
+            "{} rounds of {} s, {:.1} min, {} cores, {}\n",
+            self.rounds, self.seconds, self.minutes, self.cores, self.server
+        );
+        println!(
+            "| | tasks | pairs/s | / redis-rs | p50, p99 us | client us | server us |\n|---|---|---|---|---|---|---|"
+        );
+        for contender in &self.contenders {
+            for pairs in &contender.pairs {
+                let Pairs { tasks, per_second, p50_us, p99_us, client_us, server_us, .. } = pairs;
+                let ratio = pairs.to_redis_rs.map_or("-".into(), |ratio| format!("{ratio:.2}"));
+                println!(
+                    "| {} | {tasks} | {per_second:.0} | {ratio} | {p50_us:.0}, {p99_us:.0} | {client_us:.1} | {server_us:.1} |",
+                    contender.name
+                );
+            }
+        }
+        println!(
+            "\n| | hand-over p50, p90 ms | waiters drained/s | MB at the start, with locks held, at most |\n|---|---|---|---|"
+        );
+        for contender in &self.contenders {
+            let none = || "-".to_owned();
+            let hand = contender.handover.as_ref();
+            let hand = hand.map_or_else(none, |hand| format!("{:.2}, {:.2}", hand.p50_us / 1e3, hand.p90_us / 1e3));
+            let drain = contender.drain.as_ref().map_or_else(none, |drain| format!("{:.0}", drain.per_second));
+            let memory = contender.memory.as_ref().map_or_else(none, |memory| {
+                let Memory { start_kb, held_kb, peak_kb, .. } = memory;
+                format!("{:.1}, {:.1}, {:.1}", start_kb / 1024.0, held_kb / 1024.0, peak_kb / 1024.0)
+            });
+            println!("| {} {} | {hand} | {drain} | {memory} |", contender.name, contender.version);
+        }
+        for contender in &self.contenders {
+            if let Some(why) = &contender.absent {
+                println!("\nABSENT: {}: {why}", contender.name);
+            }
+        }
+    }
+}
+
+/// A share of the sorted samples lies below.
+pub(crate) fn percentile(samples: &mut [f64], share: f64) -> f64 {
+    samples.sort_by(f64::total_cmp);
+    #[allow(clippy::cast_sign_loss)] // a share
+    let at = (samples.len() as f64 * share) as usize;
+    samples.get(at.min(samples.len().saturating_sub(1))).copied().unwrap_or(f64::NAN)
+}
+
+pub(crate) fn median(samples: impl IntoIterator<Item = f64>) -> f64 {
+    percentile(&mut samples.into_iter().collect::<Vec<_>>(), 0.5)
+}
