@@ -8,6 +8,7 @@
 
 #[path = "../../../benches/support/scripts.rs"]
 mod scripts;
+mod stats;
 
 use std::{
     alloc::System,
@@ -19,6 +20,7 @@ use nestlock_embedded::SpawnedServer;
 use nix::sys::resource::{UsageWho, getrusage};
 use redis::aio::MultiplexedConnection;
 use scripts::{ACQUIRE, OWNER, RELEASE};
+use stats::median;
 use stats_alloc::{INSTRUMENTED_SYSTEM, StatsAlloc};
 use tokio::runtime::{Builder, Runtime};
 
@@ -130,20 +132,15 @@ async fn round(contender: &Contender, tasks: usize, each: usize, control: &mut M
     let pairs = (tasks * each) as f64;
     Cost {
         rate: pairs / start.elapsed().as_secs_f64(),
-        latency: median(&mut micros),
+        latency: median(micros),
         client: (processor_time() - client) / pairs,
         allocations: (allocations() - allocated) as f64 / pairs,
         server: (server_time(control).await - server) / pairs,
     }
 }
 
-fn median(samples: &mut [f64]) -> f64 {
-    samples.sort_by(f64::total_cmp);
-    samples[samples.len() / 2]
-}
-
 fn of(costs: &[[Cost; 2]], figure: impl Fn(&[Cost; 2]) -> f64) -> f64 {
-    median(&mut costs.iter().map(figure).collect::<Vec<_>>())
+    median(costs.iter().map(figure))
 }
 
 async fn compare(url: &str, runtime: &str, tasks: usize, each: usize, bound: &str) {
@@ -187,7 +184,7 @@ async fn compare(url: &str, runtime: &str, tasks: usize, each: usize, bound: &st
         println!("    {what:<22}{ours:>6.1} {theirs:>9.1}   ratio {ratio:.2}");
     }
     if tasks == 1 {
-        let ping = median(&mut pings);
+        let ping = median(pings);
         println!(
             "    latency of a pair in PINGs of redis-rs ({ping:.0} us): {:.2}",
             of(&costs, |both| both[0].latency) / ping

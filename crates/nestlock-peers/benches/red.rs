@@ -1,8 +1,10 @@
 //! nestlock's RedLock beside redsync (Go) and rslock (Rust): acquire + release of locks that nobody else wants, over
 //! three real servers, in one run.
 //!
-//! Run: `make interop`, which builds the redsync worker, then `cargo bench -p nestlock-peers`
+//! Run: `make peers-red`, which builds the redsync worker first.
 #![allow(missing_docs, clippy::print_stdout, clippy::cast_precision_loss)]
+
+mod stats;
 
 use std::{
     io::{BufRead, BufReader, Lines, Write},
@@ -16,6 +18,7 @@ use nestlock::{AcquireOptions, LockClient, RedLockOptions, Wire};
 use nestlock_embedded::SpawnedServer;
 use redis::aio::MultiplexedConnection;
 use rslock::LockManager;
+use stats::median;
 use tokio::time::timeout;
 
 const ROUNDS: usize = 15;
@@ -326,13 +329,6 @@ async fn ping(bare: &mut MultiplexedConnection) -> f64 {
         times.push(start.elapsed().as_secs_f64());
     }
     median(times)
-}
-
-/// NaN of nothing.
-fn median(samples: impl IntoIterator<Item = f64>) -> f64 {
-    let mut samples: Vec<f64> = samples.into_iter().collect();
-    samples.sort_by(f64::total_cmp);
-    samples.get(samples.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
 fn head() {

@@ -127,15 +127,3 @@ impl Figures {
         }
     }
 }
-
-/// A share of the sorted samples lies below.
-pub(crate) fn percentile(samples: &mut [f64], share: f64) -> f64 {
-    samples.sort_by(f64::total_cmp);
-    #[allow(clippy::cast_sign_loss)] // a share
-    let at = (samples.len() as f64 * share) as usize;
-    samples.get(at.min(samples.len().saturating_sub(1))).copied().unwrap_or(f64::NAN)
-}
-
-pub(crate) fn median(samples: impl IntoIterator<Item = f64>) -> f64 {
-    percentile(&mut samples.into_iter().collect::<Vec<_>>(), 0.5)
-}

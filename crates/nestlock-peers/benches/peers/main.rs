@@ -14,6 +14,8 @@ mod worker;
 
 #[path = "../../../../benches/support/scripts.rs"]
 mod scripts;
+#[path = "../stats/mod.rs"]
+mod stats;
 
 use std::{fs, path::PathBuf, time::Duration};
 

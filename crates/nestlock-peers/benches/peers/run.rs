@@ -10,9 +10,10 @@ use nestlock_embedded::SpawnedServer;
 
 use crate::{
     contenders::{self, Contender},
-    figures::{self, Drain, Figures, Handover, Memory, Pairs, median, percentile},
+    figures::{self, Drain, Figures, Handover, Memory, Pairs},
     process::{Info, Worker},
     root,
+    stats::{median, percentile},
 };
 
 const TASKS: [usize; 4] = [1, 8, 32, 256];

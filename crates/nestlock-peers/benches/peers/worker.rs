@@ -16,8 +16,8 @@ use rslock::{Lock, LockManager};
 use tokio::{runtime::Runtime, sync::Barrier};
 
 use crate::{
-    figures::percentile,
     scripts::{ACQUIRE, OWNER, RELEASE},
+    stats::percentile,
 };
 
 const TTL: Duration = Duration::from_secs(30);
