@@ -75,6 +75,8 @@ pub(crate) struct Net {
     pub(crate) distance: u64,
     pub(crate) requests: u64,
     pub(crate) late: u64,
+    /// Connections that were cut, of which something may come late.
+    pub(crate) ending: usize,
 }
 
 thread_local! {
@@ -251,6 +253,7 @@ impl Carrier {
 
     /// The connection was cut: `stream` is gone for the process.
     async fn end(mut self, how: Cut) {
+        with(|net| net.ending += 1);
         match how {
             Cut::Lost => {
                 let bytes = self.up.take(self.process);
@@ -268,6 +271,7 @@ impl Carrier {
                 }
             }
         }
+        with(|net| net.ending -= 1);
     }
 }
 

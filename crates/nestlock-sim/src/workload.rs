@@ -118,6 +118,9 @@ pub(crate) async fn run(plan: &Plan) {
         world.sleep(plan, 20 * MILLI).await;
     }
     checks::unsettled();
+    while net::with(|net| net.ending > 0) {
+        world.sleep(plan, 20 * MILLI).await;
+    }
     // ghosts die by their leases, the places of the dead in a queue by their patience
     world.sleep(plan, 2 * TTL).await;
     for server in 0..plan.kind.servers() {
@@ -195,6 +198,8 @@ async fn app(urls: Vec<String>, process: usize, plan: Plan, orders: Arc<Orders>)
             () = &mut end => {}
             () = orders.shut_down.notified() => {
                 orders.is_shut_down.store(true, Relaxed);
+                // ordered long ago, if its user's part was paused
+                book(|book| book.disturb([process], now()));
                 let names: Vec<_> = clients.iter().map(LockClient::shutdown).collect();
                 for outcome in names {
                     if let Err(error) = outcome.await {
@@ -240,9 +245,7 @@ impl Task {
             self.round().await;
             nap(self.rng.below(30 + self.plan.calm)).await;
         }
-        while self.take_given().await {
-            nap(100).await;
-        }
+        self.take_all_given().await;
         book(|book| _ = book.tasks.remove(&self.who));
         note("task ends", format!("{:?}", self.who).as_bytes());
     }
@@ -253,6 +256,15 @@ impl Task {
             nap(self.rng.between(500, 2_000)).await;
             self.take_given().await;
             book(|book| _ = book.tasks.remove(&self.who));
+        }
+        // what it adopted it may have given away again
+        self.take_all_given().await;
+        book(|book| _ = book.tasks.remove(&self.who));
+    }
+
+    async fn take_all_given(&mut self) {
+        while self.take_given().await {
+            nap(100).await;
         }
     }
 

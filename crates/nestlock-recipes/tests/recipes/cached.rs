@@ -44,6 +44,11 @@ async fn a_watched_cache(url: &str, ago: Duration) -> (Cached<Watched>, Arc<Atom
     (cached(&client(url).await, watched).beta(0.0), looks)
 }
 
+/// A key is still there in the millisecond in which its TTL ends.
+fn outlast(server: &EmbeddedServer, ttl: Duration) {
+    server.advance(ttl + ms(1));
+}
+
 /// A fill that counts itself.
 #[derive(Default, Clone)]
 struct Fills(Arc<AtomicU32>);
@@ -210,7 +215,7 @@ async fn a_failure_is_told_to_all_who_wait_and_tried_again_after_a_second() {
             assert!(matches!(&error, CacheError::FailedElsewhere(said) if &**said == "no database"), "{error}");
         }
         assert_eq!(fills.count(), tries);
-        server.advance(SECOND);
+        outlast(&server, SECOND);
     }
     assert_eq!(there.try_get_with("key", fills.value("at last")).await.unwrap(), b"at last");
     assert!(!exists(server.addr(), "fill:key"));
@@ -227,7 +232,7 @@ async fn a_value_is_filled_once_and_again_after_its_end() {
             assert_eq!(there.get("key").await.unwrap().unwrap(), b"value");
         }
         assert_eq!(fills.count(), round);
-        server.advance(60 * SECOND);
+        outlast(&server, 60 * SECOND);
     }
     // nothing but what expires
     assert_eq!(ask(server.addr(), &["KEYS", "*"]), "*0\r\n");
@@ -253,7 +258,7 @@ async fn a_late_filler_does_not_write() {
             async move { late.try_get_with("key", fill).await }
         });
         begun.notified().await;
-        server.advance(3 * SECOND);
+        outlast(&server, 3 * SECOND);
         assert_eq!(next.try_get_with("key", fills.value("next")).await.unwrap(), b"next");
         go_on.notify_one();
         // what it made is what it says, unless it was told of its loss before
@@ -346,7 +351,7 @@ async fn a_panic_is_told_to_all_and_counts_as_a_failure() {
     assert!(matches!((&one, &two), (Err(CacheError::Panicked), Err(CacheError::Panicked))), "{one:?} {two:?}");
     let error = there.try_get_with("key", fills.value("value")).await.unwrap_err();
     assert!(matches!(error, CacheError::FailedElsewhere(_)), "{error}");
-    server.advance(SECOND);
+    outlast(&server, SECOND);
     assert_eq!(there.try_get_with("key", fills.value("value")).await.unwrap(), b"value");
     assert_eq!(fills.count(), 1);
 }
@@ -371,14 +376,14 @@ async fn a_stale_value_is_served_while_one_fills_it_anew() {
     assert_eq!(there.try_get_with("key", fills.value("new")).await.unwrap(), b"old");
     eventually("a look", || async { looks.load(SeqCst) == 1 && !exists(server.addr(), "fill:key") }).await;
     assert_eq!(fills.count(), 2);
-    server.advance(SECOND);
+    outlast(&server, SECOND);
     let third = a_cache(&url).await.stale_for(600 * SECOND);
     assert_eq!(third.try_get_with("key", fills.value("new")).await.unwrap(), b"old");
     eventually("a new value", || async { third.get("key").await.unwrap().unwrap() == b"new" }).await;
     assert_eq!(here.try_get_with("key", fills.value("newer")).await.unwrap(), b"new");
     assert_eq!(there.try_get_with("key", fills.value("newer")).await.unwrap(), b"new");
     assert_eq!(fills.count(), 3);
-    server.advance(660 * SECOND);
+    outlast(&server, 660 * SECOND);
     assert_eq!(here.get("key").await.unwrap(), None, "gone after both");
 }
 
@@ -449,7 +454,7 @@ async fn that_there_is_none_is_cached_by_choice() {
         assert_eq!(caches.try_optionally_get_with("key", none()).await.unwrap(), None);
     }
     assert_eq!(finds.load(SeqCst), 3);
-    server.advance(5 * SECOND);
+    outlast(&server, 5 * SECOND);
     assert_eq!(caches.try_optionally_get_with("key", none()).await.unwrap(), None);
     assert_eq!(finds.load(SeqCst), 4);
     // for those who want a value, none is none
