@@ -10,13 +10,14 @@ BUILD    := $(CARGO) build --quiet --workspace $(FEATURES) --bins --examples
 BUILT    := $${CARGO_TARGET_DIR:-target}/debug
 SUDO     := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 
-.PHONY: help setup components check api api-record package test test-fred mutants mutants-few sim sim-long soak interop bench peers peers-red demo ci
+.PHONY: help setup components check lint api api-record package test tests test-fred mutants mutants-few sim sim-long soak interop bench peers peers-red demo ci
 
 help:
 	@echo 'make setup   install redis-server if there is no server program'
 	@echo 'make check   format, clippy, docs, the public API and packaging, warnings denied'
 	@echo 'make api-record  writes api.txt, which check holds the public API against'
-	@echo 'make test    setup, then every test: on a real server, then on the embedded one'
+	@echo 'make lint    of these the format, clippy and docs'
+	@echo 'make test    setup, then every test: on a real server, then on the embedded one; the simulation beside them'
 	@echo 'make test-fred    the same tests over the client of the fred crate, on a real server'
 	@echo 'make mutants known defects, one after the other, and who notices: MUTANTS=all WAYS="models sim soak it" SEEDS=60; hours'
 	@echo 'make mutants-few  a handful of them, each of which 5 seeds of the simulator must find'
@@ -47,14 +48,14 @@ components:
 	@$(CARGO) fmt --version >/dev/null 2>&1 || rustup component add rustfmt
 	@$(CARGO) clippy --version >/dev/null 2>&1 || rustup component add clippy
 
-check: components
+check: lint api package
+
+lint: components
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets $(FEATURES) -- -D warnings
 	# what plain `cargo test` leaves out, clippy does too
 	$(CARGO) clippy --workspace --test interop $(FEATURES) -- -D warnings
 	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --workspace --no-deps $(FEATURES)
-	$(MAKE) api
-	$(MAKE) package
 
 # the public API is what api.txt says; needs the toolchain that CI has, since the format is unstable
 api:
@@ -69,12 +70,15 @@ api-record:
 package:
 	$(CARGO) package --allow-dirty
 
-# ten at a time, since they mostly wait
-test: export RUST_TEST_THREADS := 10
+# the simulation beside the rest: its time is virtual
 test: setup
+	$(MAKE) -j2 tests sim
+
+# ten at a time, since they mostly wait
+tests: export RUST_TEST_THREADS := 10
+tests: setup
 	NESTLOCK_TEST_SERVER=real $(CARGO) test --workspace $(FEATURES)
 	NESTLOCK_TEST_SERVER=embedded $(CARGO) test --workspace $(FEATURES) --test it
-	$(MAKE) sim
 
 test-fred: export RUST_TEST_THREADS := 10
 test-fred: setup
@@ -83,7 +87,7 @@ test-fred: setup
 # a failing seed says how to replay it: crates/nestlock-sim/README.md
 SEEDS ?= 200
 sim:
-	$(CARGO) run --release --quiet -p nestlock-sim -- seeds=$(SEEDS)
+	nice $(CARGO) run --release --quiet -p nestlock-sim -- seeds=$(SEEDS)
 
 sim-long:
 	$(MAKE) sim SEEDS=20000
