@@ -422,6 +422,7 @@ impl StoreError {
                     | K::ReadOnly
                     | K::ClusterDown
                     | K::TryAgain
+                    | K::Moved
                     | K::MasterDown
                     | K::OutOfMemory
                     | K::Misconfigured
@@ -446,9 +447,9 @@ impl error::Error for StoreError {
 ///
 /// Most may pass, and are repeated within the wait of an acquire, or for as long as a release may take
 /// ([`StoreError::is_transient`]). Final are those that stay until somebody changes the configuration, the users or the
-/// data: [`Auth`](Self::Auth), [`NoPermission`](Self::NoPermission), [`Moved`](Self::Moved),
-/// [`CrossSlot`](Self::CrossSlot), [`WrongType`](Self::WrongType), [`NoScript`](Self::NoScript). So are
-/// [`Protocol`](Self::Protocol) and [`Other`](Self::Other), unless the request may have been executed.
+/// data: [`Auth`](Self::Auth), [`NoPermission`](Self::NoPermission), [`CrossSlot`](Self::CrossSlot),
+/// [`WrongType`](Self::WrongType), [`NoScript`](Self::NoScript). So are [`Protocol`](Self::Protocol) and
+/// [`Other`](Self::Other), unless the request may have been executed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum StoreErrorKind {

@@ -57,11 +57,13 @@ fn known(error: &str) -> Option<StoreErrorKind> {
 
 /// What a command inside a script said. Redis 6 wraps it, once or twice:
 /// `ERR Error running script (call to f_30ad...): @user_script:1: @user_script: 1: -OOM command not allowed ...`
+/// Where a script returns what it caught, the beginning is missing.
 fn said_inside(details: &str) -> &str {
-    let Some((_, mut said)) = details.strip_prefix("ERR Error running script").and_then(|rest| rest.split_once(": "))
-    else {
+    let wrapped = details.strip_prefix("ERR Error running script").and_then(|rest| rest.split_once(": "));
+    let mut said = wrapped.map_or(details, |(_, said)| said);
+    if wrapped.is_none() && !said.starts_with("@user_script:") {
         return details;
-    };
+    }
     while let Some((_, inner)) = said.strip_prefix("@user_script:").and_then(|rest| rest.split_once(": ")) {
         said = inner;
     }
@@ -105,6 +107,10 @@ mod tests {
         ] {
             let details = format!("{CALL}{}{said}", if twice { "@user_script: 1: " } else { "" });
             assert_eq!(verdict(&details), (kind, false), "{details}");
+            if twice {
+                let caught = format!("@user_script: 23: {said}");
+                assert_eq!(verdict(&caught), (kind, false), "{caught}");
+            }
         }
         // what a word further on says is nothing
         for said in ["ERR value is BUSY or not a READONLY integer", "@user_script: 1: Unknown Redis command, ASK MOVED"]

@@ -499,11 +499,14 @@ async fn f6_r27_a_freeze_longer_than_the_lease_is_told_before_anybody_else_has_t
 
 // --- not now ---
 
-const NOT_NOW: [(&str, StoreErrorKind); 6] = [
+const NOT_NOW: [(&str, StoreErrorKind); 9] = [
     ("LOADING Redis is loading the dataset in memory", StoreErrorKind::Loading),
     ("TRYAGAIN Multiple keys request during rehashing of slot", StoreErrorKind::TryAgain),
     ("READONLY You can't write against a read only replica.", StoreErrorKind::ReadOnly),
     ("BUSY Redis is busy running a script.", StoreErrorKind::Busy),
+    ("MOVED 866 127.0.0.1:7002", StoreErrorKind::Moved),
+    ("ASK 866 127.0.0.1:7002", StoreErrorKind::Moved),
+    ("NOREPLICAS Not enough good replicas to write.", StoreErrorKind::NoReplicas),
     ("CLUSTERDOWN The cluster is down", StoreErrorKind::ClusterDown),
     ("MASTERDOWN Link with MASTER is down and replica-serve-stale-data is set to 'no'.", StoreErrorKind::MasterDown),
 ];
@@ -516,9 +519,13 @@ async fn r102_r103_f27_refusals_for_now_are_absorbed_by_the_wait_and_typed_witho
     let lock = client.reentrant_lock("l").unwrap();
     // the scripts are known: no NOSCRIPT, which is answered with a second request
     lock.lock().await.unwrap().unlock().await.unwrap();
+    let is_fred = proxy.url().ends_with("wire=fred");
     for (refusal, kind) in NOT_NOW {
+        // fred gives this one to all who are under way
+        let in_doubt = is_fred && kind == StoreErrorKind::ClusterDown;
         proxy.each(Verb::Acquire, Action::Refuse(refusal));
         match lock.try_lock().await.unwrap_err() {
+            Error::Unconfirmed { source, .. } if in_doubt => assert_eq!(source.kind(), kind),
             Error::Store { lock, source, .. } => {
                 assert_eq!((lock.as_str(), source.kind(), source.may_have_executed()), ("l", kind, false));
             }
@@ -535,6 +542,8 @@ async fn r102_r103_f27_refusals_for_now_are_absorbed_by_the_wait_and_typed_witho
         assert!((wait..wait + SLACK).contains(&start.elapsed()), "{refusal}: {:?}", start.elapsed());
 
         let mut refusals = 3;
+        // the last attempt may still be on its way
+        client.idle().await;
         let before = proxy.count(Verb::Acquire);
         proxy.rule(move |request| {
             if request.verb() == Some(Verb::Acquire) && refusals > 0 {
@@ -547,8 +556,50 @@ async fn r102_r103_f27_refusals_for_now_are_absorbed_by_the_wait_and_typed_witho
         assert_eq!(proxy.count(Verb::Acquire) - before, 4, "{refusal}: three refusals and one answer");
         proxy.once(Verb::Release, Action::Refuse(refusal));
         guard.unlock().await.unwrap();
-        assert!(!server.exists("l"));
+        if in_doubt {
+            client.idle().await;
+        }
+        assert!(!server.exists("l"), "{refusal}");
         assert_eq!(client.stats().holds, 0);
+    }
+}
+
+/// fred ends the connection at this refusal, and gives it to all who are under way. What was executed must be settled.
+#[tokio::test]
+async fn what_was_executed_behind_clusterdown_is_not_taken_for_refused() {
+    for wire in ["own", "fred"] {
+        let server = Server::start();
+        let proxy = Proxy::start(&server);
+        let client = LockClient::connect(format!("redis://{}?wire={wire}", proxy.addr())).await.unwrap();
+        let [late, refused, executed] =
+            ["late", "refused", "executed"].map(|name| client.reentrant_lock(name).unwrap());
+        executed.lock().await.unwrap().unlock().await.unwrap();
+        proxy.rule(|request| match request.verb().map(|verb| (verb, request.keys()[0].as_str())) {
+            // keeps the answers behind it back, until all are under way
+            Some((Verb::Acquire, "late")) => Action::Late(Duration::from_millis(500)),
+            Some((Verb::Acquire, "refused")) => Action::Refuse("CLUSTERDOWN The cluster is down"),
+            _ => Action::Pass,
+        });
+        let before = proxy.count(Verb::Acquire);
+        let mut tries = Vec::new();
+        for lock in [late, refused, executed] {
+            let asked = before + tries.len() + 1;
+            tries.push(tokio::spawn(async move { lock.try_lock().await }));
+            eventually("it is under way", || async { proxy.count(Verb::Acquire) == asked }).await;
+        }
+        let executed = tries.pop().unwrap().await.unwrap();
+        match &executed {
+            Ok(guard) => assert!(wire == "own" && guard.is_some()),
+            Err(error) => {
+                assert!(wire == "fred" && matches!(error, Error::Unconfirmed { .. }), "{wire}: {error:?}");
+            }
+        }
+        drop(executed);
+        for attempt in tries {
+            drop(attempt.await);
+        }
+        client.idle().await;
+        assert_eq!((server.exists("executed"), server.exists("late")), (false, false), "{wire}");
     }
 }
 

@@ -224,11 +224,15 @@ impl Book {
     fn look_at_queues(&mut self) {
         for lock in (0..LOCKS).map(lock_name) {
             let waiting = words(&net::ask(0, &format!("LRANGE redisson_lock_queue:{{{lock}}} 0 -1")));
+            // a server that refuses scripts puts nobody out
+            let may_be_dead = !waiting.is_empty() && now() < self.last_disturbed + PATIENCE.as_nanos() as u64;
+            let dead = if may_be_dead { dead_waiters(0, &format!("{{{lock}}}")) } else { Vec::new() };
             let queue = self.queues.entry(lock).or_default();
             for waiter in waiting {
+                let is_new = dead.contains(&waiter);
                 let known = queue.entry(waiter).or_insert_with(|| (now(), now()));
-                // away for a look or longer: it has come anew
-                *known = (if known.1 + 50 * MILLI < now() { now() } else { known.0 }, now());
+                // away for a look or longer, or to be put out: it has come anew
+                *known = (if is_new || known.1 + 50 * MILLI < now() { now() } else { known.0 }, now());
             }
             queue.retain(|_, (_, until)| *until + SECOND > now());
         }
@@ -272,6 +276,22 @@ impl Book {
             self.tokens.insert(lock.into(), (token, who));
         }
     }
+}
+
+/// Those in the queue of this lock, braces and all, whose time is over by the server's clock.
+fn dead_waiters(server: usize, lock: &str) -> Vec<String> {
+    let time = words(&net::ask(server, "TIME"));
+    let [seconds, micros] = [0, 1].map(|part| time[part].parse::<u64>().expect("a number"));
+    let before = seconds * 1000 + micros / 1000;
+    words(&net::ask(server, &format!("ZRANGEBYSCORE nestlock_fair_seen:{lock} -inf ({before}")))
+}
+
+/// Whether everybody in the queue of this lock counts as gone.
+pub(crate) fn is_queue_dead(server: usize, lock: &str) -> bool {
+    let dead = dead_waiters(server, lock);
+    words(&net::ask(server, &format!("LRANGE redisson_lock_queue:{lock} 0 -1")))
+        .iter()
+        .all(|waiter| dead.contains(waiter))
 }
 
 pub(crate) fn lock_name(number: u64) -> String {

@@ -129,7 +129,7 @@ pub(crate) async fn run(plan: &Plan) {
             Some(("redisson_lock_token", _)) => false,
             // what came later than anybody waits for: whoever looks next puts it out
             Some(("redisson_lock_queue" | "redisson_lock_timeout" | "nestlock_fair_seen", lock)) => {
-                !is_queue_dead(server, lock)
+                !checks::is_queue_dead(server, lock)
             }
             _ => true,
         };
@@ -138,17 +138,6 @@ pub(crate) async fn run(plan: &Plan) {
             wrong(|| format!("server {server} still has {left:?}"));
         }
     }
-}
-
-/// Whether everybody in the queue of this lock counts as gone.
-fn is_queue_dead(server: usize, lock: &str) -> bool {
-    let time = words(&net::ask(server, "TIME"));
-    let now = time[0].parse::<u64>().expect("seconds") * 1000;
-    let waiting = words(&net::ask(server, &format!("LRANGE redisson_lock_queue:{lock} 0 -1")));
-    waiting.iter().all(|waiter| {
-        let until = words(&net::ask(server, &format!("ZSCORE nestlock_fair_seen:{lock} {waiter}")));
-        until.first().and_then(|until| until.parse::<f64>().ok()).is_some_and(|until| until < now as f64)
-    })
 }
 
 /// The strings of an answer.

@@ -285,6 +285,10 @@ impl NotConnected {
 fn classify(error: &FredError) -> Failure {
     let details = error.details();
     match error.kind() {
+        // fred ends the connection at it, and gives it to all who are under way, executed or not
+        _ if refusal::verdict(details).0 == StoreErrorKind::ClusterDown => {
+            Failure::Other(StoreErrorKind::ClusterDown, true, error.to_string())
+        }
         _ if refusal::is_known(details) => Failure::Refused(details.to_owned()),
         FredKind::Timeout => Failure::Late,
         FredKind::IO => Failure::Other(StoreErrorKind::Disconnected, true, error.to_string()),

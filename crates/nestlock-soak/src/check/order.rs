@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use super::{
     Violation,
-    records::{Op, Records},
+    records::{Op, Outcome, Records},
     weather::{Event, Place, slack},
 };
 use crate::{
@@ -22,12 +22,32 @@ const RECOVERY: u64 = 5 * SECOND / 2;
 
 /// Whoever asked this much later came later.
 const LATER: u64 = 250 * MILLI;
+/// Who gives up and asks again before the server was told keeps its place.
+const KEEPS_ITS_PLACE: u64 = 100 * MILLI;
 
 pub(crate) fn fair(records: &Records) -> Vec<Violation> {
-    let waits = |op: &&Op| {
-        let way = matches!(&*op.way, "bounded" | "unbounded" | "calm");
-        op.kind.is_fair() && way && op.parent.is_none() && op.got().is_some()
+    let asks = |op: &&Op| {
+        let way = matches!(&*op.way, "bounded" | "unbounded" | "cancelled" | "calm");
+        op.kind.is_fair() && way && op.parent.is_none()
     };
+    let mut asked = BTreeMap::<(&str, &str), Vec<&Op>>::new();
+    for op in records.ops.iter().filter(asks) {
+        asked.entry((&op.task, &op.locks[0])).or_default().push(op);
+    }
+    asked.values_mut().for_each(|ops| ops.sort_by_key(|op| op.call));
+    // since when its owner has asked, without a pause
+    let since = |op: &Op| {
+        let before = asked[&(&*op.task, &*op.locks[0])].iter().rev().skip_while(|other| other.call >= op.call);
+        let mut since = op.call;
+        for other in before {
+            match &other.end {
+                Some((end, Outcome::None | Outcome::Gone)) if *end + KEEPS_ITS_PLACE > since => since = other.call,
+                _ => break,
+            }
+        }
+        since
+    };
+    let waits = |op: &&Op| asks(op) && op.way != "cancelled" && op.got().is_some();
     let mut locks = BTreeMap::<&str, Vec<&Op>>::new();
     for op in records.ops.iter().filter(waits) {
         locks.entry(&op.locks[0]).or_default().push(op);
@@ -43,7 +63,7 @@ pub(crate) fn fair(records: &Records) -> Vec<Violation> {
         for (at, first) in ops.iter().enumerate() {
             let Some(got) = first.got() else { continue };
             let came_later = ops[at + 1..].iter().take_while(|later| later.call < got);
-            let mut overtook = came_later.filter(|later| later.call > first.call + LATER && later.got() < Some(got));
+            let mut overtook = came_later.filter(|later| since(later) > first.call + LATER && later.got() < Some(got));
             let Some(later) = overtook.next().filter(|_| fair_weather(first, got)) else { continue };
             found.push(Violation {
                 sort: "order",

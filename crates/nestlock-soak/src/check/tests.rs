@@ -212,6 +212,13 @@ fn a_fair_lock_given_out_of_turn_is_found() {
     assert_eq!(sorts(400, ""), ["order"]);
     assert_eq!(sorts(300, ""), [""; 0]);
     assert_eq!(sorts(400, "600 gap 300"), [""; 0]);
+    // who gives up and asks again at once keeps its place, and nobody who comes back later
+    let comes_again = |gave_up: u64| {
+        let wait = gave_up - 150;
+        let before = format!("150 call 0 s1g0c0t0 s1g0c0t0 fair f alone bounded {wait} - -\n{gave_up} none 0\n");
+        check(&[("s0g0", &hold("s0g0c0t0", 100, 900)), ("s1g0", &(before + &hold("s1g0c0t0", 400, 800)))])
+    };
+    assert_eq!((comes_again(390), comes_again(250)), (vec![], vec!["order"]));
 }
 
 #[test]
