@@ -65,6 +65,35 @@ kinds! {
     read_write: 200;
     fenced: 200;
     spin: 200;
+    multi: 100;
+    // one record, as a fair lock and as a reentrant one; few, since the one's release does not wake who waits for the other
+    rivals: 20;
+}
+
+/// Between the two no client of Redisson gets in, and the one that waits is told by whoever adopts.
+#[test]
+fn what_is_handed_over_is_nobody_elses_in_between() {
+    const ADOPTER: usize = 1;
+    let mut all = Sides::start(2, "");
+    for kind in ["reentrant", "fair", "fenced", "spin", "read", "write"] {
+        let name = format!("{kind}/moves-{kind}");
+        let barred = if kind == "read" { format!("write/moves-{kind}") } else { name.clone() };
+        all.does(NESTLOCK, &format!("acquire {name} {LONG} 0"), "acquired");
+        let waits = format!("acquire {barred} {LONG} {LONG}");
+        if kind == "spin" {
+            all.sides[REDISSON][0].ask(&waits)
+        } else {
+            all.waits(REDISSON, 0, &waits)
+        };
+        all.does(NESTLOCK, &format!("give {name} {LONG}"), "gave");
+        all.sides[REDISSON][1].does(&format!("acquire {barred} {LONG} 0"), "busy");
+        all.sides[NESTLOCK][ADOPTER].does(&format!("take {name}"), "took");
+        all.sides[REDISSON][1].does(&format!("acquire {barred} {LONG} 0"), "busy");
+        let free = all.sides[NESTLOCK][ADOPTER].does(&format!("release {name}"), "released");
+        assert!(all.sides[REDISSON][0].tells("acquired") > free, "{name}");
+        all.does(REDISSON, &format!("release {barred}"), "released");
+    }
+    all.nothing_left(&["redisson_lock_token:"]);
 }
 
 /// The check sees what it is there for.

@@ -2,7 +2,9 @@
 
 use std::{collections::HashMap, net::SocketAddr, process::Command, time::Duration};
 
-use nestlock::{AcquireOptions, Backoff, Error, Lock, LockClient, LockGuard, OwnerId, RedLockOptions, Result};
+use nestlock::{
+    AcquireOptions, Backoff, Error, HandOver, Lock, LockClient, LockGuard, OwnerId, RedLockOptions, Result,
+};
 use rand::{Rng, SeedableRng, rngs::StdRng};
 use tokio::sync::mpsc::{self, UnboundedReceiver};
 
@@ -111,6 +113,11 @@ impl State {
                     "spin" => client.spin_lock(name)?,
                     "read" => client.read_write_lock(name)?.read_lock(),
                     "write" => client.read_write_lock(name)?.write_lock(),
+                    "multi" => {
+                        let members = [1, 2].map(|member| client.reentrant_lock(format!("{name}:{member}")));
+                        let [first, second] = members;
+                        client.multi_lock([first?, second?])?
+                    }
                     _ => panic!("unknown kind {kind}"),
                 }
             }
@@ -142,9 +149,14 @@ impl State {
             reply => reply.text().parse::<u64>().expect("a count"),
         };
         for _ in 0..holds {
-            let either = name.strip_prefix("read_write/");
-            let shared = either.is_some() && random.random();
-            let name = either.map_or(name.to_owned(), |key| format!("{}/{key}", if shared { "read" } else { "write" }));
+            let (kind, key) = name.split_once('/').unwrap_or(("", name));
+            let side = random.random();
+            let shared = kind == "read_write" && side;
+            let name = match kind {
+                "read_write" => format!("{}/{key}", if side { "read" } else { "write" }),
+                "rivals" => format!("{}/{key}", if side { "fair" } else { "reentrant" }),
+                _ => name.to_owned(),
+            };
             let guard = self.take(&name, ttl, "60000", None).await?.expect("not busy for a minute");
             let start = monotonic_ns();
             let before = count();
@@ -178,6 +190,20 @@ impl State {
                 let adopted = Held::Adopted(OwnerId::from_value(words[2])?);
                 self.held.entry(name.into()).or_default().push(adopted);
                 self.say(format_args!("adopted {}", monotonic_ns()));
+            }
+            // by way of a key, in place of a message to the other process
+            "give" => {
+                let Some(Held::Guard(guard)) = self.held.get_mut(name).and_then(Vec::pop) else { panic!("no guard") };
+                let text = guard.hand_over(Duration::from_millis(number(2))).await?.to_text();
+                Wire::connect(self.first).expect("a connection").call(&["SET", "given", &text]).expect("an answer");
+                self.say(format_args!("gave {}", monotonic_ns()));
+            }
+            "take" => {
+                let text =
+                    Wire::connect(self.first).expect("a connection").call(&["GETDEL", "given"]).expect("an answer");
+                let guard = self.lock(name, false)?.adopt(&HandOver::from_text(text.text())?).await?;
+                self.held.entry(name.into()).or_default().push(Held::Guard(guard));
+                self.say(format_args!("took {}", monotonic_ns()));
             }
             "release" => {
                 let held = self.held.get_mut(name).and_then(Vec::pop);

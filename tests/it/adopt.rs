@@ -150,6 +150,45 @@ async fn the_givers_shutdown_leaves_it_alone() {
     guard.unlock().await.unwrap();
 }
 
+/// The text is all that is left of the giver, and the server comes back with what it had written down.
+#[tokio::test]
+async fn what_is_on_its_way_outlasts_a_restart_if_the_record_does() {
+    for persists in [true, false] {
+        let server = if persists {
+            Server::start_with(&["--appendonly", "yes", "--appendfsync", "always"])
+        } else {
+            Server::start()
+        };
+        let (a, b, c) = (server.client().await, server.client().await, server.client().await);
+        let mut texts = Vec::new();
+        for (_, here) in kinds(&a) {
+            texts.push(here.lock().await.unwrap().hand_over(KEEP).await.unwrap().to_text());
+        }
+        server.restart();
+        // else an adopt may have been lost with the connection: that is unconfirmed
+        for client in [&a, &b] {
+            let lock = client.reentrant_lock("reentrant").unwrap();
+            eventually("it is connected again", || async { lock.is_locked().await.is_ok() }).await;
+        }
+        for (((kind, here), (_, there)), text) in kinds(&a).into_iter().zip(kinds(&b)).zip(&texts) {
+            let on_its_way = HandOver::from_text(text).unwrap();
+            let adopted = there.adopt(&on_its_way).await;
+            if !persists {
+                assert!(matches!(adopted, Err(Error::NotHeld { .. })), "{kind}: {adopted:?}");
+                let back = here.adopt(&on_its_way).await;
+                assert!(matches!(back, Err(Error::NotHeld { .. })), "{kind}: {back:?}");
+                here.lock().await.unwrap().unlock().await.unwrap();
+                continue;
+            }
+            let guard = adopted.unwrap_or_else(|error| panic!("{kind}: {error}"));
+            let rival = rival(&c, kind, &kinds(&c).into_iter().find(|(name, _)| *name == kind).unwrap().1);
+            assert!(rival.try_lock().await.unwrap().is_none(), "{kind}: two hold it");
+            guard.unlock().await.unwrap_or_else(|error| panic!("{kind}: {error}"));
+        }
+        nothing_is_left(&server, &[&a, &b, &c]).await;
+    }
+}
+
 #[tokio::test]
 async fn what_cannot_move_is_held_as_before() {
     let server = Server::start();

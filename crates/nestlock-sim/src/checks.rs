@@ -32,6 +32,7 @@ struct Held {
     locks: Vec<String>,
     mode: Mode,
     guard: Arc<LockGuard>,
+    since: u64,
     /// It ends by itself.
     is_leased: bool,
     /// A loss was seen.
@@ -85,6 +86,8 @@ pub(crate) struct Book {
     pauses: BTreeMap<usize, u64>,
     /// The longest that something was under way to or from a process.
     longest: BTreeMap<usize, u64>,
+    /// When something of a process came late.
+    pub(crate) late: BTreeMap<usize, u64>,
     /// Until when holds of a lock may vanish.
     void_until: BTreeMap<String, u64>,
     /// Since when a lock is free, and waited for.
@@ -201,6 +204,13 @@ impl Book {
 
     pub(crate) fn is_void(&self, number: u64) -> bool {
         self.held.get(&number).is_some_and(|held| held.void_since.is_some())
+    }
+
+    /// Whether what came late may have set another count than the one that was asked for since: the record is this owner's
+    /// all the same, until it asks for none.
+    pub(crate) fn is_miscounted(&self, number: u64) -> bool {
+        let late = |held: &Held| self.late.get(&held.who.0).is_some_and(|late| *late > held.since);
+        self.held.get(&number).is_some_and(late)
     }
 
     /// A process is gone, and what it held in memory: nobody drops it.
@@ -353,6 +363,7 @@ pub(crate) fn enter(
             locks,
             mode,
             guard: Arc::clone(&guard),
+            since: now(),
             is_leased,
             was_lost: false,
             void_since: void.then_some(now()),

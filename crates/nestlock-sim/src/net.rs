@@ -266,6 +266,7 @@ impl Carrier {
                 while let Some(at) = self.up.next(with(|net| net.servers[self.server].paused_until)) {
                     sleep_until(at).await;
                     with(|net| net.late += 1);
+                    book(|book| _ = book.late.insert(self.process, now()));
                     let bytes = self.up.take(self.process);
                     self.serve("late >", &bytes);
                 }

@@ -431,7 +431,7 @@ impl Task {
         }
         does(self.who, Doing::Other("counts".into()));
         let counted = first.choice.lock.hold_count(&owner).await;
-        let is_void = book(|book| book.is_void(first.number));
+        let is_void = book(|book| book.is_void(first.number) || book.is_miscounted(first.number));
         if let Ok(counted) = counted
             && (counted as usize) != expected
             && !(counted as usize > expected && book(|book| book.is_disturbed(self.who.0)))

@@ -151,9 +151,10 @@ public final class Worker {
             Random random = new Random(Long.parseLong(seed));
             RBucket<String> count = redisson.getBucket(counter, StringCodec.INSTANCE);
             for (int hold = 0; hold < holds; hold++) {
-                boolean either = name.startsWith("read_write/");
-                boolean shared = either && random.nextBoolean();
-                RLock lock = lock(either ? name.replaceFirst("read_write", shared ? "read" : "write") : name);
+                boolean side = random.nextBoolean();
+                boolean shared = side && name.startsWith("read_write/");
+                RLock lock = lock(name.replaceFirst("^read_write", side ? "read" : "write")
+                        .replaceFirst("^rivals", side ? "fair" : "reentrant"));
                 Long token = take(lock, ttl, "60000");
                 long start = now();
                 if (token == null) {
@@ -186,6 +187,7 @@ public final class Worker {
             case "spin": return redisson.getSpinLock(key);
             case "read": return redisson.getReadWriteLock(key).readLock();
             case "write": return redisson.getReadWriteLock(key).writeLock();
+            case "multi": return redisson.getMultiLock(redisson.getLock(key + ":1"), redisson.getLock(key + ":2"));
             default: throw new IllegalArgumentException("unknown kind of " + name);
         }
     }
