@@ -72,7 +72,7 @@ package:
 
 # the simulation beside the rest: its time is virtual
 test: setup
-	$(MAKE) -j2 tests sim
+	@$(MAKE) sim & sim=$$!; $(MAKE) tests || { kill $$sim; exit 1; }; wait $$sim
 
 # ten at a time, since they mostly wait
 tests: export RUST_TEST_THREADS := 10

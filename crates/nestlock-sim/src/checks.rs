@@ -84,6 +84,8 @@ pub(crate) struct Book {
     disturbed: BTreeMap<usize, u64>,
     /// How often the user's part of a process was stopped.
     pauses: BTreeMap<usize, u64>,
+    /// The longest of these stops, by the world's clock.
+    longest_pause: BTreeMap<usize, u64>,
     /// The longest that something was under way to or from a process.
     longest: BTreeMap<usize, u64>,
     /// When something of a process came late.
@@ -170,6 +172,8 @@ impl Book {
     pub(crate) fn pause(&mut self, process: usize, until: u64) {
         self.last_disturbed = self.last_disturbed.max(until);
         *self.pauses.entry(process).or_default() += 1;
+        let longest = self.longest_pause.entry(process).or_default();
+        *longest = (*longest).max(until.saturating_sub(now()));
     }
 
     pub(crate) fn pauses(&self, process: usize) -> u64 {
@@ -460,11 +464,16 @@ fn look_for_free_locks(book: &mut Book, plan: &Plan) {
 
 /// How far a bounded wait may be overrun, by what the network has done to this process.
 pub(crate) fn slack(plan: &Plan, process: usize) -> u64 {
-    let longest = book(|book| book.longest.get(&process).copied()).unwrap_or_default();
+    let (longest, pause) = book(|book| {
+        [&book.longest, &book.longest_pause]
+            .map(|known| known.get(&process).copied().unwrap_or_default().min(TTL / 3))
+            .into()
+    });
     // several locks: one is waited for, then the others are asked, then what was got is released
     let steps = if plan.kind == Kind::Multi { 3 } else { 1 };
-    // a future that is not polled makes the round trip longer that is known, by twice and 40 ms; two of them; a quarter more
-    steps * (200 * MILLI + longest.min(TTL / 3) * 10)
+    // a future that is not polled makes the round trip longer that is known, by twice and 40 ms; two of them; a quarter more.
+    // So does a process that is stopped while an answer is under way
+    steps * (200 * MILLI + longest * 10 + pause)
 }
 
 /// The end: everything comes to one.
