@@ -480,6 +480,32 @@ async fn a_signal_that_a_stale_blpop_pops_is_handed_on() {
     prompt("the second is told", next).await.unwrap().unlock().await.unwrap();
 }
 
+/// The same, and another task of that client waits for the lock by now: the signal is for it. The simulator found a process
+/// that did not listen for 40 s.
+#[tokio::test]
+async fn a_signal_that_a_stale_blpop_pops_is_for_whoever_has_come_since() {
+    let server = Server::start();
+    let proxy = Proxy::start(&server);
+    proxy.rule(|request| if ends_a_blpop(request) { Action::Refuse("ERR not now") } else { Action::Pass });
+    let client = LockClient::builder().poll_cap(NEVER).connect(proxy.url()).await.unwrap();
+    for _ in 0..5 {
+        hold_by_hand(&server);
+        let gone = spawn_waiter(lock(&client));
+        waiting(&server, 1).await;
+        gone.abort();
+        eventually("the client has forgotten the lock", || async { client.stats().channels == 0 }).await;
+        let next = spawn_waiter(lock(&client));
+        eventually("it waits", || async { client.stats().channels == 1 }).await;
+        release_by_hand(&server);
+        prompt("it is told", next).await.unwrap().unlock().await.unwrap();
+        eventually("the client has forgotten the lock", || async { client.stats().channels == 0 }).await;
+        // ends the BLPOP that nobody needs any more
+        server.call(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
+        eventually("nobody waits", || async { server.blocked() == 0 }).await;
+        server.call(&["DEL", SIGNAL]);
+    }
+}
+
 /// P8: a reset wakes a waiter, also where nobody holds the lock, and what is left goes by itself.
 #[tokio::test]
 async fn p8_a_reset_wakes_a_waiter_and_leaves_nothing() {

@@ -137,7 +137,8 @@ impl Reader {
                     if asked.len() >= self.wanted.len() {
                         self.looked = Instant::now();
                     }
-                    return Ok(popped?.and_then(|list| asked.get(&list).cloned()));
+                    // somebody else may wait for it by now
+                    return Ok(popped?.and_then(|list| self.wanted.get(&list).or(asked.get(&list)).cloned()));
                 }
                 event = self.events.recv() => match event {
                     Some(event) => self.take_in(event),
