@@ -1,0 +1,34 @@
+//! The way to the server.
+
+use std::{fs, time::Duration};
+
+use nestlock::LockClient;
+
+use crate::{
+    Failure,
+    args::{Server, Unusable},
+};
+
+/// What is asked of a server that one knows to be there.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+
+impl Server {
+    fn url(&self) -> Result<String, Failure> {
+        if let Some(file) = &self.url_file {
+            let text = fs::read_to_string(file).map_err(|error| {
+                Unusable(format!("the file {} of --url-file cannot be read: {error}", file.display()))
+            })?;
+            return Ok(text.lines().next().unwrap_or_default().trim().to_owned());
+        }
+        Ok(self.url.clone().unwrap_or_else(|| "redis://127.0.0.1:6379".to_owned()))
+    }
+
+    /// Connects. `lease`: how long a hold lasts that is not renewed.
+    pub(crate) async fn connect(&self, lease: Option<Duration>) -> Result<LockClient, Failure> {
+        let mut builder = LockClient::builder().name_prefix(&self.prefix).connect_timeout(CONNECT_TIMEOUT);
+        if let Some(lease) = lease {
+            builder = builder.watchdog_timeout(lease);
+        }
+        Ok(builder.connect(self.url()?).await?)
+    }
+}

@@ -1,0 +1,40 @@
+//! The kinds of locks, by name.
+
+use clap::ValueEnum;
+use nestlock::{Lock, LockClient, Result};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Kind {
+    Reentrant,
+    NonReentrant,
+    Fair,
+    NonReentrantFair,
+    Fenced,
+    Spin,
+    Signal,
+    String,
+    Read,
+    Write,
+}
+
+impl Kind {
+    pub(crate) fn lock(self, client: &LockClient, name: &str) -> Result<Lock> {
+        match self {
+            Self::Reentrant => client.reentrant_lock(name),
+            Self::NonReentrant => client.non_reentrant_lock(name),
+            Self::Fair => client.fair_lock(name),
+            Self::NonReentrantFair => client.non_reentrant_fair_lock(name),
+            Self::Fenced => client.fenced_lock(name),
+            Self::Spin => client.spin_lock(name),
+            Self::Signal => client.signal_lock(name),
+            Self::String => client.string_lock(name),
+            Self::Read => Ok(client.read_write_lock(name)?.read_lock()),
+            Self::Write => Ok(client.read_write_lock(name)?.write_lock()),
+        }
+    }
+
+    /// As it is written on the command line.
+    pub(crate) fn name(self) -> String {
+        self.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
+    }
+}

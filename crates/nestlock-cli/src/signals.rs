@@ -1,0 +1,73 @@
+//! The signals that are passed on to the command, and those that end the wait for the lock.
+
+use std::{
+    io,
+    pin::Pin,
+    task::{Context, Poll},
+};
+
+use nix::sys::signal::Signal;
+use tokio::signal::unix::{self, SignalKind};
+
+/// Passed on. Of CHLD only the listener knows.
+const FORWARDED: [Signal; 8] = [
+    Signal::SIGHUP,
+    Signal::SIGINT,
+    Signal::SIGQUIT,
+    Signal::SIGTERM,
+    Signal::SIGUSR1,
+    Signal::SIGUSR2,
+    Signal::SIGWINCH,
+    Signal::SIGCONT,
+];
+
+/// Whether it asks the program to end.
+pub(crate) fn is_stop(signal: Signal) -> bool {
+    matches!(signal, Signal::SIGHUP | Signal::SIGINT | Signal::SIGQUIT | Signal::SIGTERM)
+}
+
+/// Listens from its making on.
+pub(crate) struct Signals {
+    forwarded: Vec<(Signal, unix::Signal)>,
+    child: unix::Signal,
+}
+
+impl Signals {
+    pub(crate) fn listen() -> io::Result<Self> {
+        let listen = |signal: Signal| Ok((signal, unix::signal(SignalKind::from_raw(signal as i32))?));
+        Ok(Self {
+            forwarded: FORWARDED.into_iter().map(listen).collect::<io::Result<_>>()?,
+            child: unix::signal(SignalKind::child())?,
+        })
+    }
+
+    /// The next one that was sent to this program. Cancel safe.
+    pub(crate) async fn next(&mut self) -> Signal {
+        std::future::poll_fn(|cx| self.poll(cx)).await
+    }
+
+    /// The next one that asks the program to end. Cancel safe.
+    pub(crate) async fn stop(&mut self) -> Signal {
+        loop {
+            let signal = self.next().await;
+            if is_stop(signal) {
+                return signal;
+            }
+        }
+    }
+
+    /// One of these two: a signal, or `None`, the command changed its state. Cancel safe.
+    pub(crate) async fn next_or_child(&mut self) -> Option<Signal> {
+        std::future::poll_fn(|cx| match self.poll(cx) {
+            Poll::Ready(signal) => Poll::Ready(Some(signal)),
+            Poll::Pending => Pin::new(&mut self.child).poll_recv(cx).map(|_| None),
+        })
+        .await
+    }
+
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Signal> {
+        let came =
+            self.forwarded.iter_mut().find_map(|(signal, stream)| stream.poll_recv(cx).is_ready().then_some(*signal));
+        came.map_or(Poll::Pending, Poll::Ready)
+    }
+}

@@ -1,0 +1,8 @@
+//! The program, as its users meet it: processes, signals, exit codes, a real server.
+#![allow(clippy::unwrap_used, unreachable_pub)]
+
+mod by_hand;
+mod exec;
+mod support;
+#[cfg(target_os = "linux")]
+mod terminal;

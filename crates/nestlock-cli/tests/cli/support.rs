@@ -1,0 +1,145 @@
+//! A server, a folder, and the program.
+
+use std::{
+    fs,
+    io::{Read, Write},
+    net::TcpStream,
+    path::PathBuf,
+    process::{Child, Command, Output, Stdio},
+    thread::sleep,
+    time::{Duration, Instant},
+};
+
+use nestlock_embedded::SpawnedServer;
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+use tempfile::TempDir;
+
+/// What must happen happens within this time, on a busy machine too.
+pub const PATIENCE: Duration = Duration::from_secs(20);
+
+pub struct World {
+    pub server: SpawnedServer,
+    folder: TempDir,
+}
+
+impl World {
+    pub fn new() -> Self {
+        Self { server: SpawnedServer::start().unwrap(), folder: tempfile::tempdir().unwrap() }
+    }
+
+    pub fn path(&self, file: &str) -> PathBuf {
+        self.folder.path().join(file)
+    }
+
+    /// The program with these arguments, in the folder. Its shell is `sh`.
+    pub fn nestlock(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_nestlock"));
+        command.args(args).current_dir(self.folder.path()).stdin(Stdio::null());
+        command.env("NESTLOCK_URL", self.server.url()).env("SHELL", "/bin/sh");
+        command
+    }
+
+    pub fn output(&self, args: &[&str]) -> Output {
+        self.nestlock(args).output().unwrap()
+    }
+
+    pub fn code(&self, args: &[&str]) -> i32 {
+        let output = self.output(args);
+        let errors = String::from_utf8_lossy(&output.stderr);
+        output.status.code().unwrap_or_else(|| panic!("{args:?} {:?} {errors}", output.status))
+    }
+
+    /// What the server answers, as it says it: few bytes, by one reading.
+    pub fn server_says(&self, words: &[&str]) -> String {
+        let mut connection = TcpStream::connect(self.server.addr()).unwrap();
+        let words = words.iter().map(|word| format!("${}\r\n{word}\r\n", word.len()));
+        let words: Vec<String> = words.collect();
+        connection.write_all(format!("*{}\r\n{}", words.len(), words.concat()).as_bytes()).unwrap();
+        let mut answer = [0; 4096];
+        let length = connection.read(&mut answer).unwrap();
+        String::from_utf8_lossy(&answer[..length]).into_owned()
+    }
+
+    /// Begins it, and waits until it has made this file.
+    pub fn begin(&self, args: &[&str], file: &str) -> Running {
+        let running = Running::of(self.nestlock(args));
+        self.text(file);
+        running
+    }
+
+    /// What is in a file, as soon as there is a line in it.
+    pub fn text(&self, file: &str) -> String {
+        let path = self.path(file);
+        let read = || fs::read_to_string(&path).ok().filter(|text| text.ends_with('\n'));
+        eventually(&format!("{file} is written"), || read().is_some());
+        read().unwrap().trim().to_owned()
+    }
+
+    pub fn pid(&self, file: &str) -> i32 {
+        self.text(file).parse().unwrap()
+    }
+
+    /// Lets those go on who wait for this file: `until go`.
+    pub fn make(&self, file: &str) {
+        fs::write(self.path(file), "\n").unwrap();
+    }
+
+    pub fn exists(&self, file: &str) -> bool {
+        self.path(file).exists()
+    }
+}
+
+/// A shell's way to wait for a file.
+pub fn until(file: &str) -> String {
+    format!("while [ ! -e {file} ]; do sleep 0.02; done")
+}
+
+/// A run of the program. It is ended when dropped.
+pub struct Running(Child);
+
+impl Running {
+    pub fn of(mut command: Command) -> Self {
+        Self(command.stderr(Stdio::null()).spawn().unwrap())
+    }
+
+    pub fn send(&self, signal: Signal) {
+        kill(Pid::from_raw(self.0.id().cast_signed()), signal).unwrap();
+    }
+
+    pub fn code(mut self) -> Option<i32> {
+        eventually("it ends", || self.0.try_wait().unwrap().is_some());
+        self.0.wait().unwrap().code()
+    }
+
+    pub fn is_running(&mut self) -> bool {
+        self.0.try_wait().unwrap().is_none()
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// What has ended and was not asked about yet is not alive.
+pub fn is_alive(pid: i32) -> bool {
+    let is_over = || fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| stat.contains(") Z "));
+    kill(Pid::from_raw(pid), None).is_ok() && !is_over()
+}
+
+pub fn eventually(what: &str, is_so: impl FnMut() -> bool) {
+    within(PATIENCE, what, is_so);
+}
+
+pub fn within(limit: Duration, what: &str, mut is_so: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !is_so() {
+        assert!(start.elapsed() < limit, "not within {limit:?}: {what}");
+        sleep(Duration::from_millis(10));
+    }
+}
