@@ -10,14 +10,14 @@ BUILD    := $(CARGO) build --quiet --workspace $(FEATURES) --bins --examples
 BUILT    := $${CARGO_TARGET_DIR:-target}/debug
 SUDO     := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 
-.PHONY: help setup components check lint api api-record package test tests test-fred mutants mutants-few sim sim-long soak interop bench peers peers-red demo ci
+.PHONY: help setup components check lint api api-record package test test-fred mutants mutants-few sim sim-long soak interop bench peers peers-red demo ci
 
 help:
 	@echo 'make setup   install redis-server if there is no server program'
 	@echo 'make check   format, clippy, docs, the public API and packaging, warnings denied'
 	@echo 'make api-record  writes api.txt, which check holds the public API against'
 	@echo 'make lint    of these the format, clippy and docs'
-	@echo 'make test    setup, then every test: on a real server, then on the embedded one; the simulation beside them'
+	@echo 'make test    setup, then every test: on a real server, then on the embedded one'
 	@echo 'make test-fred    the same tests over the client of the fred crate, on a real server'
 	@echo 'make mutants known defects, one after the other, and who notices: MUTANTS=all WAYS="models sim soak it" SEEDS=60; hours'
 	@echo 'make mutants-few  a handful of them, each of which 5 seeds of the simulator must find'
@@ -70,15 +70,12 @@ api-record:
 package:
 	$(CARGO) package --allow-dirty
 
-# the simulation beside the rest: its time is virtual
-test: setup
-	@$(MAKE) sim & sim=$$!; $(MAKE) tests || { kill $$sim; exit 1; }; wait $$sim
-
 # ten at a time, since they mostly wait
-tests: export RUST_TEST_THREADS := 10
-tests: setup
+test: export RUST_TEST_THREADS := 10
+test: setup
 	NESTLOCK_TEST_SERVER=real $(CARGO) test --workspace $(FEATURES)
 	NESTLOCK_TEST_SERVER=embedded $(CARGO) test --workspace $(FEATURES) --test it
+	$(MAKE) sim
 
 test-fred: export RUST_TEST_THREADS := 10
 test-fred: setup
@@ -87,7 +84,7 @@ test-fred: setup
 # a failing seed says how to replay it: crates/nestlock-sim/README.md
 SEEDS ?= 200
 sim:
-	nice $(CARGO) run --release --quiet -p nestlock-sim -- seeds=$(SEEDS)
+	$(CARGO) run --release --quiet -p nestlock-sim -- seeds=$(SEEDS)
 
 sim-long:
 	$(MAKE) sim SEEDS=20000

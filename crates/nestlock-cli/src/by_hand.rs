@@ -8,6 +8,7 @@ use serde_json::json;
 use crate::{
     Failure,
     args::{Extend, Force, Release, Server, Unusable, Who},
+    say,
 };
 
 /// There was nothing to tell, or to do.
@@ -35,7 +36,7 @@ fn ttl(remaining: Option<Duration>) -> String {
 
 fn tell(what: &str, name: &str, found: &Inspection) {
     for (owner, holds) in &found.holders {
-        println!("{what} {name} {owner} {holds} {}", ttl(found.remaining));
+        say(format_args!("{what} {name} {owner} {holds} {}", ttl(found.remaining)));
     }
 }
 
@@ -48,13 +49,10 @@ pub(crate) async fn who(server: &Server, who: &Who) -> Result<u8, Failure> {
         let holders: Vec<_> =
             holders.map(|(owner, holds)| json!({ "owner": owner.to_string(), "holds": holds })).collect();
         let ttl = found.as_ref().and_then(|found| found.remaining).map(|ttl| ttl.as_millis() as u64);
-        println!(
-            "{}",
-            json!({ "v": 1, "name": lock.name(), "kind": who.kind.name(), "holders": holders, "ttl_ms": ttl })
-        );
+        say(json!({ "v": 1, "name": lock.name(), "kind": who.kind.name(), "holders": holders, "ttl_ms": ttl }));
     } else if let Some(found) = &found {
         for (owner, holds) in &found.holders {
-            println!("{owner} {holds} {}", ttl(found.remaining));
+            say(format_args!("{owner} {holds} {}", ttl(found.remaining)));
         }
     }
     Ok(if found.is_some() { 0 } else { NOBODY })
@@ -71,7 +69,7 @@ pub(crate) async fn force(server: &Server, force: &Force) -> Result<u8, Failure>
                 return Ok(NOBODY);
             }
         }
-        println!("freed {} {owner}", force.name);
+        say(format_args!("freed {} {owner}", force.name));
         return Ok(0);
     }
     let freed = lock.force_unlock().await?;

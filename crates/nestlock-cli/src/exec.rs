@@ -56,7 +56,12 @@ pub(crate) async fn run(server: &Server, exec: &Exec) -> Result<u8, Failure> {
             return Ok(stopped(signal));
         }
     };
-    let code = command(&lock, kind, &hold, exec, grace, &mut signals).await;
+    // nothing is begun after it was told to stop
+    let code = tokio::select! {
+        biased;
+        signal = signals.stop() => Ok(Some(stopped(signal))),
+        () = std::future::ready(()) => command(&lock, kind, &hold, exec, grace, &mut signals).await,
+    };
     let kept = hold.give_back().await;
     let _ = client.shutdown().await;
     match (code?, kept) {
@@ -139,6 +144,8 @@ impl Hold {
             Self::Own(guard) => {
                 alive.until = Instant::now() + guard.remaining();
                 tokio::select! {
+                    // first: what is known to be lost has no time left
+                    biased;
                     error = guard.lost() => Err(error),
                     () = tokio::time::sleep(LOOK) => {
                         alive.until = Instant::now() + guard.remaining();

@@ -1,5 +1,5 @@
 //! `nestlock`: distributed locks on Redis and Valkey, on the command line. See README.md.
-#![allow(clippy::print_stdout, clippy::print_stderr, reason = "it is a program")]
+#![allow(clippy::print_stderr, reason = "it is a program")]
 
 mod args;
 mod by_hand;
@@ -9,7 +9,7 @@ mod exec;
 mod kind;
 mod signals;
 
-use std::process::ExitCode;
+use std::{io::Write, process::ExitCode};
 
 use args::{Args, Command};
 use clap::Parser;
@@ -55,3 +55,12 @@ fn main() -> ExitCode {
 
 /// What ends the program: an error that is told, and answered with [`FAILED`], or [`USAGE`].
 type Failure = Box<dyn std::error::Error>;
+
+/// A line of output. Whoever reads may have enough of it.
+fn say(line: impl std::fmt::Display) {
+    if let Err(error) = writeln!(std::io::stdout(), "{line}") {
+        let is_enough = error.kind() == std::io::ErrorKind::BrokenPipe;
+        // as a program that the signal ended
+        std::process::exit(if is_enough { 128 + nix::sys::signal::Signal::SIGPIPE as i32 } else { FAILED.into() });
+    }
+}

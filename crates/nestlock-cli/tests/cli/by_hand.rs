@@ -1,5 +1,7 @@
 //! `who`, `force`, `release`, `extend`.
 
+use std::process::Stdio;
+
 use crate::support::{World, until};
 
 fn said(world: &World, args: &[&str]) -> (Option<i32>, String) {
@@ -47,4 +49,16 @@ fn a_lock_of_another_kind_is_told_and_left_alone() {
     assert_eq!(world.server_says(&["SET", "l", "text"]), "+OK\r\n");
     assert_eq!(said(&world, &["force", "l"]).0, Some(125));
     assert_eq!(world.server_says(&["GET", "l"]), "$4\r\ntext\r\n");
+}
+
+/// As `nestlock who l | true`: no word of it, and no panic.
+#[test]
+fn whoever_reads_may_have_enough() {
+    let world = World::new();
+    let line = format!("echo held > held; {}", until("go"));
+    let _holder = world.begin(&["exec", "l", "-c", &line], "held");
+    let mut who = world.nestlock(&["who", "l"]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    drop(who.stdout.take());
+    let output = who.wait_with_output().unwrap();
+    assert_eq!((output.status.code(), String::from_utf8(output.stderr).unwrap()), (Some(141), String::new()));
 }
