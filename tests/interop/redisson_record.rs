@@ -81,10 +81,10 @@ fn what_is_handed_over_is_nobody_elses_in_between() {
         all.does(NESTLOCK, &format!("acquire {name} {LONG} 0"), "acquired");
         let waits = format!("acquire {barred} {LONG} {LONG}");
         if kind == "spin" {
-            all.sides[REDISSON][0].ask(&waits)
+            all.sides[REDISSON][0].ask(&waits);
         } else {
-            all.waits(REDISSON, 0, &waits)
-        };
+            all.waits(REDISSON, 0, &waits);
+        }
         all.does(NESTLOCK, &format!("give {name} {LONG}"), "gave");
         all.sides[REDISSON][1].does(&format!("acquire {barred} {LONG} 0"), "busy");
         all.sides[NESTLOCK][ADOPTER].does(&format!("take {name}"), "took");

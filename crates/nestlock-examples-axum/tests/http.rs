@@ -147,14 +147,10 @@ async fn a_client_that_goes_away_in_the_midst_of_a_body_releases() {
 
 #[tokio::test]
 async fn a_handler_that_panics_releases() {
-    let router = Router::new().route(
-        "/",
-        any(|| async {
-            if true {
-                panic!("of the handler's")
-            }
-        }),
-    );
+    async fn panics() -> &'static str {
+        panic!("of the handler's")
+    }
+    let router = Router::new().route("/", any(panics));
     for finish in [false, true] {
         let app = App::serve(router.clone(), |layer| if finish { layer.finish() } else { layer }).await;
         assert_eq!(read_all(app.send(&format!("GET / HTTP/1.1\r\n{CLOSE}")).await).await, "");

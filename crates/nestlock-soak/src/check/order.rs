@@ -34,7 +34,9 @@ pub(crate) fn fair(records: &Records) -> Vec<Violation> {
     for op in records.ops.iter().filter(asks) {
         asked.entry((&op.task, &op.locks[0])).or_default().push(op);
     }
-    asked.values_mut().for_each(|ops| ops.sort_by_key(|op| op.call));
+    for ops in asked.values_mut() {
+        ops.sort_by_key(|op| op.call);
+    }
     // since when its owner has asked, without a pause
     let since = |op: &Op| {
         let before = asked[&(&*op.task, &*op.locks[0])].iter().rev().skip_while(|other| other.call >= op.call);
