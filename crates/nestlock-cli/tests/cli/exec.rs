@@ -219,11 +219,11 @@ fn who_goes_along_keeps_the_hold_and_hears_of_its_loss() {
     let world = World::new();
     let nestlock = env!("CARGO_BIN_EXE_nestlock");
     let inner = format!("trap 'echo told > told; exit 0' TERM; echo > ready; {}", until("go"));
-    let line = format!("{nestlock} exec l --lease 1500ms -c \"{inner}\"; echo $? > code");
-    let outer = world.begin(&["exec", "l", "--lease", "1500ms", "-c", &line], "ready");
+    let line = format!("{nestlock} exec l --lease 3s -c \"{inner}\"; echo $? > code");
+    let outer = world.begin(&["exec", "l", "--lease", "3s", "-c", &line], "ready");
     outer.send(Signal::SIGSTOP);
     let start = Instant::now();
-    while start.elapsed() < Duration::from_secs(4) {
+    while start.elapsed() < Duration::from_secs(6) {
         assert_eq!(world.code(&["who", "l"]), 0, "lost after {:?}", start.elapsed());
     }
     assert_eq!(world.code(&["force", "l"]), 0);
