@@ -89,13 +89,20 @@ pub(crate) struct Exec {
     pub(crate) program: Vec<OsString>,
 }
 
+/// Which lock.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Who {
+pub(crate) struct Named {
     /// The lock
     pub(crate) name: String,
     /// Of which kind the lock is
     #[arg(long, default_value = "reentrant")]
     pub(crate) kind: Kind,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Who {
+    #[command(flatten)]
+    pub(crate) named: Named,
     /// One JSON object
     #[arg(long)]
     pub(crate) json: bool,
@@ -103,11 +110,8 @@ pub(crate) struct Who {
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Force {
-    /// The lock
-    pub(crate) name: String,
-    /// Of which kind the lock is
-    #[arg(long, default_value = "reentrant")]
-    pub(crate) kind: Kind,
+    #[command(flatten)]
+    pub(crate) named: Named,
     /// Only what this owner holds: its holds are given back one by one
     #[arg(long, value_name = "OWNER")]
     pub(crate) if_owner: Option<String>,
@@ -115,11 +119,8 @@ pub(crate) struct Force {
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Release {
-    /// The lock
-    pub(crate) name: String,
-    /// Of which kind the lock is
-    #[arg(long, default_value = "reentrant")]
-    pub(crate) kind: Kind,
+    #[command(flatten)]
+    pub(crate) named: Named,
     /// Whose hold it is, as `who` tells it
     #[arg(long)]
     pub(crate) owner: String,
@@ -127,14 +128,11 @@ pub(crate) struct Release {
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Extend {
-    /// The lock
-    pub(crate) name: String,
+    #[command(flatten)]
+    pub(crate) named: Named,
     /// For at least so long from now on: 500ms, 10s, 2m
     #[arg(value_parser = duration)]
     pub(crate) lease: Duration,
-    /// Of which kind the lock is
-    #[arg(long, default_value = "reentrant")]
-    pub(crate) kind: Kind,
     /// Whose hold it is, as `who` tells it
     #[arg(long)]
     pub(crate) owner: String,

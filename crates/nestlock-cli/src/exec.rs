@@ -109,13 +109,16 @@ enum Hold {
         lock: Lock,
         owner: OwnerId,
         lease: Duration,
+        /// When it was asked for.
+        asked: Instant,
     },
 }
 
 async fn hold(lock: &Lock, above: Option<Above>, exec: &Exec) -> nestlock::Result<Option<Hold>> {
     if let Some(Above(owner)) = above {
+        let asked = Instant::now();
         match lock.extend(&owner, exec.lease).await {
-            Ok(()) => return Ok(Some(Hold::Theirs { lock: lock.clone(), owner, lease: exec.lease })),
+            Ok(()) => return Ok(Some(Hold::Theirs { lock: lock.clone(), owner, lease: exec.lease, asked })),
             // it is over: as if there was none
             Err(Error::NotHeld { .. } | Error::Lost { .. }) => {}
             Err(error) => return Err(error),
@@ -138,35 +141,38 @@ impl Hold {
         }
     }
 
-    /// Keeps it alive, and says until when it is: returns when that has changed, or an error when it was lost.
-    async fn keep(&self, alive: &mut Alive) -> Result<(), Error> {
+    /// As it was acquired.
+    fn begun(&self) -> Alive {
+        let now = Instant::now();
         match self {
-            Self::Own(guard) => {
-                alive.until = Instant::now() + guard.remaining();
-                tokio::select! {
-                    // first: what is known to be lost has no time left
-                    biased;
-                    error = guard.lost() => Err(error),
-                    () = tokio::time::sleep(LOOK) => {
-                        alive.until = Instant::now() + guard.remaining();
-                        Ok(())
-                    }
-                }
-            }
-            Self::Theirs { lock, owner, lease } => {
+            Self::Own(guard) => Alive { until: now + guard.remaining(), asked: now },
+            Self::Theirs { lease, asked, .. } => Alive { until: *asked + *lease, asked: *asked },
+        }
+    }
+
+    /// Keeps it alive for a while, and says until when it is; or how it was lost.
+    async fn keep(&self, alive: Alive) -> Result<Alive, Error> {
+        match self {
+            Self::Own(guard) => tokio::select! {
+                // first: what is known to be lost has no time left
+                biased;
+                error = guard.lost() => Err(error),
+                () = tokio::time::sleep(LOOK) => Ok(Alive { until: Instant::now() + guard.remaining(), ..alive }),
+            },
+            Self::Theirs { lock, owner, lease, .. } => {
                 let pause = (alive.asked + *lease / 3).saturating_duration_since(Instant::now());
                 if !pause.is_zero() {
                     tokio::time::sleep(pause.min(LOOK)).await;
-                    return Ok(());
+                    return Ok(alive);
                 }
                 let asked = Instant::now();
                 match lock.extend(owner, *lease).await {
-                    Ok(()) => (alive.asked, alive.until) = (asked, asked + *lease),
+                    Ok(()) => return Ok(Alive { until: asked + *lease, asked }),
                     Err(error @ (Error::NotHeld { .. } | Error::Lost { .. })) => return Err(error),
                     // again, for as long as it lives
                     Err(_) => tokio::time::sleep(LOOK.min(*lease / 10)).await,
                 }
-                Ok(())
+                Ok(alive)
             }
         }
     }
@@ -180,6 +186,7 @@ impl Hold {
 }
 
 /// Until when the hold may be relied on.
+#[derive(Clone, Copy)]
 struct Alive {
     until: Instant,
     /// When the last question was sent that was answered.
@@ -217,8 +224,9 @@ async fn command(
     let shell = |line: &OsString| vec![shell(), "-c".into(), line.clone()];
     let program = exec.line.as_ref().map_or_else(|| exec.program.clone(), shell);
     let mut child = Child::begin(&program, variables(lock, kind, hold))?;
-    let now = Instant::now();
-    let mut alive = Alive { until: now + exec.lease, asked: now };
+    let mut alive = hold.begun();
+    // not begun anew while it waits for an answer, however long that takes
+    let mut keeping = Box::pin(hold.keep(alive));
     let (mut ending, mut last_stop, mut is_known) = (Ending::default(), None::<Instant>, true);
     let code = loop {
         match child.change()? {
@@ -245,9 +253,15 @@ async fn command(
                 }
                 None => {}
             },
-            kept = hold.keep(&mut alive), if is_known => if let Err(error) = kept {
-                is_known = false;
-                ending.of_loss(&child, Instant::now() + grace, &error.to_string());
+            kept = &mut keeping, if is_known => match kept {
+                Ok(kept) => {
+                    alive = kept;
+                    keeping.set(hold.keep(alive));
+                }
+                Err(error) => {
+                    is_known = false;
+                    ending.of_loss(&child, Instant::now() + grace, &error.to_string());
+                }
             },
             () = tokio::time::sleep(next.saturating_duration_since(now).clamp(LEFT, LOOK)) => {}
         }
