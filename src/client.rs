@@ -4,8 +4,10 @@ use std::{sync::Arc, time::Duration};
 
 #[cfg(doc)]
 use crate::error::Error;
+#[cfg(feature = "metrics")]
+use crate::meter::Meter;
 use crate::{
-    engine::{self, Anchor, Kind},
+    engine::{self, Anchor, ClientStats, Kind},
     error::Result,
     keys::LockName,
     lock::{
@@ -482,8 +484,7 @@ impl LockClient {
     /// What this client keeps in memory for its locks. For tests and metrics.
     #[must_use]
     pub fn stats(&self) -> ClientStats {
-        let (holds, channels, settling) = self.anchor.residue();
-        ClientStats { holds, channels, settling }
+        self.anchor.stats()
     }
 }
 
@@ -513,18 +514,6 @@ impl Maintenance<'_> {
         let lock_of = |key: &str| Signal::of_record(key).map(|lock| Arc::new(lock) as Arc<dyn Kind>);
         self.client.anchor.force_unlock_all(&pattern, lock_of).await
     }
-}
-
-/// What a [`LockClient`] keeps in memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct ClientStats {
-    /// Pairs of lock and owner that are held, being acquired or being released, or were handed over and are renewed.
-    pub holds: usize,
-    /// Channels subscribed to and lists waited for: locks that somebody of this client waits for, or did a moment ago.
-    pub channels: usize,
-    /// Releases and cancellations that the background thread has still to settle with the server.
-    pub settling: usize,
 }
 
 /// Configures a [`LockClient`].
@@ -612,6 +601,33 @@ impl LockClientBuilder {
     /// Which client carries requests and messages. Default [`Wire::Own`].
     pub fn wire(mut self, wire: Wire) -> Self {
         self.config.wire = wire;
+        self
+    }
+
+    /// What this program is called in the names of its connections, `nestlock:<application>:<host>:<process>:<client>`, which
+    /// the server's CLIENT LIST and `nestlock who` show. Default: the name of its executable. Characters that have no place there
+    /// become `-`.
+    pub fn application(mut self, name: impl Into<String>) -> Self {
+        self.config.application = Some(name.into());
+        self
+    }
+
+    /// Which locks are counted together: the label `class` of what is measured. The function is given a lock's name, with the
+    /// prefix, and is called with each event, so that it must be quick. A name itself is no class: after 256 pairs of
+    /// kind and class, all others are `other`. Default: `all`.
+    ///
+    /// ```no_run
+    /// # async fn example() -> nestlock::Result<()> {
+    /// let client = nestlock::LockClient::builder()
+    ///     .metrics_class(|lock| if lock.starts_with("order:") { "orders" } else { "rest" })
+    ///     .connect("redis://127.0.0.1:6379")
+    ///     .await?;
+    /// # let _ = client; Ok(())
+    /// # }
+    /// ```
+    #[cfg(feature = "metrics")]
+    pub fn metrics_class(mut self, class: fn(&str) -> &'static str) -> Self {
+        self.config.meter = Meter::of_classes(class);
         self
     }
 

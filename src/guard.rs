@@ -118,6 +118,14 @@ impl LockGuard {
         }
     }
 
+    /// Whether its owner had the lock already.
+    pub(crate) fn is_re_entry(&self) -> bool {
+        match &self.inner {
+            Inner::One(single) => single.ticket.as_ref().is_some_and(|ticket| ticket.generation.books().count > 1),
+            Inner::Several(_) => false,
+        }
+    }
+
     /// Releases this hold, and waits until the server has done so. A multi-lock releases all members, and reports the
     /// first failure.
     ///

@@ -11,8 +11,10 @@ mod hand_over;
 mod keys;
 mod lock;
 mod log;
+mod meter;
 mod options;
 mod owner;
+pub mod permissions;
 mod rlock;
 mod store;
 mod sync;
@@ -24,7 +26,8 @@ pub use fred;
 #[cfg(feature = "fred-config")]
 pub use crate::store::Endpoint;
 pub use crate::{
-    client::{ClientStats, LockClient, LockClientBuilder, Maintenance},
+    client::{LockClient, LockClientBuilder, Maintenance},
+    engine::ClientStats,
     error::{Error, LossReason, NodeAnswer, NodeSaid, Result, StoreError, StoreErrorKind},
     guard::LockGuard,
     hand_over::HandOver,

@@ -5,6 +5,7 @@ use std::{num::NonZeroU32, time::Duration};
 use crate::{
     clock::Instant,
     error::{Error, Result},
+    meter::Meter,
     owner::OwnerId,
 };
 
@@ -275,6 +276,8 @@ pub(crate) struct Config {
     pub(crate) max_name_len: usize,
     pub(crate) max_holds: u32,
     pub(crate) wire: Wire,
+    pub(crate) application: Option<String>,
+    pub(crate) meter: Meter,
 }
 
 impl Default for Config {
@@ -290,6 +293,8 @@ impl Default for Config {
             max_name_len: 1024,
             max_holds: u32::MAX,
             wire: Wire::default(),
+            application: None,
+            meter: Meter::default(),
         }
     }
 }

@@ -40,6 +40,8 @@ use crate::error::Error;
 const NOBODY: &str = "handed-over";
 /// The longest name that [`LockClient::owner`](crate::LockClient::owner) takes, in bytes.
 const MAX_NAME: usize = 128;
+/// Of the name of a connection, the longest application or host.
+const MAX_NAME_PART: usize = 64;
 /// The longest text of the user's choice, in bytes.
 const MAX_VALUE: usize = 1024;
 
@@ -80,6 +82,32 @@ impl ClientId {
     pub(crate) fn as_str(&self) -> &str {
         &self.0
     }
+}
+
+/// What the connections of a client are called: `nestlock:<application>:<host>:<process>:<client>`. It is read from the right.
+pub(crate) fn connection_name(application: Option<&str>, client: &ClientId) -> String {
+    let of_executable = || {
+        let path = std::env::current_exe().ok()?;
+        Some(path.file_stem()?.to_string_lossy().into_owned())
+    };
+    let application = application.map(str::to_owned).or_else(of_executable).unwrap_or_default();
+    let part = |text: &str| {
+        // what the server takes in a name, and what is a mark here
+        let plain = |letter| if letter == ':' || !char::is_ascii_graphic(&letter) { '-' } else { letter };
+        let text: String = text.chars().map(plain).take(MAX_NAME_PART).collect();
+        if text.is_empty() { "-".to_owned() } else { text }
+    };
+    format!("nestlock:{}:{}:{}:{}", part(&application), part(&host()), std::process::id(), client.as_str())
+}
+
+#[cfg(any(target_os = "linux", target_os = "android", target_vendor = "apple"))]
+fn host() -> String {
+    nix::unistd::gethostname().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
+}
+
+#[cfg(not(any(target_os = "linux", target_os = "android", target_vendor = "apple")))]
+fn host() -> String {
+    std::env::var("HOSTNAME").or_else(|_| std::env::var("COMPUTERNAME")).unwrap_or_default()
 }
 
 /// Who holds a lock, as it is in the lock record: `<client uuid>:<task>`.
@@ -307,6 +335,19 @@ mod tests {
         for bad in ["", "a", "a:b", "0a1b2c3d-0000-0000-0000-000000000000:", "0a1b2c3d-0000-0000-0000-000000000000"] {
             assert!(bad.parse::<OwnerId>().is_err(), "{bad:?}");
         }
+    }
+
+    #[test]
+    fn a_connection_is_called_by_what_the_server_takes() {
+        let client = ClientId::random();
+        let name = connection_name(Some("my app: ä\n"), &client);
+        let parts: Vec<&str> = name.split(':').collect();
+        assert_eq!(parts[..2], ["nestlock", "my-app----"]);
+        assert_eq!(parts[3..], [&*std::process::id().to_string(), client.as_str()]);
+        assert!(name.bytes().all(|byte| byte.is_ascii_graphic()), "{name}");
+        assert!(connection_name(Some(&"x".repeat(999)), &client).len() < 256);
+        assert!(connection_name(None, &client).starts_with("nestlock:nestlock-"), "this executable's");
+        assert!(connection_name(Some(""), &client).starts_with("nestlock:-:"));
     }
 
     #[test]

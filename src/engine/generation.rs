@@ -11,11 +11,17 @@ use std::{
 };
 
 use tokio::sync::Notify;
+use tracing::Level;
 
-use super::lease::{Lease, Millis};
+use super::{
+    kind::Kind,
+    lease::{Lease, Millis},
+};
 use crate::{
     clock::Instant,
     error::{LossReason, StoreErrorKind},
+    log,
+    meter::{self, HoldEnd, Meter},
     owner::OwnerId,
 };
 
@@ -26,6 +32,8 @@ pub(crate) struct Generation {
     pub(crate) owner: OwnerId,
     /// One fencing token for all holds, if the kind of the first has one.
     pub(crate) token: Option<NonZeroU64>,
+    /// When it was asked for.
+    pub(crate) since: Instant,
     books: Mutex<Books>,
     /// Told when it ends. Never while a mutex is held: wakers are the user's code.
     pub(crate) ended: Notify,
@@ -174,6 +182,7 @@ impl Generation {
         Arc::new(Self {
             owner,
             token: grant.token,
+            since: grant.sent,
             books: Mutex::new(Books {
                 count: 0,
                 guards: 0,
@@ -210,6 +219,29 @@ impl Generation {
             books.renew_by(grant.sent + period.duration());
         }
         Ticket { generation: Arc::clone(self), watch, is_left: AtomicBool::new(false) }
+    }
+
+    /// Tells its guards that it has ended, and whoever counts. `lost`: why, and how many holds its guards had.
+    pub(crate) fn tell_end(&self, kind: &Arc<dyn Kind>, meter: Meter, lost: Option<(LossReason, u32)>) {
+        self.ended.notify_waiters();
+        if let Some((reason, holds)) = lost {
+            log::later!(WARN, lock = kind.name(), owner = self.owner, holds = holds, reason = reason; "lock lost");
+        }
+        if !meter::IS_ON && !log::is_heard(Level::DEBUG) {
+            return;
+        }
+        let end = match (lost, self.books().end) {
+            (Some((reason, _)), _) => HoldEnd::Lost(reason),
+            // nobody was left to lose it
+            (None, Some(End::Lost(_))) => HoldEnd::Forgotten,
+            (None, _) => HoldEnd::Released,
+        };
+        let held = self.since.elapsed();
+        meter.hold(kind.of(), end, held);
+        log::later!(
+            DEBUG, lock = kind.name(), kind = kind.about().label, owner = self.owner, held_ms = held.as_millis(),
+            end = end.name(); "hold ended"
+        );
     }
 
     /// How much longer it may be relied on; `Err`: no longer.
@@ -297,9 +329,15 @@ mod tests {
     impl Generation {
         /// Another one, which is the same.
         pub(in crate::engine) fn copied(&self) -> Arc<Self> {
-            let Self { owner, token, books, ended: _ } = self;
+            let Self { owner, token, since, books, ended: _ } = self;
             let books = books.lock().unwrap().clone();
-            Arc::new(Self { owner: owner.clone(), token: *token, books: Mutex::new(books), ended: Notify::new() })
+            Arc::new(Self {
+                owner: owner.clone(),
+                token: *token,
+                since: *since,
+                books: Mutex::new(books),
+                ended: Notify::new(),
+            })
         }
     }
 

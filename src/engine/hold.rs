@@ -23,7 +23,7 @@ use super::{
 use crate::{
     clock::Instant,
     error::{Error, LossReason, Result, StoreError, StoreErrorKind},
-    log,
+    meter::Meter,
     owner::OwnerId,
     store::{Epoch, Released, Renewed},
     sync::{
@@ -41,6 +41,7 @@ pub(crate) struct Hold {
     pub(crate) turn: tokio::sync::Mutex<()>,
     state: Mutex<State>,
     due: Arc<DueQueue<Self>>,
+    pub(super) meter: Meter,
     /// Where the watchdog finds it.
     spot: Spot,
     /// The janitor has it on its list.
@@ -64,6 +65,8 @@ pub(crate) struct Renewal {
     pub(crate) hold: Arc<Hold>,
     pub(crate) generation: Arc<Generation>,
     pub(crate) keep: Keep,
+    /// Since when it is due.
+    pub(crate) due: Instant,
     /// What is not answered by then comes too late.
     pub(crate) deadline: Instant,
     /// After how long it is due again.
@@ -93,13 +96,14 @@ impl Queued for Hold {
 }
 
 impl Hold {
-    pub(super) fn new(kind: &Arc<dyn Kind>, owner: &OwnerId, due: &Arc<DueQueue<Self>>) -> Self {
+    pub(super) fn new(kind: &Arc<dyn Kind>, owner: &OwnerId, due: &Arc<DueQueue<Self>>, meter: Meter) -> Self {
         Self {
             caller: owner.clone(),
             kind: Arc::clone(kind),
             turn: tokio::sync::Mutex::new(()),
             state: Mutex::new(State::new(owner.clone(), Instant::now())),
             due: Arc::clone(due),
+            meter,
             spot: Spot::default(),
             listed: AtomicBool::new(false),
             to_be_reaped: AtomicBool::new(false),
@@ -121,12 +125,8 @@ impl Hold {
             self.due.put(self, state.next_look(self.due.overdue()));
             outcome
         };
-        let Some(ended) = effects.ended else { return outcome };
-        ended.ended.notify_waiters();
-        if let Some((reason, holds)) = effects.lost {
-            log::later!(
-                WARN, lock = self.lock_name(), owner = ended.owner, holds = holds, reason = reason; "lock lost"
-            );
+        if let Some(ended) = effects.ended {
+            ended.tell_end(&self.kind, self.meter, effects.lost);
         }
         outcome
     }
@@ -305,8 +305,8 @@ impl Hold {
             Due::Nothing => Look::Nothing,
             Due::Ended => Look::Ended,
             Due::Stuck => Look::Stuck,
-            Due::Renew { generation, keep, deadline, period } => {
-                Look::Renew(Renewal { hold: Arc::clone(self), generation, keep, deadline, period })
+            Due::Renew { generation, keep, due, deadline, period } => {
+                Look::Renew(Renewal { hold: Arc::clone(self), generation, keep, due, deadline, period })
             }
         }
     }

@@ -17,6 +17,7 @@ use super::{
 use crate::{
     clock::Instant,
     error::Result,
+    meter::Meter,
     owner::OwnerId,
     sync::{
         DashMap, DashSet, Mutex, MutexGuard,
@@ -35,6 +36,7 @@ pub(crate) struct Holds {
     to_be_reaped: Mutex<Vec<Weak<Hold>>>,
     /// What the watchdog must look at.
     pub(super) due: Arc<DueQueue<Hold>>,
+    meter: Meter,
     /// Counts the names that may still be used by a late execution: see [`OwnerId::with_suffix`].
     suffix: AtomicU64,
     /// Locks, and values for which there is no other name, of which the same is true.
@@ -126,12 +128,13 @@ fn exact_name(kind: &Arc<dyn Kind>, owner: &OwnerId) -> ExactName {
 }
 
 impl Holds {
-    pub(super) fn new(command_timeout: Duration) -> Self {
+    pub(super) fn new(command_timeout: Duration, meter: Meter) -> Self {
         Self {
             by_lock_and_owner: DashMap::new(),
             given_away: DashMap::new(),
             to_be_reaped: Mutex::default(),
             due: Arc::new(DueQueue::new(command_timeout)),
+            meter,
             suffix: AtomicU64::new(0),
             values_in_doubt: DashSet::new(),
         }
@@ -142,7 +145,7 @@ impl Holds {
         if let Some(known) = self.get(kind, owner) {
             return known;
         }
-        let hold = Entry(Arc::new(Hold::new(kind, owner, &self.due)));
+        let hold = Entry(Arc::new(Hold::new(kind, owner, &self.due, self.meter)));
         // somebody else may have been quicker
         Arc::clone(&self.by_lock_and_owner.entry(hold).or_default().key().0)
     }

@@ -3,11 +3,29 @@
 use std::sync::Arc;
 
 use super::{core::Core, failure::store_error, kind::Kind};
+#[cfg(feature = "metrics")]
+use crate::meter::Levels;
 use crate::{
     error::{Error, Result},
     store::{Call, Guarded, Inspected},
     token::FencingToken,
 };
+
+/// What a [`LockClient`](crate::LockClient) keeps in memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ClientStats {
+    /// Pairs of lock and owner that are held, being acquired or being released, or were handed over and are renewed.
+    pub holds: usize,
+    /// Channels subscribed to and lists waited for: locks that somebody of this client waits for, or did a moment ago.
+    pub channels: usize,
+    /// Acquires that wait for a release.
+    pub waiters: usize,
+    /// Requests that are not answered yet; 0 on [`Wire::Fred`](crate::Wire::Fred).
+    pub requests: usize,
+    /// Releases and cancellations that the background thread has still to settle with the server.
+    pub settling: usize,
+}
 
 impl Core {
     /// Asks the server who holds a lock.
@@ -36,8 +54,30 @@ impl Core {
         }
     }
 
-    /// For tests: holds known, channels subscribed to, settlements pending.
-    pub(crate) fn residue(&self) -> (usize, usize, usize) {
-        (self.holds.len(), self.hub.channels() + self.signals.channels(), self.janitor.pending())
+    /// What is kept in memory.
+    pub(crate) fn stats(&self) -> ClientStats {
+        ClientStats {
+            holds: self.holds.len(),
+            channels: self.hub.channels() + self.signals.channels(),
+            waiters: self.hub.waiters() + self.signals.waiters(),
+            requests: self.store.under_way(),
+            settling: self.janitor.pending(),
+        }
+    }
+
+    /// How much there is of what comes and goes.
+    #[cfg(feature = "metrics")]
+    pub(super) fn levels(&self) -> Levels {
+        let (mut levels, meter) = (Levels::default(), self.config.meter);
+        self.holds.for_each(|hold| {
+            if hold.count() > 0 {
+                levels.held(meter, hold.kind().of());
+            }
+        });
+        for hub in [&*self.hub, &self.signals] {
+            hub.for_each_kind(|kind, waiters| levels.waiters(meter, kind.of(), waiters));
+        }
+        levels.under_way(self.store.under_way());
+        levels
     }
 }

@@ -20,6 +20,7 @@ use crate::{
     clock::Instant,
     error::{Error, Result},
     log,
+    meter::Meter,
     owner::OwnerId,
     store::Released,
     sync::spawn,
@@ -125,7 +126,10 @@ async fn settle(core: &Core, hold: Arc<Hold>) {
         let Ok(turn) = turn else { continue };
         let slot = core.janitor.slot().await;
         let refused = match core.agree(&hold).await {
-            Agreement::Reached { .. } => None,
+            Agreement::Reached { .. } => {
+                Meter::settlement("settled");
+                None
+            }
             Agreement::Refused(error) => {
                 // an answer that may change, and a record that may live: the release goes on
                 if Instant::now() > deadline {
@@ -133,6 +137,7 @@ async fn settle(core: &Core, hold: Arc<Hold>) {
                         WARN, lock = hold.lock_name(), error = error; "cannot settle; the lease has freed the lock"
                     );
                     core.write_off(&hold, error.kind());
+                    Meter::settlement("given_up");
                     None
                 } else {
                     Some(error)

@@ -3,6 +3,7 @@
 use std::{fmt, ops::Deref, sync::Arc, time::Duration};
 
 use crate::{
+    meter::Of,
     options::Backoff,
     owner::OwnerId,
     store::{Arg, Call, Script},
@@ -62,6 +63,8 @@ pub(crate) struct Together {
 pub(crate) struct About {
     /// Kinds of one family share their record, and hence their hold counts.
     pub(crate) family: &'static str,
+    /// What it is called where things are counted and told.
+    pub(crate) label: &'static str,
     /// Its owner may take it again.
     pub(crate) reentrant: bool,
     /// An owner may be any text: see [`AcquireOptions::value`](crate::AcquireOptions::value).
@@ -89,6 +92,7 @@ impl About {
     pub(crate) const fn plain(family: &'static str) -> Self {
         Self {
             family,
+            label: family,
             reentrant: true,
             values: false,
             endless: false,
@@ -114,6 +118,13 @@ pub(crate) trait Kind: Send + Sync + fmt::Debug + 'static {
 
     /// Where its verbs are: here, or with the kind that it is made of.
     fn verbs(&self) -> &dyn Verbs;
+}
+
+impl dyn Kind {
+    /// What is counted of it.
+    pub(crate) fn of(&self) -> Of<'_> {
+        Of { kind: self.about().label, lock: self.name() }
+    }
 }
 
 impl Deref for dyn Kind {

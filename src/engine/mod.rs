@@ -34,6 +34,7 @@ mod janitor;
 mod start;
 mod watchdog;
 
+pub use self::inspect::ClientStats;
 pub(crate) use self::{
     core::Anchor,
     kind::{About, Kind, Sibling, Terms, Together, Verbs, Wake},

@@ -10,6 +10,7 @@ use super::{
 };
 use crate::{
     error::{StoreError, StoreErrorKind},
+    meter::Meter,
     owner::OwnerId,
     store::{Epoch, Released},
 };
@@ -117,6 +118,7 @@ impl Core {
         if let Some(sibling) = self.holds.held_sibling(hold.kind(), &hold.caller) {
             sibling.share_its_name(&owner);
         }
+        Meter::ghost();
         self.janitor.lay(Ghost { kind: Arc::clone(hold.kind()), owner, epoch, ends });
     }
 

@@ -19,7 +19,7 @@ use crate::{
     error::{Error, Result},
     log,
     options::{Config, Wire},
-    owner::ClientId,
+    owner::{ClientId, connection_name},
     store::{Endpoint, Sink, Store, has_io_here},
     sync::atomic::AtomicBool,
 };
@@ -54,14 +54,16 @@ async fn start(endpoint: Endpoint, config: Config, runtime: Handle, driver: Opti
             messages::deliver(&hub, heard);
         }
     });
-    let store = Store::connect(&endpoint, &config, &runtime, driver, sink).await?;
+    let client = ClientId::random();
+    let name = connection_name(config.application.as_deref(), &client).into();
+    let store = Store::connect(&endpoint, &config, &name, &runtime, driver, sink).await?;
     // how long a round trip takes is known from here on. If it is not answered, the first request will be told
     let _ = store.link("").barrier().await;
     let (signals, lists) = Hub::new();
     let (janitor, list) = Janitor::new();
     let core = Arc::new(Core {
-        client: ClientId::random(),
-        holds: Holds::new(config.command_timeout()),
+        client,
+        holds: Holds::new(config.command_timeout(), config.meter),
         config,
         store,
         hub,
@@ -78,6 +80,8 @@ async fn start(endpoint: Endpoint, config: Config, runtime: Handle, driver: Opti
         async move { messages::subscribe(&subscriber.hub, subscriber.store.subscriptions(), subscriptions).await },
     );
     tokio::spawn(lists::read(Arc::clone(&core), lists));
+    #[cfg(feature = "metrics")]
+    tokio::spawn(gauge(Arc::clone(&core)));
     Ok(core)
 }
 
@@ -96,4 +100,17 @@ where
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
     });
+}
+
+/// Shows levels, as often as the watchdog renews.
+#[cfg(feature = "metrics")]
+async fn gauge(core: Arc<Core>) {
+    // a recorder may have been installed since the program began
+    crate::meter::describe();
+    let mut gauges = crate::meter::Gauges::default();
+    let period = core.config.watchdog_timeout / 3;
+    loop {
+        gauges.set(core.levels());
+        tokio::time::sleep(period).await;
+    }
 }

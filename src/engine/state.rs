@@ -199,6 +199,8 @@ pub(super) enum Due {
     Renew {
         generation: Arc<Generation>,
         keep: Keep,
+        /// Since when.
+        due: Instant,
         /// What is not answered by then comes too late.
         deadline: Instant,
         /// After how long it is due again.

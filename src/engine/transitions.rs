@@ -233,9 +233,7 @@ impl State {
         }
         if let Some((generation, mut books)) = self.held() {
             let early = slack(&books);
-            if books.renew_at.is_none_or(|at| at > now + early) {
-                return Due::Nothing;
-            }
+            let Some(due) = books.renew_at.filter(|at| *at <= now + early) else { return Due::Nothing };
             let checked = std::mem::take(&mut books.to_be_checked);
             let (keep, period) = match (books.watch(), books.kept_every) {
                 (Some((ttl, period)), _) => (Keep::For(ttl), Some(period)),
@@ -252,6 +250,7 @@ impl State {
             return Due::Renew {
                 generation: Arc::clone(generation),
                 keep,
+                due,
                 deadline: books.deadline,
                 period: period.unwrap_or(books.deadline.saturating_duration_since(now)),
             };

@@ -21,6 +21,7 @@ use crate::{
     clock::Instant,
     error::{StoreError, StoreErrorKind},
     log,
+    meter::Meter,
     options::millis,
     owner::OwnerId,
     store::{Arg, Call, Renewed, Script},
@@ -136,8 +137,11 @@ async fn renew(core: &Arc<Core>, script: &'static Script, batch: Vec<Renewal>) {
             Ok(answers) => {
                 core.renewals_are_refused.store(false, Relaxed);
                 refused_in_a_row = 0;
+                let answered = Instant::now();
                 for ((renewal, ttl), answer) in part.iter().zip(ttls).zip(answers) {
-                    let Renewal { hold, generation, period, keep, .. } = renewal;
+                    let Renewal { hold, generation, period, keep, due, .. } = renewal;
+                    hold.meter.renewal(hold.kind().of(), outcome(answer));
+                    Meter::renewals_late(answered.saturating_duration_since(*due));
                     if answer == Renewed::Unknown {
                         hold.not_renewed(generation, Instant::now() + again(*keep, *period));
                     } else {
@@ -164,11 +168,22 @@ async fn renew(core: &Arc<Core>, script: &'static Script, batch: Vec<Renewal>) {
                     WARN, locks = part.len(), error = error; "renewal failed; trying again until the lease ends"
                 );
                 for Renewal { hold, generation, period, keep, .. } in &part {
+                    hold.meter.renewal(hold.kind().of(), "failed");
                     hold.not_renewed(generation, Instant::now() + again(*keep, *period));
                     core.tidy(hold);
                 }
             }
         }
+    }
+}
+
+/// What an answer is counted as.
+fn outcome(answer: Renewed) -> &'static str {
+    match answer {
+        Renewed::Yes | Renewed::Endless => "renewed",
+        Renewed::Gone => "gone",
+        Renewed::Taken => "taken",
+        Renewed::Unknown => "failed",
     }
 }
 

@@ -10,6 +10,7 @@
 //! | [`errors`] | every error: what it means, what to do, which HTTP status |
 //! | [`configuration`] | the options of a client, and how to name a server |
 //! | [`permissions`] | what an ACL user needs |
+//! | [`observing`] | what can be seen of locks: names of connections, metrics, spans |
 //! | [`performance`] | what a lock costs |
 //! | [`from_redisson`], [`from_redlock`], [`from_python_redis_lock`] | what your methods are called here, and what differs |
 //!
@@ -32,6 +33,7 @@
 //! | `worker_pool` | how do many workers share a list of jobs, one worker for each? |
 //! | `job_on_replicas` | how does a job run once in an interval, on whichever replica? |
 //! | `cache_fill` | how is a cache filled once, however many ask? |
+//! | `metrics` | what does a lock cost my program, and is any lost? With `--features metrics` |
 //! | `signal_lock` | how do Python (`python-redis-lock`) and Rust share a lock, and what frees one whose holder died? |
 //! | `hand_over` | how does a worker go on under the lock that a request took? Two processes |
 //! | `explicit_owner` | what if the task is not the owner? Named owners, giving away, `join!` |
@@ -71,6 +73,9 @@ pub mod configuration {}
 
 #[doc = include_str!("permissions.md")]
 pub mod permissions {}
+
+#[doc = include_str!("observing.md")]
+pub mod observing {}
 
 #[doc = include_str!("performance.md")]
 pub mod performance {}

@@ -4,6 +4,7 @@ mod fair;
 mod fenced;
 mod multi;
 mod non_reentrant;
+mod observed;
 mod quorum;
 mod read_write;
 mod red;
@@ -15,7 +16,9 @@ mod string;
 use std::{fmt, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
+use tracing::Instrument;
 
+use self::observed::Observed;
 pub(crate) use self::{
     fair::Fair,
     fenced::{Fenced, FencedKey},
@@ -81,6 +84,8 @@ enum Inner {
 #[async_trait]
 pub(crate) trait Several: fmt::Debug + Send + Sync {
     fn name(&self) -> &str;
+    /// What it is called where things are counted and told.
+    fn label(&self) -> &'static str;
     fn members(&self) -> &[Lock];
     async fn acquire(&self, wait: Wait, options: &AcquireOptions) -> Result<Option<LockGuard>>;
     async fn release(&self, owner: &OwnerId) -> Result<()>;
@@ -609,6 +614,16 @@ impl Lock {
     }
 
     async fn acquire_as_caller(&self, wait: Wait, options: &AcquireOptions) -> Result<Option<LockGuard>> {
+        let mut observed = Observed::begin(self, wait);
+        let outcome = match observed.span() {
+            Some(span) => Box::pin(self.acquire_unobserved(wait, options).instrument(span)).await,
+            None => self.acquire_unobserved(wait, options).await,
+        };
+        observed.end(&outcome);
+        outcome
+    }
+
+    async fn acquire_unobserved(&self, wait: Wait, options: &AcquireOptions) -> Result<Option<LockGuard>> {
         match &self.inner {
             Inner::One(Single { anchor, kind }) => {
                 let entered = Acquire::new(anchor, kind, options, wait)?.run().await?;

@@ -115,6 +115,10 @@ enum Round {
 
 #[async_trait]
 impl Several for MultiLock {
+    fn label(&self) -> &'static str {
+        "multi"
+    }
+
     fn name(&self) -> &str {
         &self.name
     }

@@ -342,6 +342,10 @@ enum Round {
 
 #[async_trait]
 impl Several for RedLock {
+    fn label(&self) -> &'static str {
+        "red"
+    }
+
     fn name(&self) -> &str {
         &self.nodes.name
     }

@@ -26,7 +26,7 @@ impl Spin {
 
 impl Kind for Spin {
     fn about(&self) -> About {
-        self.record.about()
+        About { label: "spin", ..self.record.about() }
     }
 
     fn verbs(&self) -> &dyn Verbs {

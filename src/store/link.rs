@@ -25,6 +25,7 @@ use crate::{
     clock,
     error::{StoreError, StoreErrorKind},
     log,
+    meter::Meter,
 };
 
 /// A connection that was silent this long is asked whether it lives.
@@ -157,6 +158,9 @@ impl Link {
                 None => match self.reconnect(connected).await {
                     Some(connection) => {
                         self.set_up(&connection);
+                        if connected.is_some() {
+                            Meter::reconnect(self.name());
+                        }
                         connection
                     }
                     None => return,
@@ -242,6 +246,15 @@ impl Link {
         let _ = timeout(RESET, self.wait_up()).await;
     }
 
+    /// What it is for.
+    fn name(&self) -> &'static str {
+        match self.carries {
+            Carries::BlockingReads => "lists",
+            Carries::Requests if self.dial.sink.is_some() => "pubsub",
+            Carries::Requests => "script",
+        }
+    }
+
     fn set(&self, state: State) {
         contain(|| _ = self.state.send_if_modified(|was| std::mem::replace(was, state) != state));
     }
@@ -264,6 +277,11 @@ impl Link {
 
     fn current(&self) -> Option<Connection> {
         self.connection.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Requests that are not answered yet.
+    pub(crate) fn under_way(&self) -> usize {
+        self.current().map_or(0, |connection| connection.under_way())
     }
 
     /// Changes whenever a new connection can be used: to its epoch. The first one counts as seen.

@@ -122,6 +122,7 @@ pub(crate) struct Store {
     pace: Arc<Pace>,
     endpoint: Endpoint,
     config: Config,
+    name: Arc<str>,
     own: Handle,
     /// What answers in the server's place.
     #[cfg(test)]
@@ -142,6 +143,7 @@ impl Store {
     pub(crate) async fn connect(
         endpoint: &Endpoint,
         config: &Config,
+        name: &Arc<str>,
         own: &Handle,
         driver: Option<Handle>,
         sink: Sink,
@@ -153,7 +155,7 @@ impl Store {
         };
         let pace = Arc::new(Pace::new());
         let both = async {
-            let dial = |sink| Dial::new(endpoint, config, own, driver.clone(), sink);
+            let dial = |sink| Dial::new(endpoint, config, name, own, driver.clone(), sink);
             let scripts = Link::connect(dial(None), &pace).await?;
             let subscriptions = Link::connect(dial(Some(sink)), &pace).await?;
             // some that speak the protocol say the same everywhere
@@ -167,7 +169,7 @@ impl Store {
         let links = timeout(config.connect_timeout, both).await.unwrap_or_else(late);
         let (scripts, subscriptions, run_id) = links.map_err(unreachable)?;
         let address = wire::address(&endpoint.server);
-        let (endpoint, config, own) = (endpoint.clone(), config.clone(), own.clone());
+        let (endpoint, config, name, own) = (endpoint.clone(), config.clone(), Arc::clone(name), own.clone());
         Ok(Self {
             scripts,
             subscriptions,
@@ -177,6 +179,7 @@ impl Store {
             pace,
             endpoint,
             config,
+            name,
             own,
             #[cfg(test)]
             played: None,
@@ -222,12 +225,17 @@ impl Store {
     /// The link that waits for elements of lists, made when it is first asked for. Must be asked for on the client's
     /// own runtime.
     pub(crate) async fn lists(&self) -> Result<&Arc<Link>, StoreError> {
-        let dial = || Dial::new(&self.endpoint, &self.config, &self.own, None, None);
+        let dial = || Dial::new(&self.endpoint, &self.config, &self.name, &self.own, None, None);
         let link = self.lists.get_or_init(|| async { Link::blocking(dial(), &self.pace) }).await;
         match timeout(self.config.connect_timeout, link.wait_up()).await {
             Ok(()) => Ok(link),
             Err(_) => Err(StoreError::new(StoreErrorKind::Unavailable, false, "not connected")),
         }
+    }
+
+    /// Requests that are not answered yet, of those that carry scripts.
+    pub(crate) fn under_way(&self) -> usize {
+        self.scripts.under_way()
     }
 
     /// Answers are needed soon, whatever becomes of the user's runtime.

@@ -21,7 +21,7 @@ static STOPPED: LazyLock<Runtime> = LazyLock::new(|| Builder::new_current_thread
 /// One for all tests: it leads nowhere.
 static NOWHERE: LazyLock<(Endpoint, Arc<Link>, Arc<Pace>)> = LazyLock::new(|| {
     let (endpoint, pace) = (Endpoint::from_url("redis://127.0.0.1:1").unwrap(), Arc::new(Pace::new()));
-    let dial = Dial::new(&endpoint, &Config::default(), &stopped(), None, None);
+    let dial = Dial::new(&endpoint, &Config::default(), &"".into(), &stopped(), None, None);
     let link = Link::new(dial, &pace, link::Carries::Requests);
     (endpoint, link, pace)
 });
@@ -163,6 +163,7 @@ impl Store {
             pace: Arc::clone(pace),
             endpoint: endpoint.clone(),
             config: Config::default(),
+            name: "".into(),
             own: stopped(),
             played: Some(Arc::clone(server)),
         }

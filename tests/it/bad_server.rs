@@ -401,23 +401,7 @@ async fn f17_p8_r17_force_unlock_by_another_client_wakes_waiters_and_tells_the_h
 // --- permissions ---
 
 /// All that the reentrant lock needs: lua/README.md and src/guide/permissions.md say so to administrators.
-const COMMANDS: [&str; 15] = [
-    "evalsha",
-    "eval",
-    "hset",
-    "hmget",
-    "hlen",
-    "hgetall",
-    "hdel",
-    "del",
-    "pexpire",
-    "pttl",
-    "publish",
-    "subscribe",
-    "unsubscribe",
-    "ping",
-    "info",
-];
+const COMMANDS: &[&str] = nestlock::permissions::EVERY_CLIENT.commands;
 
 pub fn set_user(server: &Server, name: &str, commands: &[&str], rules: &[&str]) {
     let grants: Vec<String> = commands.iter().map(|command| format!("+{command}")).collect();
@@ -448,7 +432,7 @@ const APP: [&str; 2] = ["~app:*", "&redisson_lock__channel:{app:*"];
 #[tokio::test]
 async fn r112_f28_everything_works_with_the_minimal_permissions() {
     let server = Server::start_real();
-    set_user(&server, "locks", &COMMANDS, &APP);
+    set_user(&server, "locks", COMMANDS, &APP);
     let a = log_in(&server, "locks", quick(LockClient::builder())).await;
     let b = log_in(&server, "locks", LockClient::builder().poll_cap(Duration::from_secs(600))).await;
     let (la, lb) = (a.reentrant_lock("app:l").unwrap(), b.reentrant_lock("app:l").unwrap());
@@ -484,7 +468,7 @@ async fn r112_f28_no_permission_in_the_list_is_superfluous() {
     let server = Server::start_real();
     set_user(&server, "other", &["@all"], &["~*", "&*"]);
     for missing in COMMANDS {
-        let rest: Vec<&str> = COMMANDS.iter().copied().filter(|command| *command != missing).collect();
+        let rest: Vec<&str> = COMMANDS.iter().copied().filter(|command| command != missing).collect();
         set_user(&server, "locks", &rest, &APP);
         server.call(&["ACL", "LOG", "RESET"]);
         server.call(&["FLUSHALL"]);
@@ -515,7 +499,7 @@ async fn r112_f28_no_permission_in_the_list_is_superfluous() {
             .await;
         }
         let denied = denials(&server);
-        assert!(denied.contains(missing), "without {missing}, denied: {denied:?}");
+        assert!(denied.contains(*missing), "without {missing}, denied: {denied:?}");
     }
 }
 
@@ -523,7 +507,7 @@ async fn r112_f28_no_permission_in_the_list_is_superfluous() {
 #[tokio::test]
 async fn f28_a_denied_command_is_a_typed_error_and_writes_nothing() {
     let server = Server::start_real();
-    set_user(&server, "locks", &COMMANDS, &APP);
+    set_user(&server, "locks", COMMANDS, &APP);
     let client = log_in(&server, "locks", LockClient::builder()).await;
     let (free, held) = (client.reentrant_lock("app:free").unwrap(), client.reentrant_lock("app:held").unwrap());
     let denied = |command: &str| assert!(!server.call(&["ACL", "SETUSER", "locks", command]).is_error());
@@ -572,7 +556,7 @@ async fn f28_a_denied_command_is_a_typed_error_and_writes_nothing() {
 #[tokio::test]
 async fn f28_r112_a_denied_key_or_channel_is_a_typed_error_and_writes_nothing() {
     let server = Server::start_real();
-    set_user(&server, "locks", &COMMANDS, &["~app:*", "~mute:*", "&redisson_lock__channel:{app:*"]);
+    set_user(&server, "locks", COMMANDS, &["~app:*", "~mute:*", "&redisson_lock__channel:{app:*"]);
     let client = log_in(&server, "locks", LockClient::builder()).await;
     let other = client.reentrant_lock("other").unwrap();
     server.call(&["HSET", "other", "0a1b2c3d-1111-4222-8333-444455556666:42", "1"]);
@@ -599,7 +583,7 @@ async fn f28_r112_a_denied_key_or_channel_is_a_typed_error_and_writes_nothing() 
 #[tokio::test]
 async fn r112_f28_a_denied_subscription_degrades_to_polling_and_spares_the_other_channels() {
     let server = Server::start_real();
-    set_user(&server, "locks", &COMMANDS, &["~*", "&redisson_lock__channel:{app:*"]);
+    set_user(&server, "locks", COMMANDS, &["~*", "&redisson_lock__channel:{app:*"]);
     let client = log_in(&server, "locks", LockClient::builder().poll_cap(Duration::from_millis(400))).await;
     let holder = server.client().await;
     let (good, bad) = ("app:l", "deaf:l");

@@ -67,7 +67,7 @@ impl Source {
 // --- floors ---
 
 /// The floor of a module; the longest name that fits counts.
-const FLOORS: [(&str, u8); 25] = [
+const FLOORS: [(&str, u8); 27] = [
     ("", 5),
     ("client", 5),
     ("guide", 5),
@@ -87,6 +87,8 @@ const FLOORS: [(&str, u8); 25] = [
     ("sync", 0),
     ("clock", 0),
     ("log", 0),
+    ("meter", 0),
+    ("permissions", 0),
     ("hand_over", 0),
     ("owner", 0),
     ("token", 0),

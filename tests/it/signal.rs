@@ -675,6 +675,33 @@ async fn hand_overs_do_not_ask_for_all_the_other_locks_that_are_waited_for() {
     going_on.await.unwrap();
 }
 
+/// One list always has an element: signals for others are heard all the same, in whatever order their names are kept.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_list_that_is_never_empty_keeps_no_other_waiting() {
+    let server = Server::start();
+    let (waiting, holder) = (patient(&server).await, server.client().await);
+    hold_by_hand(&server);
+    let stuff = "for _ = 1, 1000 do redis.call('rpush', KEYS[1], unpack(ARGV)) end";
+    let ones = ["1"; 200];
+    server.call(&[&["EVAL", stuff, "1", SIGNAL][..], &ones].concat());
+    let (mut others, mut waiters) = (Vec::new(), Vec::new());
+    for n in 0..20 {
+        let name = format!("other:{n}");
+        others.push(holder.signal_lock(&name).unwrap().lock().await.unwrap());
+        waiters.push(spawn_waiter(waiting.signal_lock(&name).unwrap()));
+    }
+    // of one alone, the list would be left out while it tries
+    let in_vain = [(); 3].map(|()| spawn_waiter(lock(&waiting)));
+    let left = || server.call(&["LLEN", SIGNAL]).int();
+    eventually("it is popped from", || async { left() < 199_990 }).await;
+    for (other, waiter) in others.into_iter().zip(waiters) {
+        other.unlock().await.unwrap();
+        prompt("a hand-over elsewhere", waiter).await.unwrap().unlock().await.unwrap();
+    }
+    assert!(left() > 0, "it was never empty");
+    in_vain.iter().for_each(JoinHandle::abort);
+}
+
 // --- faults ---
 
 /// The connection dies under twenty waiters, and with it, maybe, a signal: all look once when it is back.

@@ -2,7 +2,7 @@
 
 use std::{ffi::OsString, fmt, path::PathBuf, time::Duration};
 
-use clap::{ArgAction, Parser, Subcommand};
+use clap::{ArgAction, Parser, Subcommand, ValueEnum};
 
 use crate::kind::Kind;
 
@@ -33,6 +33,10 @@ pub(crate) struct Server {
 pub(crate) enum Command {
     /// Run a command under a lock
     Exec(Exec),
+    /// Which locks are held
+    Ls(Ls),
+    /// The locks of a server, live
+    Top(Top),
     /// Who holds a lock; exit code 1: nobody
     Who(Who),
     /// Free a lock, whoever holds it; exit code 1: nobody held it
@@ -41,6 +45,19 @@ pub(crate) enum Command {
     Release(Release),
     /// Let an owner's hold live for at least so long; exit code 1: it holds none
     Extend(Extend),
+    /// What this server means for locks; exit code 0: all is well, 1: something is not, or is not known, 2: something is bad
+    Doctor(Doctor),
+    /// The rules that a user of the server needs
+    Acl(Acl),
+    /// What a lock costs here, beside bare EVALSHA
+    Bench(Bench),
+    /// What a shell completes
+    Completions {
+        /// The shell
+        shell: clap_complete::Shell,
+    },
+    /// The man page
+    Man,
 }
 
 #[derive(Debug, clap::Args)]
@@ -89,6 +106,14 @@ pub(crate) struct Exec {
     pub(crate) program: Vec<OsString>,
 }
 
+impl Exec {
+    /// Whose lock it is, for whoever looks: the command's, rather than this program's.
+    pub(crate) fn application(&self) -> String {
+        let program = self.program.first().map_or_else(|| PathBuf::from("sh"), PathBuf::from);
+        program.file_name().unwrap_or_default().to_string_lossy().into_owned()
+    }
+}
+
 /// Which lock.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Named {
@@ -106,6 +131,103 @@ pub(crate) struct Who {
     /// One JSON object
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// Which locks to look for.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Find {
+    /// Names, as the server's KEYS takes them, without the prefix: `order:*` [default: all]
+    pub(crate) pattern: Option<String>,
+    /// Plain strings with a TTL are locks, too: those of `string`, or of other libraries
+    #[arg(long)]
+    pub(crate) strings: bool,
+    /// Look through more keys than these only for a PATTERN or with a --prefix
+    #[arg(long, default_value_t = 1_000_000, value_name = "COUNT")]
+    pub(crate) max_keys: u64,
+}
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+`reentrant` is also what mutexes and spin locks have on the server, and fair locks that nobody waits for. WAITING is tasks
+for fair locks, else client processes that listen. What the server does not say is `-`.")]
+pub(crate) struct Ls {
+    #[command(flatten)]
+    pub(crate) find: Find,
+    /// One JSON object a line
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Go on, with a line for each change: + held, - free, ~ held by others or in another number
+    #[arg(short, long, conflicts_with = "stat")]
+    pub(crate) watch: bool,
+    /// Go on, with a line of figures a second
+    #[arg(long)]
+    pub(crate) stat: bool,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Top {
+    #[command(flatten)]
+    pub(crate) find: Find,
+    /// Frees nothing, whichever key is pressed
+    #[arg(long)]
+    pub(crate) read_only: bool,
+    /// How often to ask
+    #[arg(short, long, value_parser = duration, default_value = "1s", value_name = "TIME")]
+    pub(crate) interval: Duration,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Doctor {
+    /// One JSON object a line
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Which command a user is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum For {
+    Exec,
+    Ls,
+    Who,
+    Top,
+    Doctor,
+    Force,
+    Bench,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Acl {
+    /// Which kinds of locks it uses [default: all]
+    #[arg(long, value_delimiter = ',', value_name = "KINDS")]
+    pub(crate) kinds: Vec<Kind>,
+    /// Which of these commands it runs
+    #[arg(long = "for", value_name = "COMMAND")]
+    pub(crate) tool: Option<For>,
+    /// The user's name
+    #[arg(long, default_value = "nestlock", value_name = "NAME")]
+    pub(crate) user: String,
+    /// Ask the server for its version: old ones need a rule more
+    #[arg(long)]
+    pub(crate) for_server: bool,
+    /// One JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Bench {
+    /// So many at a time
+    #[arg(long, default_value_t = 1, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..))]
+    pub(crate) tasks: u16,
+    /// So many rounds, of which the median counts
+    #[arg(long, default_value_t = 5, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..))]
+    pub(crate) rounds: u16,
+    /// So many pairs of lock and unlock in all, 1000 at least
+    #[arg(long, default_value_t = 20_000, value_name = "COUNT")]
+    pub(crate) pairs: usize,
+    /// Also where the server is far away, or others use it
+    #[arg(short, long)]
+    pub(crate) yes: bool,
 }
 
 #[derive(Debug, clap::Args)]

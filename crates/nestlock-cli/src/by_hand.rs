@@ -6,7 +6,9 @@ use serde_json::json;
 use crate::{
     Failure,
     args::{Extend, Force, Named, Release, Server, Unusable, Who},
+    raw::Raw,
     say,
+    whose::{People, Whose},
 };
 
 /// There was nothing to tell, or to do.
@@ -28,9 +30,13 @@ fn done(outcome: nestlock::Result<()>, name: &str, owner: &str) -> Result<u8, Fa
     }
 }
 
+fn ttl(found: &Inspection) -> String {
+    found.remaining.map_or("-".to_owned(), |ttl| format!("{}ms", ttl.as_millis()))
+}
+
 /// A line for each holder, with this before it.
 fn tell(before: &str, found: &Inspection) {
-    let ttl = found.remaining.map_or("-".to_owned(), |ttl| format!("{}ms", ttl.as_millis()));
+    let ttl = ttl(found);
     for (owner, holds) in &found.holders {
         say(format_args!("{before}{owner} {holds} {ttl}"));
     }
@@ -46,14 +52,34 @@ async fn lock(server: &Server, named: &Named) -> Result<(LockClient, Lock), Fail
 pub(crate) async fn who(server: &Server, who: &Who) -> Result<u8, Failure> {
     let (_client, lock) = lock(server, &who.named).await?;
     let found = lock.inspect().await?;
+    let people = if found.is_some() { People::ask(&Raw::connect(server).await?).await } else { People::default() };
     if who.json {
-        let holders = found.iter().flat_map(|found| &found.holders);
-        let holders: Vec<_> =
-            holders.map(|(owner, holds)| json!({ "owner": owner.to_string(), "holds": holds })).collect();
+        let holders: Vec<_> = found
+            .iter()
+            .flat_map(|found| &found.holders)
+            .map(|(owner, holds)| {
+                let whose = people.of(owner.as_str());
+                json!({
+                    "owner": owner.to_string(), "holds": holds,
+                    "application": whose.map(|whose| &whose.application), "host": whose.map(|whose| &whose.host),
+                    "process": whose.map(|whose| &whose.process), "connected_s": whose.map(|whose| whose.age),
+                    "address": whose.map(|whose| &whose.address),
+                })
+            })
+            .collect();
         let ttl = found.as_ref().and_then(|found| found.remaining).map(|ttl| ttl.as_millis() as u64);
         say(json!({ "v": 1, "name": lock.name(), "kind": who.named.kind.name(), "holders": holders, "ttl_ms": ttl }));
     } else if let Some(found) = &found {
-        tell("", found);
+        for (owner, holds) in &found.holders {
+            let whose = people.of(owner.as_str()).map_or("- - - -".to_owned(), |whose| {
+                let Whose { application, host, process, age, .. } = whose;
+                format!("{application} {host} {process} {age}s")
+            });
+            say(format_args!("{owner} {holds} {} {whose}", ttl(found)));
+        }
+    }
+    if let Some(unknown) = people.unknown {
+        eprintln!("nestlock: {unknown}");
     }
     Ok(if found.is_some() { 0 } else { NOBODY })
 }

@@ -2,7 +2,7 @@
 
 use std::{fs, time::Duration};
 
-use nestlock::LockClient;
+use nestlock::{LockClient, LockClientBuilder};
 
 use crate::{
     Failure,
@@ -13,7 +13,7 @@ use crate::{
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 impl Server {
-    fn url(&self) -> Result<String, Failure> {
+    pub(crate) fn url(&self) -> Result<String, Failure> {
         if let Some(file) = &self.url_file {
             let text = fs::read_to_string(file).map_err(|error| {
                 Unusable(format!("the file {} of --url-file cannot be read: {error}", file.display()))
@@ -23,9 +23,18 @@ impl Server {
         Ok(self.url.clone().unwrap_or_else(|| "redis://127.0.0.1:6379".to_owned()))
     }
 
+    pub(crate) fn build(&self) -> LockClientBuilder {
+        LockClient::builder().name_prefix(&self.prefix).connect_timeout(CONNECT_TIMEOUT)
+    }
+
     /// Connects. `lease`: how long a hold lasts that is not renewed.
     pub(crate) async fn connect(&self, lease: Option<Duration>) -> Result<LockClient, Failure> {
-        let mut builder = LockClient::builder().name_prefix(&self.prefix).connect_timeout(CONNECT_TIMEOUT);
+        self.connect_for(lease, "nestlock".into()).await
+    }
+
+    /// The same for this program, as others are told.
+    pub(crate) async fn connect_for(&self, lease: Option<Duration>, program: String) -> Result<LockClient, Failure> {
+        let mut builder = self.build().application(program);
         if let Some(lease) = lease {
             builder = builder.watchdog_timeout(lease);
         }

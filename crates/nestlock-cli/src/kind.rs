@@ -3,6 +3,8 @@
 use clap::ValueEnum;
 use nestlock::{Lock, LockClient, Result};
 
+use crate::locks::Record;
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Kind {
     Reentrant,
@@ -30,6 +32,31 @@ impl Kind {
             Self::String => client.string_lock(name),
             Self::Read => Ok(client.read_write_lock(name)?.read_lock()),
             Self::Write => Ok(client.read_write_lock(name)?.write_lock()),
+        }
+    }
+
+    /// By which a record of this sort is freed.
+    pub(crate) fn of(record: Record) -> Self {
+        match record {
+            Record::Reentrant => Self::Reentrant,
+            Record::Fenced => Self::Fenced,
+            Record::Fair => Self::Fair,
+            Record::Read => Self::Read,
+            Record::Write => Self::Write,
+            Record::Signal => Self::Signal,
+            Record::String => Self::String,
+        }
+    }
+
+    /// What it is called in the table of permissions.
+    pub(crate) fn permissions(self) -> &'static str {
+        match self {
+            Self::Reentrant | Self::NonReentrant | Self::Spin => "reentrant",
+            Self::Fair | Self::NonReentrantFair => "fair",
+            Self::Fenced => "fenced",
+            Self::Signal => "signal",
+            Self::String => "string",
+            Self::Read | Self::Write => "read-write",
         }
     }
 

@@ -1,18 +1,26 @@
 //! `nestlock`: distributed locks on Redis and Valkey, on the command line. See README.md.
 #![allow(clippy::print_stderr, reason = "it is a program")]
 
+mod acl;
 mod args;
+mod bench;
 mod by_hand;
 mod child;
 mod connect;
+mod doctor;
 mod exec;
 mod kind;
+mod locks;
+mod ls;
+mod raw;
 mod signals;
+mod top;
+mod whose;
 
 use std::{io::Write, process::ExitCode};
 
 use args::{Args, Command};
-use clap::Parser;
+use clap::{CommandFactory, Parser};
 
 /// Wrong use; clap's own code would read as the child's.
 const USAGE: u8 = 64;
@@ -41,6 +49,13 @@ fn main() -> ExitCode {
                 Command::Release(release) => by_hand::release(&args.server, &release).await,
                 Command::Extend(extend) => by_hand::extend(&args.server, &extend).await,
                 Command::Who(who) => by_hand::who(&args.server, &who).await,
+                Command::Ls(ls) => ls::ls(&args.server, &ls).await,
+                Command::Top(top) => top::top(&args.server, &top).await,
+                Command::Doctor(doctor) => doctor::doctor(&args.server, &doctor).await,
+                Command::Acl(acl) => acl::acl(&args.server, &acl).await,
+                Command::Bench(bench) => bench::bench(&args.server, &bench).await,
+                Command::Completions { shell } => Ok(completions(shell)),
+                Command::Man => man(),
             }
         })
     });
@@ -51,6 +66,34 @@ fn main() -> ExitCode {
         },
         ExitCode::from,
     )
+}
+
+fn completions(shell: clap_complete::Shell) -> u8 {
+    let mut text = Vec::new();
+    clap_complete::generate(shell, &mut Args::command(), "nestlock", &mut text);
+    say(String::from_utf8_lossy(&text).trim_end());
+    0
+}
+
+/// One page for all commands.
+fn man() -> Result<u8, Failure> {
+    let (mut text, command) = (Vec::new(), Args::command());
+    let page = clap_mangen::Man::new(command.clone());
+    page.render_title(&mut text)?;
+    page.render_name_section(&mut text)?;
+    page.render_synopsis_section(&mut text)?;
+    page.render_description_section(&mut text)?;
+    page.render_options_section(&mut text)?;
+    for command in command.get_subcommands() {
+        let name = command.get_name().to_owned();
+        let page = clap_mangen::Man::new(command.clone().bin_name(format!("nestlock {name}")));
+        writeln!(text, ".SH NESTLOCK {}", name.to_uppercase())?;
+        page.render_description_section(&mut text)?;
+        page.render_options_section(&mut text)?;
+        page.render_extra_section(&mut text)?;
+    }
+    say(String::from_utf8_lossy(&text).trim_end());
+    Ok(0)
 }
 
 /// What ends the program: an error that is told, and answered with [`FAILED`], or [`USAGE`].

@@ -41,7 +41,7 @@ fn new(holds: &Holds) -> Arc<Hold> {
 fn a_stale_ticket_never_gives_back_a_later_hold() {
     shuttle::check_random(
         || {
-            let holds = Holds::new(Duration::from_secs(3));
+            let holds = Holds::new(Duration::from_secs(3), Meter::default());
             let hold = new(&holds);
             let lease = Duration::from_secs(30);
             let stale = entered(&holds, &hold, Instant::now(), lease).unwrap();
@@ -66,7 +66,7 @@ fn a_stale_ticket_never_gives_back_a_later_hold() {
 fn a_hold_that_was_taken_anew_does_not_expire() {
     shuttle::check_random(
         || {
-            let holds = Holds::new(Duration::from_secs(3));
+            let holds = Holds::new(Duration::from_secs(3), Meter::default());
             let hold = new(&holds);
             let stale = entered(&holds, &hold, Instant::now() - Duration::from_millis(50), Duration::from_millis(60));
             std::thread::sleep(Duration::from_millis(20));
@@ -92,7 +92,7 @@ fn a_hold_that_was_taken_anew_does_not_expire() {
 fn a_loss_is_final() {
     shuttle::check_random(
         || {
-            let holds = Holds::new(Duration::from_secs(3));
+            let holds = Holds::new(Duration::from_secs(3), Meter::default());
             let hold = new(&holds);
             let sent = Instant::now();
             let ticket = entered(&holds, &hold, sent, Duration::from_millis(30)).unwrap();
@@ -113,7 +113,7 @@ fn a_loss_is_final() {
 fn a_hold_that_was_given_away_is_neither_planned_nor_settled() {
     shuttle::check_random(
         || {
-            let holds = Holds::new(Duration::from_secs(3));
+            let holds = Holds::new(Duration::from_secs(3), Meter::default());
             let hold = new(&holds);
             let ticket = entered(&holds, &hold, Instant::now(), Duration::from_secs(30)).unwrap();
             assert!(matches!(hold.give_away(&ticket), Some(Unsettled::Nothing)));
@@ -165,7 +165,7 @@ async fn comes_and_goes(holds: &Holds, kind: &Arc<dyn Kind>, owner: &OwnerId, ha
 #[test]
 fn a_hold_is_forgotten_with_its_last_user_and_never_before() {
     explore(2_000, &["a hold that somebody else has"], |seen| {
-        let holds = Arc::new(Holds::new(Duration::from_secs(3)));
+        let holds = Arc::new(Holds::new(Duration::from_secs(3), Meter::default()));
         let (kind, owner) = (kind(), OwnerId::named(&ClientId::random(), "me").unwrap());
         let user = |hands_over| {
             let (holds, kind, owner) = (Arc::clone(&holds), Arc::clone(&kind), owner.clone());
@@ -200,7 +200,7 @@ fn a_hold_is_forgotten_with_its_last_user_and_never_before() {
 #[test]
 fn a_hold_is_forgotten_whoever_looks_at_it_when_it_ends() {
     explore(2_000, &["a hold that somebody else has"], |seen| {
-        let holds = Arc::new(Holds::new(Duration::from_secs(3)));
+        let holds = Arc::new(Holds::new(Duration::from_secs(3), Meter::default()));
         let (kind, owner) = (kind(), OwnerId::named(&ClientId::random(), "me").unwrap());
         let (first, last) = (holds.get_or_insert(&kind, &owner), holds.get_or_insert(&kind, &owner));
         holds.reap(&first);

@@ -8,6 +8,7 @@ use std::sync::{Arc, PoisonError};
 use crate::{
     clock::Instant,
     engine::kind::Kind,
+    meter::Source,
     sync::{
         Mutex, MutexGuard, Semaphore,
         atomic::{AtomicBool, AtomicUsize, Ordering},
@@ -29,6 +30,8 @@ pub(crate) struct Gate {
     listened: AtomicBool,
     /// Swapped by the task that subscribes alone. It was subscribed to once; from then on, a subscription means that messages may have been missed.
     was_live: AtomicBool,
+    /// Its waiters were told last since messages may have been missed. A hint, for what is counted.
+    by_reconnect: AtomicBool,
     /// What happened before its subscription is nothing to its waiters.
     quiet: bool,
     /// The ACL user may not listen: waiters poll, and nobody subscribes again while they do.
@@ -108,6 +111,7 @@ impl Gate {
             together: kind.about().has_two_sides().then(|| Box::new(Side::new())),
             listened: AtomicBool::new(true),
             was_live: AtomicBool::new(false),
+            by_reconnect: AtomicBool::new(false),
             quiet,
             denied: AtomicBool::new(false),
         }
@@ -158,7 +162,20 @@ impl Gate {
 
     /// Messages may have been missed: everybody looks.
     pub(super) fn wake_both_sides(&self) {
+        self.by_reconnect.store(true, Ordering::Relaxed);
         self.sides().for_each(Side::wake_all);
+    }
+
+    /// A message came, which tells its waiters.
+    pub(super) fn hear(&self) {
+        if self.by_reconnect.load(Ordering::Relaxed) {
+            self.by_reconnect.store(false, Ordering::Relaxed);
+        }
+    }
+
+    /// What its waiters were told by last.
+    pub(super) fn told_by(&self) -> Source {
+        if self.by_reconnect.load(Ordering::Relaxed) { Source::Reconnect } else { Source::Message }
     }
 
     /// Whether somebody has to ask for listening; from here on, this caller.

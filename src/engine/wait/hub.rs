@@ -106,6 +106,17 @@ impl Hub {
         }
     }
 
+    /// How many wait.
+    pub(crate) fn waiters(&self) -> usize {
+        self.gates.iter().map(|gate| gate.waiters()).sum()
+    }
+
+    /// Of each gate, whom its first waiter waits for, and how many wait.
+    #[cfg(feature = "metrics")]
+    pub(crate) fn for_each_kind(&self, mut look: impl FnMut(&Arc<dyn Kind>, usize)) {
+        self.gates.iter().for_each(|gate| look(&gate.kind, gate.waiters()));
+    }
+
     /// How many channels are subscribed to, or about to be.
     pub(crate) fn channels(&self) -> usize {
         self.gates.len()

@@ -121,7 +121,10 @@ impl Reader {
         }
         // who leaves meanwhile leaves a BLPOP behind that may pop for him
         let Round { asked, until } = self.round();
+        // the server pops of the first that has an element: those at which something happened last come last, else a lock that
+        // is handed over all the time keeps signals for others waiting until they are over
         let mut lists: Vec<Arc<str>> = asked.keys().cloned().collect();
+        lists.sort_by_cached_key(|list| self.busy.get(list).copied());
         let any = lists.first().or(self.wanted.keys().next());
         let bell = self
             .bell

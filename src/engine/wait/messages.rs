@@ -31,6 +31,7 @@ pub(crate) fn deliver(hub: &Hub, heard: Heard<'_>) {
         }
     };
     let Some(gate) = hub.get(channel) else { return };
+    gate.hear();
     match text {
         b"0" => gate.wake_one(),
         b"1" => gate.wake_all(),

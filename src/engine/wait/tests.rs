@@ -68,7 +68,7 @@ impl World {
         let config = Config::default();
         let core = Arc::new(Core {
             client: ClientId::random(),
-            holds: Holds::new(config.command_timeout()),
+            holds: Holds::new(config.command_timeout(), config.meter),
             config,
             store: Store::played_by(&server),
             hub: Arc::new(hub),

@@ -19,6 +19,7 @@ use crate::{
         core::Core,
         kind::{Kind, Wake},
     },
+    meter::Source,
     owner::OwnerId,
 };
 
@@ -127,6 +128,10 @@ impl<'a> Waiter<'a> {
         Arc::clone(&self.side().permits).try_acquire_owned().ok()
     }
 
+    fn count(&self, source: Source) {
+        self.core.config.meter.wakeup(self.gate.kind.of(), source);
+    }
+
     /// Sleeps until told, until it is this waiter's turn to look, or until the deadline.
     pub(crate) fn wait(&self, deadline: Option<Instant>) -> impl Future<Output = Woken> + Send + '_ {
         if self.gate.must_be_listened_to() {
@@ -139,13 +144,18 @@ impl<'a> Waiter<'a> {
             loop {
                 tokio::select! {
                     biased;
-                    permit = &mut told => return permit.map_or(Woken::Closed, Woken::Told),
+                    permit = &mut told => {
+                        let Ok(permit) = permit else { return Woken::Closed };
+                        self.count(self.gate.told_by());
+                        return Woken::Told(permit);
+                    }
                     () = self.alarm(deadline) => {}
                 }
                 if deadline.is_some_and(|deadline| deadline <= Instant::now()) {
                     return Woken::TimedOut;
                 }
                 if self.is_my_turn_to_look() {
+                    self.count(Source::Poll);
                     return Woken::Poll;
                 }
             }

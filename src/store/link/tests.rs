@@ -51,7 +51,7 @@ fn what_is_asked_again_has_one_command_timeout() {
     own.block_on(async {
         let config = Config { command_timeout: Some(TIMEOUT), ..Config::default() };
         let (endpoint, pace) = (Endpoint::from_url(&url).unwrap(), Arc::new(Pace::new()));
-        let dial = Dial::new(&endpoint, &config, &Handle::current(), None, None);
+        let dial = Dial::new(&endpoint, &config, &"".into(), &Handle::current(), None, None);
         let link = Link::connect(dial, &pace).await.unwrap();
         // more than the socket takes
         let large = "x".repeat(1 << 20);

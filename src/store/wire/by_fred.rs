@@ -81,6 +81,12 @@ pub(super) async fn connect(dial: &Dial) -> Result<Arc<Connection>, NotConnected
     let limit = dial.connect_timeout.saturating_add(HANDSHAKE);
     let router =
         timeout(limit, client.init()).await.unwrap_or_else(late).map_err(|error| NotConnected::from_fred(&error))?;
+    // told, and not waited for: nobody needs it
+    let (named, name) = (client.clone(), dial.name.to_string());
+    dial.own.spawn(async move {
+        let hello = CustomCommand::new_static("HELLO", ClusterHash::FirstKey, false);
+        let _ = named.custom::<FredValue, _>(hello, vec!["3", "SETNAME", &name]).await;
+    });
     let connection = Arc::new(Connection {
         client,
         own: dial.own.clone(),

@@ -189,6 +189,8 @@ pub(super) struct Dial {
     pub(super) wire: Wire,
     pub(super) connect_timeout: Duration,
     pub(super) command_timeout: Duration,
+    /// What the connection is called, for whoever reads CLIENT LIST.
+    pub(super) name: Arc<str>,
     /// The client's own runtime.
     pub(super) own: Handle,
     /// The runtime that reads answers, while it runs.
@@ -200,6 +202,7 @@ impl Dial {
     pub(super) fn new(
         endpoint: &Endpoint,
         config: &Config,
+        name: &Arc<str>,
         own: &Handle,
         driver: Option<Handle>,
         sink: Option<Sink>,
@@ -209,6 +212,7 @@ impl Dial {
             wire: endpoint.wire(config),
             connect_timeout: config.connect_timeout,
             command_timeout: config.command_timeout(),
+            name: Arc::clone(name),
             own: own.clone(),
             driver,
             sink,
@@ -279,6 +283,14 @@ impl Connection {
         match self {
             Self::Own(own) => own.was_heard(),
             Self::Fred(fred) => fred.was_heard(),
+        }
+    }
+
+    /// Requests that are not answered yet; fred does not say.
+    pub(super) fn under_way(&self) -> usize {
+        match self {
+            Self::Own(own) => own.under_way(),
+            Self::Fred(_) => 0,
         }
     }
 

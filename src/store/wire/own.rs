@@ -138,6 +138,11 @@ impl Connection {
         connection
     }
 
+    /// Requests that are not answered yet.
+    pub(super) fn under_way(&self) -> usize {
+        lock(&self.out).waiting.len()
+    }
+
     /// A request, which stands in the buffer when this returns. `acks`: so many pushes are the answer.
     pub(super) fn ask(
         self: &Arc<Self>,

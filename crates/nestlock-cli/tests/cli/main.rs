@@ -3,6 +3,7 @@
 
 mod by_hand;
 mod exec;
+mod look;
 mod support;
 #[cfg(target_os = "linux")]
 mod terminal;

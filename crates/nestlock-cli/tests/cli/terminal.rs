@@ -8,13 +8,15 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::support::{PATIENCE, World, eventually};
+use crate::support::{PATIENCE, World, eventually, until};
 
 /// A shell in a terminal of its own.
 struct Terminal {
     shell: Child,
     keys: ChildStdin,
     seen: Arc<Mutex<String>>,
+    /// Every byte, as a terminal would draw it.
+    screen: Arc<Mutex<vt100::Parser>>,
 }
 
 impl Terminal {
@@ -25,19 +27,31 @@ impl Terminal {
         let mut shell = script.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("script, of bsdutils");
         let (keys, mut screen) = (shell.stdin.take().unwrap(), shell.stdout.take().unwrap());
         let seen = Arc::new(Mutex::new(String::new()));
-        let written = Arc::clone(&seen);
+        let drawn = Arc::new(Mutex::new(vt100::Parser::new(30, 120, 0)));
+        let (written, parser) = (Arc::clone(&seen), Arc::clone(&drawn));
         thread::spawn(move || {
             let mut bytes = [0; 1024];
             while let Ok(length @ 1..) = screen.read(&mut bytes) {
+                parser.lock().unwrap().process(&bytes[..length]);
                 written.lock().unwrap().push_str(&String::from_utf8_lossy(&bytes[..length]).replace('\r', ""));
             }
         });
-        Self { shell, keys, seen }
+        Self { shell, keys, seen, screen: drawn }
     }
 
     fn types(&mut self, keys: &str) {
         self.keys.write_all(keys.as_bytes()).unwrap();
         self.keys.flush().unwrap();
+    }
+
+    /// Waits until this stands on the screen.
+    fn draws(&self, text: &str) {
+        let screen = || self.screen.lock().unwrap().screen().contents();
+        let start = Instant::now();
+        while !screen().contains(text) {
+            assert!(start.elapsed() < PATIENCE, "{text:?} is not drawn: {}", screen());
+            thread::sleep(Duration::from_millis(10));
+        }
     }
 
     /// Waits until this is to be seen, and wipes the screen.
@@ -99,4 +113,62 @@ fn control_z_stops_it_and_fg_lets_it_go_on() {
     terminal.types("one\n");
     terminal.shows("read-one\n");
     eventually("it is free", || world.code(&["who", "l"]) == 1);
+}
+
+// --- top ---
+
+/// Leaves the other screen, and shows the cursor: the terminal is as it was.
+const RESTORED: &str = "\x1b[?1049l";
+
+fn open_top(world: &World, args: &str) -> Terminal {
+    let mut terminal = Terminal::open(world);
+    terminal.types(&format!("stty rows 30 cols 120; {NESTLOCK} top {args}; echo code-$?\n"));
+    terminal
+}
+
+#[test]
+fn top_shows_who_holds_what_frees_it_after_a_yes_and_gives_the_terminal_back() {
+    let world = World::new();
+    let line = format!("echo held > held; {}", until("go"));
+    let _holder = world.begin(&["exec", "order:7", "-c", &line], "held");
+    let mut terminal = open_top(&world, "");
+    terminal.draws("order:7");
+    terminal.types("f");
+    terminal.draws("Free order:7");
+    terminal.types("n");
+    terminal.draws("nothing was done");
+    assert_eq!(world.code(&["who", "order:7"]), 0);
+    terminal.types("f");
+    terminal.draws("Free order:7");
+    terminal.types("y");
+    terminal.draws("freed order:7");
+    assert_eq!(world.code(&["who", "order:7"]), 1);
+    terminal.types("q");
+    terminal.shows(RESTORED);
+    terminal.types("stty -a\n");
+    terminal.shows(" icanon");
+}
+
+#[test]
+fn top_gives_the_terminal_back_when_it_is_ended_and_frees_nothing_read_only() {
+    let world = World::new();
+    let line = format!("echo held > held; {}", until("go"));
+    let _holder = world.begin(&["exec", "order:7", "-c", &line], "held");
+    let mut terminal = open_top(&world, "--read-only & pid=$!; fg");
+    terminal.draws("order:7");
+    terminal.types("fy");
+    terminal.types("?");
+    terminal.draws("quit");
+    assert_eq!(world.code(&["who", "order:7"]), 0);
+    let found = Command::new("pgrep").args(["-f", &format!("{NESTLOCK} top --read-only")]).output().unwrap();
+    let pids = String::from_utf8(found.stdout).unwrap();
+    // of those, ours: it talks to our server
+    let address = format!("127.0.0.1:{}", world.server.addr().port());
+    let ours = |pid: &&str| {
+        let environ = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+        String::from_utf8_lossy(&environ).contains(&address)
+    };
+    let pid = pids.lines().rfind(ours).expect("it runs");
+    assert!(Command::new("kill").args(["-TERM", pid]).status().unwrap().success());
+    terminal.shows(RESTORED);
 }

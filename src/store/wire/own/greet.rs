@@ -45,6 +45,8 @@ pub(in super::super) async fn connect(dial: &Dial) -> Result<Arc<Connection>, No
     for (what, name) in [("LIB-NAME", "nestlock"), ("LIB-VER", env!("CARGO_PKG_VERSION"))] {
         asked.push(ask(&["CLIENT", "SETINFO", what, name])?);
     }
+    // a HELLO of its own, which asks for no permission, unlike CLIENT SETNAME: whoever refuses names still lets us in
+    asked.push(ask(&["HELLO", "3", "SETNAME", &dial.name])?);
     // together: one round trip
     for (n, answer) in join_all(asked).await.into_iter().enumerate() {
         match answer {

@@ -1,0 +1,117 @@
+//! `acl`: the rules that a user needs, from the table that the library has.
+
+use std::collections::BTreeSet;
+
+use nestlock::permissions::{EVERY_CLIENT, KINDS, Permissions, rule};
+use serde_json::json;
+
+use crate::{
+    Failure,
+    args::{Acl, For, Server},
+    raw::{Raw, text},
+    say,
+};
+
+/// Below this version HELLO has to be allowed.
+const HELLO_IS_FREE: (u64, u64, u64) = (6, 2, 2);
+
+/// What the tools ask besides; `client|id` is fred's.
+fn of_tool(tool: For) -> &'static [&'static str] {
+    match tool {
+        For::Exec | For::Force => &[],
+        For::Ls | For::Top => &[
+            "client|id",
+            "client|list",
+            "dbsize",
+            "get",
+            "hgetall",
+            "hlen",
+            "llen",
+            "pttl",
+            "pubsub|numsub",
+            "scan",
+            "strlen",
+        ],
+        For::Who => &["client|id", "client|list"],
+        For::Doctor => &["client|id", "config|get", "del"],
+        For::Bench => &["client|id", "client|list", "script|load", "hset", "del"],
+    }
+}
+
+/// The parts of the table that are needed.
+fn parts(acl: &Acl) -> Vec<Permissions> {
+    let asked: BTreeSet<&str> = acl.kinds.iter().map(|kind| kind.permissions()).collect();
+    // whoever forces a lock, or looks whether all kinds work, has to do with each
+    let all = acl.kinds.is_empty() || acl.tool.is_some_and(|tool| tool != For::Exec);
+    let besides = KINDS.into_iter().filter(|kind| all || asked.contains(kind.what));
+    [EVERY_CLIENT].into_iter().chain(besides).collect()
+}
+
+pub(crate) async fn acl(server: &Server, acl: &Acl) -> Result<u8, Failure> {
+    let parts = parts(acl);
+    let of = |what: fn(&Permissions) -> &'static [&'static str]| -> Vec<String> {
+        let mut seen = BTreeSet::new();
+        let all = parts.iter().flat_map(|part| what(part).iter().map(|pattern| rule(pattern, &server.prefix)));
+        all.filter(|pattern| seen.insert(pattern.clone())).collect()
+    };
+    let (keys, channels) = (of(|part| part.keys), of(|part| part.channels));
+    let mut commands: BTreeSet<String> =
+        parts.iter().flat_map(|part| part.commands).map(|word| (*word).to_owned()).collect();
+    commands.extend(acl.tool.map(of_tool).unwrap_or_default().iter().map(|word| (*word).to_owned()));
+    if acl.for_server && version(server).await? < HELLO_IS_FREE {
+        commands.insert("hello".into());
+    }
+    if acl.json {
+        say(json!({ "v": 1, "user": acl.user, "keys": keys, "channels": channels, "commands": commands }));
+        return Ok(0);
+    }
+    let mut words =
+        vec!["ACL".into(), "SETUSER".into(), acl.user.clone(), "on".into(), ">PASSWORD".into(), "resetkeys".into()];
+    words.extend(keys);
+    // the channels that versions before 7 let everybody hear
+    words.push("resetchannels".into());
+    words.extend(channels);
+    words.extend(commands.iter().map(|command| format!("+{command}")));
+    let words: Vec<String> = words.iter().map(|word| quoted(word)).collect();
+    say(words.join(" "));
+    Ok(0)
+}
+
+/// For a shell, where `*`, `&` and `>` mean something.
+fn quoted(word: &str) -> String {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"+-_:.,|/@".contains(&byte) && byte != b'|';
+    if word.bytes().all(plain) { word.to_owned() } else { format!("'{}'", word.replace('\'', "'\\''")) }
+}
+
+async fn version(server: &Server) -> Result<(u64, u64, u64), Failure> {
+    let info =
+        Raw::connect(server).await?.ask(&["INFO", "server"]).await.map_err(|error| error.details().to_owned())?;
+    Ok(version_of(&text(&info).unwrap_or_default()))
+}
+
+/// The version of Redis whose commands it has.
+pub(crate) fn version_of(info: &str) -> (u64, u64, u64) {
+    let said = info.lines().find_map(|line| line.strip_prefix("redis_version:")).unwrap_or_default();
+    let mut numbers = said.trim().split('.').map(|number| number.parse().unwrap_or(0));
+    let mut next = || numbers.next().unwrap_or(0);
+    (next(), next(), next())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_shell_takes_each_word_as_it_is() {
+        assert_eq!(quoted("+hset"), "+hset");
+        assert_eq!(quoted("~app:*"), "'~app:*'");
+        assert_eq!(quoted("+client|list"), "'+client|list'");
+        assert_eq!(quoted("~it's"), "'~it'\\''s'");
+    }
+
+    #[test]
+    fn a_version_is_read_off() {
+        assert_eq!(version_of("# Server\r\nredis_version:6.2.14\r\nredis_mode:standalone\r\n"), (6, 2, 14));
+        assert_eq!(version_of("nothing"), (0, 0, 0));
+    }
+}

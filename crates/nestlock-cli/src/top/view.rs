@@ -1,0 +1,188 @@
+//! How it looks. No I/O: a state in, a frame out.
+
+use ratatui::{
+    Frame,
+    layout::{Constraint, Layout, Rect},
+    style::{Color, Modifier, Style},
+    text::Line,
+    widgets::{Block, Clear, Paragraph, Row, Table, TableState, Wrap},
+};
+
+use super::state::{Column, Mode, State};
+use crate::ls::printable;
+
+const HELP: &str = "\
+q, Ctrl-C   quit                 Enter   details
+arrows, j k g G   walk           Space   pause
+/           filter (Esc clears)  + -     how often
+s           sort by the next     I       the other way round
+f           free a lock, after a question";
+
+pub(super) fn draw(state: &mut State, frame: &mut Frame<'_>) {
+    let [head, body, foot] =
+        Layout::vertical([Constraint::Length(1), Constraint::Min(1), Constraint::Length(1)]).areas(frame.area());
+    frame.render_widget(Line::from(title(state)), head);
+    table(state, frame, body);
+    frame.render_widget(Line::from(bottom(state)), foot);
+    match &state.mode {
+        Mode::Help => popup(frame, "Keys", HELP),
+        Mode::Details => popup(frame, "Details", &details(state)),
+        Mode::Question { name, owner } => {
+            let question =
+                format!("Free {}, which {} holds?\n\ny: yes   any other key: no", printable(name), printable(owner));
+            popup(frame, "Free it?", &question);
+        }
+        Mode::Normal | Mode::Filter => {}
+    }
+}
+
+fn title(state: &State) -> String {
+    format!(
+        "nestlock top  {}  locks: {}  {}, discovered {} s ago  by {}{}{}",
+        state.address,
+        state.total(),
+        state.interval_text(),
+        state.since_discovery.as_secs(),
+        state.column.name(),
+        if state.inverted { ", inverted" } else { "" },
+        if state.read_only { "  read-only" } else { "" },
+    )
+}
+
+fn bottom(state: &State) -> String {
+    match (&state.mode, &state.message) {
+        (Mode::Filter, _) => format!("/{}_", state.filter),
+        (_, Some(message)) => printable(message),
+        _ if !state.filter.is_empty() => format!("filter: {}   Esc clears it   ? help", state.filter),
+        _ => "? help   / filter   s sort   Enter details   q quit".to_owned(),
+    }
+}
+
+fn table(state: &State, frame: &mut Frame<'_>, area: Rect) {
+    let mark = |column: Column, name: &str| if state.column == column { format!("{name}*") } else { name.to_owned() };
+    let header = Row::new([
+        mark(Column::Waiting, "WAITING"),
+        mark(Column::Name, "NAME"),
+        mark(Column::Kind, "KIND"),
+        "HOLDER".to_owned(),
+        mark(Column::Holds, "HOLDS"),
+        mark(Column::Ttl, "TTL"),
+        "TOKEN".to_owned(),
+    ]);
+    let rows = state.order.iter().filter_map(|name| state.get(name)).map(|found| {
+        let row = Row::new([
+            found.waiting_text(),
+            printable(&found.name),
+            found.record.name().to_owned(),
+            holder(state, found),
+            found.holds().to_string(),
+            found.ttl_text(),
+            found.token_text(),
+        ]);
+        // the lease of a minute ago is over soon
+        if found.ttl.is_some_and(|ttl| ttl < 1_000) { row.style(Style::new().fg(Color::Yellow)) } else { row }
+    });
+    let widths = [
+        Constraint::Length(11),
+        Constraint::Fill(2),
+        Constraint::Length(10),
+        Constraint::Fill(3),
+        Constraint::Length(6),
+        Constraint::Length(10),
+        Constraint::Length(17),
+    ];
+    let table = Table::new(rows, widths)
+        .header(header.style(Style::new().add_modifier(Modifier::BOLD)))
+        .row_highlight_style(Style::new().add_modifier(Modifier::REVERSED));
+    let at = state.selected.as_ref().and_then(|name| state.order.iter().position(|known| known == name));
+    frame.render_stateful_widget(table, area, &mut TableState::new().with_selected(at));
+}
+
+/// Who it is, if that is known; else what the record says.
+fn holder(state: &State, found: &crate::locks::Found) -> String {
+    let Some((owner, _)) = found.holders.first() else { return "-".to_owned() };
+    let more = match found.holders.len() {
+        0 | 1 => String::new(),
+        holders => format!(" +{}", holders - 1),
+    };
+    let known = state.whose(owner).map(|whose| format!("{} on {} ({})", whose.application, whose.host, whose.process));
+    printable(&(known.unwrap_or_else(|| owner.clone()) + &more))
+}
+
+fn details(state: &State) -> String {
+    let Some(found) = state.selected.as_ref().and_then(|name| state.get(name)) else {
+        return "it is free now".to_owned();
+    };
+    let mut lines = vec![
+        format!("name     {}", printable(&found.name)),
+        format!("kind     {}", found.record.name()),
+        format!("TTL      {}", found.ttl_text()),
+        format!("waiting  {}", found.waiting_text()),
+        format!("token    {}", found.token_text()),
+    ];
+    for (owner, holds) in found.holders.iter().take(20) {
+        lines.push(format!("holder   {} x{holds}", printable(owner)));
+        if let Some(whose) = state.whose(owner) {
+            let (application, host, process) = (&whose.application, &whose.host, &whose.process);
+            lines.push(format!("         {application} on {host}, process {process}, connected for {} s", whose.age));
+        }
+    }
+    lines.extend(state.unknown().map(str::to_owned));
+    lines.join("\n")
+}
+
+fn popup(frame: &mut Frame<'_>, title: &str, text: &str) {
+    let area = frame.area();
+    let wide = text.lines().map(|line| line.chars().count()).max().unwrap_or(0) as u16 + 4;
+    let width = wide.min(area.width.saturating_sub(4));
+    let inner = usize::from(width.saturating_sub(4)).max(1);
+    let lines: usize = text.lines().map(|line| line.chars().count().div_ceil(inner).max(1)).sum();
+    let height = (lines as u16 + 2).min(area.height.saturating_sub(2));
+    let place = Rect { x: (area.width - width) / 2, y: (area.height - height) / 2, width, height };
+    frame.render_widget(Clear, place);
+    let block = Block::bordered().title(title).padding(ratatui::widgets::Padding::horizontal(1));
+    frame.render_widget(Paragraph::new(text).block(block).wrap(Wrap { trim: false }), place);
+}
+
+#[cfg(test)]
+mod tests {
+    use ratatui::{Terminal, backend::TestBackend};
+
+    use super::{super::state::tests::state, *};
+
+    fn screen(state: &mut State) -> String {
+        let mut terminal = Terminal::new(TestBackend::new(100, 12)).unwrap();
+        terminal.draw(|frame| draw(state, frame)).unwrap();
+        let buffer = terminal.backend().buffer();
+        let line = |y: u16| (0..100).map(|x| buffer[(x, y)].symbol()).collect::<String>().trim_end().to_owned();
+        (0..12).map(line).collect::<Vec<_>>().join("\n")
+    }
+
+    #[test]
+    fn what_is_known_is_shown_and_what_is_not_is_a_dash() {
+        let mut state = state(&[("order:7", Some(3)), ("quiet", None)]);
+        let screen = screen(&mut state);
+        insta::assert_snapshot!(screen);
+    }
+
+    #[test]
+    fn a_question_names_the_lock_and_its_holder() {
+        let mut state = state(&[("order:7", Some(3))]);
+        state.mode = Mode::Question { name: "order:7".into(), owner: "0a1b2c3d-1111-4222-8333-444455556666:42".into() };
+        insta::assert_snapshot!(screen(&mut state));
+    }
+
+    #[test]
+    fn details_help_and_a_narrow_terminal_do_not_panic() {
+        let mut state = state(&[("order:7", Some(3))]);
+        for mode in
+            [Mode::Help, Mode::Details, Mode::Filter, Mode::Question { name: "x".repeat(300), owner: String::new() }]
+        {
+            state.mode = mode;
+            for (width, height) in [(1, 1), (5, 3), (20, 5), (200, 60)] {
+                let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
+                terminal.draw(|frame| draw(&mut state, frame)).unwrap();
+            }
+        }
+    }
+}

@@ -1,0 +1,83 @@
+//! Which program an owner is of: what its client's connections are called.
+
+use std::collections::HashMap;
+
+use crate::raw::{Raw, is_denied, text};
+
+/// The program behind a client.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Whose {
+    pub(crate) application: String,
+    pub(crate) host: String,
+    pub(crate) process: String,
+    /// For how many seconds its oldest connection has been there: no less is the client.
+    pub(crate) age: u64,
+    pub(crate) address: String,
+}
+
+/// Programs by the id of their client.
+#[derive(Debug, Default)]
+pub(crate) struct People {
+    of_client: HashMap<String, Whose>,
+    /// Why nothing is known.
+    pub(crate) unknown: Option<&'static str>,
+}
+
+impl People {
+    pub(crate) async fn ask(raw: &Raw) -> Self {
+        match raw.ask(&["CLIENT", "LIST"]).await {
+            Ok(list) => Self { of_client: read(&text(&list).unwrap_or_default()), unknown: None },
+            Err(error) if is_denied(&error) => {
+                let unknown = Some("this user may not see whose connections there are; give it +client|list");
+                Self { of_client: HashMap::new(), unknown }
+            }
+            Err(_) => Self {
+                of_client: HashMap::new(),
+                unknown: Some("the server does not tell whose connections there are"),
+            },
+        }
+    }
+
+    /// Who is behind this owner.
+    pub(crate) fn of(&self, owner: &str) -> Option<&Whose> {
+        self.of_client.get(owner.split_once(':')?.0)
+    }
+}
+
+fn read(list: &str) -> HashMap<String, Whose> {
+    let mut found: HashMap<String, Whose> = HashMap::new();
+    for line in list.lines() {
+        let field = |name: &str| line.split(' ').find_map(|field| field.strip_prefix(name)?.strip_prefix('='));
+        let Some(name) = field("name").and_then(|name| name.strip_prefix("nestlock:")) else { continue };
+        let parts: Vec<&str> = name.split(':').collect();
+        let [application, host, process, client] = parts[..] else { continue };
+        let age = field("age").and_then(|age| age.parse().ok()).unwrap_or(0);
+        let whose = found.entry(client.to_owned()).or_insert_with(|| Whose {
+            application: application.to_owned(),
+            host: host.to_owned(),
+            process: process.to_owned(),
+            age,
+            address: field("addr").unwrap_or("-").to_owned(),
+        });
+        whose.age = whose.age.max(age);
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_client_is_known_by_the_names_of_its_connections() {
+        let found = read(
+            "id=3 addr=127.0.0.1:50 laddr=x name=nestlock:shop:web-1:77:c-1 age=5 idle=0\n\
+             id=4 addr=127.0.0.1:51 laddr=x name=nestlock:shop:web-1:77:c-1 age=9 idle=0\n\
+             id=5 addr=127.0.0.1:52 laddr=x name= age=9 idle=0\n\
+             id=6 addr=127.0.0.1:53 laddr=x name=nestlock:odd age=9 idle=0\n",
+        );
+        assert_eq!(found.len(), 1);
+        let whose = &found["c-1"];
+        assert_eq!((&*whose.application, &*whose.host, &*whose.process, whose.age), ("shop", "web-1", "77", 9));
+    }
+}

@@ -1,0 +1,236 @@
+//! `ls`, `doctor`, `acl`, `bench`, completions, the man page.
+
+use std::{
+    io::{BufRead, BufReader},
+    process::{Command, Stdio},
+};
+
+use crate::support::{Running, World, eventually, until};
+
+const KINDS: [&str; 7] = ["reentrant", "fair", "fenced", "read", "write", "signal", "string"];
+
+fn said(world: &World, args: &[&str]) -> (Option<i32>, String, String) {
+    let output = world.output(args);
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    (output.status.code(), text(output.stdout), text(output.stderr))
+}
+
+fn hold(world: &World, name: &str, kind: &str) -> Running {
+    let file = format!("held-{kind}");
+    let line = format!("echo $NESTLOCK_OWNER > {file}; {}", until("go"));
+    world.begin(&["exec", name, "--kind", kind, "-c", &line], &file)
+}
+
+/// The line about a lock, by words.
+fn line_of<'t>(table: &'t str, name: &str) -> Vec<&'t str> {
+    let line = table.lines().find(|line| line.split_whitespace().next() == Some(name));
+    line.unwrap_or_else(|| panic!("{name}: {table}")).split_whitespace().collect()
+}
+
+#[test]
+fn locks_of_each_kind_are_listed_and_nothing_else() {
+    let world = World::new();
+    assert_eq!(said(&world, &["ls"]), (Some(0), String::new(), String::new()));
+    let _holders = KINDS.map(|kind| hold(&world, &format!("app:{kind}"), kind));
+    for data in [
+        &["HSET", "data", "a", "1"][..],
+        &["SET", "text", "x"],
+        &["RPUSH", "list", "1"],
+        &["HSET", "{o}:b", "mode", "x"],
+    ] {
+        assert!(!world.server_says(data).starts_with('-'));
+    }
+    let _waiter = Running::of(world.nestlock(&["exec", "app:fair", "--kind", "fair", "--", "true"]));
+    let _listener = Running::of(world.nestlock(&["exec", "app:reentrant", "--", "true"]));
+    eventually("both wait", || {
+        let table = said(&world, &["ls"]).1;
+        line_of(&table, "app:fair")[5] == "1" && line_of(&table, "app:reentrant")[5..7] == ["1", "client"]
+    });
+    let (_, table, errors) = said(&world, &["ls"]);
+    let names: Vec<&str> = table.lines().skip(1).map(|line| line.split_whitespace().next().unwrap()).collect();
+    assert_eq!(names, ["app:fair", "app:fenced", "app:read", "app:reentrant", "app:signal", "app:write"]);
+    assert_eq!(errors, "");
+    for (kind, told) in
+        [("fair", "fair"), ("fenced", "fenced?"), ("read", "read"), ("write", "write"), ("signal", "signal")]
+    {
+        let line = line_of(&table, &format!("app:{kind}"));
+        assert_eq!((line[1], line[2]), (told, &*world.text(&format!("held-{kind}"))), "{table}");
+    }
+    // who waits for a signal lock is on no list of the server's
+    assert_eq!(line_of(&table, "app:signal")[5], "-", "{table}");
+    assert!(line_of(&table, "app:fenced").last().unwrap().parse::<u64>().unwrap() > 0);
+    assert!(said(&world, &["ls", "--strings"]).1.contains("app:string"));
+    // a prefix is left out of names; a pattern is the server's
+    let (_, json, _) = said(&world, &["ls", "f*", "--prefix", "app:", "--json"]);
+    assert_eq!(json.lines().count(), 2, "{json}");
+    assert!(
+        json.contains("\"name\":\"fair\"") && json.contains("\"waiting_clients\":null,\"waiting_tasks\":1"),
+        "{json}"
+    );
+}
+
+#[test]
+fn a_change_is_a_line() {
+    let world = World::new();
+    let mut watch = world.nestlock(&["ls", "--watch"]).stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(watch.stdout.take().unwrap()).lines();
+    // it discovers seldom: what is there when it begins, it knows
+    let holder = hold(&world, "l", "reentrant");
+    let first = lines.next().unwrap().unwrap();
+    let owner = world.text("held-reentrant");
+    assert!((first.starts_with("+ l ") || first.starts_with("= l ")) && first.contains(&owner), "{first}");
+    world.make("go");
+    assert_eq!(holder.code(), Some(0));
+    assert!(lines.next().unwrap().unwrap().starts_with("- l "));
+    watch.kill().unwrap();
+    watch.wait().unwrap();
+}
+
+#[test]
+fn too_many_keys_are_not_looked_through_unasked() {
+    let world = World::new();
+    for n in 0..5 {
+        world.server_says(&["SET", &format!("k{n}"), "x"]);
+    }
+    let (code, out, errors) = said(&world, &["ls", "--max-keys", "4"]);
+    assert!(code == Some(64) && out.is_empty() && errors.contains("there are 5 keys"), "{errors}");
+    for args in
+        [&["ls", "--max-keys", "5"][..], &["ls", "*", "--max-keys", "4"], &["ls", "--max-keys", "4", "--prefix", "a"]]
+    {
+        assert_eq!(world.code(args), 0, "{args:?}");
+    }
+}
+
+/// What a user may not ask is `-`, and why stands beside.
+#[test]
+fn a_user_who_may_not_ask_is_told_what_is_missing() {
+    let world = World::new();
+    let _holder = hold(&world, "l", "reentrant");
+    let rules = ["ACL", "SETUSER", "some", "on", ">pw", "~*", "&*", "+@all"];
+    let with = |denied: &str| {
+        assert_eq!(world.server_says(&[&rules[..], &[denied]].concat()), "+OK\r\n");
+        let address = format!("redis://some:pw@{}", world.server.addr());
+        let ask = |args: &[&str]| {
+            let output = world.nestlock(args).env("NESTLOCK_URL", &address).output().unwrap();
+            (output.status.code(), String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap())
+        };
+        (ask(&["ls"]), ask(&["who", "l"]), ask(&["doctor"]))
+    };
+    let ((_, table, errors), ..) = with("-pubsub");
+    assert_eq!(line_of(&table, "l")[5], "-", "{table}");
+    assert!(errors.contains("+pubsub|numsub") && !errors.contains("pw"), "{errors}");
+    let (_, (code, who, errors), _) = with("-client");
+    assert!(
+        code == Some(0) && who.trim_end().ends_with("- - - -") && errors.contains("+client|list"),
+        "{who} {errors}"
+    );
+    let (.., (code, rows, _)) = with("-config");
+    assert!(code == Some(1) && rows.contains("unknown") && rows.contains("+config|get"), "{rows}");
+    let ((code, _, errors), ..) = with("-scan");
+    assert!(code == Some(125) && errors.contains("+scan"), "{errors}");
+}
+
+#[test]
+fn a_server_is_examined_and_nothing_stays_on_it() {
+    let world = World::new();
+    let (code, rows, _) = said(&world, &["doctor", "--prefix", "app:"]);
+    // without an append-only file
+    assert_eq!(code, Some(1), "{rows}");
+    for row in ["ok       version", "warn     persistence", "ok       fair", "ok       write", "ok       messages"] {
+        assert!(rows.contains(row), "{row}: {rows}");
+    }
+    eventually("nothing stays", || world.server_says(&["DBSIZE"]) == ":0\r\n");
+    world.server_says(&["CONFIG", "SET", "appendonly", "yes", "appendfsync", "always"]);
+    let (code, rows, _) = said(&world, &["doctor"]);
+    assert_eq!(code, Some(0), "{rows}");
+    world.server_says(&["CONFIG", "SET", "maxmemory", "100mb", "maxmemory-policy", "allkeys-lru"]);
+    let (code, json, _) = said(&world, &["doctor", "--json"]);
+    let memory = json.lines().find(|line| line.contains("\"what\":\"memory\"")).unwrap();
+    assert!(code == Some(2) && memory.contains("\"verdict\":\"bad\"") && memory.contains("\"v\":1"), "{json}");
+    world.server_says(&["CONFIG", "SET", "maxmemory", "0", "replica-announce-ip", ""]);
+    let nobody = world.nestlock(&["doctor"]).env("NESTLOCK_URL", "redis://u:secret@127.0.0.1:1").output().unwrap();
+    let errors = String::from_utf8(nobody.stderr).unwrap();
+    assert!(nobody.status.code() == Some(125) && !errors.contains("secret"), "{errors}");
+}
+
+/// What `acl` prints is enough for what it is for, as a shell takes it.
+#[test]
+fn the_rules_that_are_printed_are_enough() {
+    let world = World::new();
+    for (tool, kinds) in [("exec", "fair,read"), ("doctor", ""), ("ls", ""), ("who", ""), ("force", ""), ("bench", "")]
+    {
+        let mut args = vec!["acl", "--prefix", "app:", "--for", tool, "--user", "some one"];
+        if !kinds.is_empty() {
+            args.extend(["--kinds", kinds]);
+        }
+        let (_, line, _) = said(&world, &args);
+        assert!(!line.contains("+@all"));
+        let shell = format!("set -- {}; for word; do printf '%s\\n' \"$word\"; done", line.trim());
+        let words = Command::new("sh").args(["-c", &shell]).output().unwrap();
+        let words = String::from_utf8(words.stdout).unwrap().replace(">PASSWORD", ">pw").replace("some one", "some");
+        let words: Vec<&str> = words.lines().collect();
+        assert_eq!(world.server_says(&[&words[..], &["reset"], &words[3..]].concat()), "+OK\r\n", "{words:?}");
+        let address = format!("redis://some:pw@{}", world.server.addr());
+        let run = |args: &[&str]| {
+            let output =
+                world.nestlock(args).env("NESTLOCK_URL", &address).env("NESTLOCK_PREFIX", "app:").output().unwrap();
+            (
+                output.status.code(),
+                [output.stdout, output.stderr].map(|bytes| String::from_utf8(bytes).unwrap()).concat(),
+            )
+        };
+        match tool {
+            "exec" => {
+                for kind in ["fair", "read", "write", "reentrant"] {
+                    assert_eq!(run(&["exec", "l", "--kind", kind, "--", "true"]), (Some(0), String::new()), "{kind}");
+                }
+            }
+            "doctor" => {
+                let (code, rows) = run(&["doctor"]);
+                assert!(code == Some(1) && !rows.contains("unknown") && !rows.contains("bad"), "{rows}");
+            }
+            "ls" => assert_eq!(run(&["ls"]), (Some(0), String::new())),
+            "bench" => assert_eq!(run(&["bench", "--pairs", "1000", "--rounds", "1", "--yes"]).0, Some(0)),
+            "who" => assert_eq!(run(&["who", "l"]).0, Some(1)),
+            _ => assert_eq!(run(&["force", "l"]), (Some(1), String::new())),
+        }
+        assert_eq!(world.server_says(&["ACL", "LOG"]), "*0\r\n", "{tool}: nothing was denied");
+    }
+    // other names are not theirs
+    let (_, json, _) = said(&world, &["acl", "--prefix", "app:", "--json", "--kinds", "signal"]);
+    assert!(json.contains("\"~lock:app:*\"") && !json.contains("zadd"), "{json}");
+}
+
+#[test]
+fn a_measurement_says_what_it_sends_and_leaves_nothing() {
+    let world = World::new();
+    let (code, figures, errors) = said(&world, &["bench", "--pairs", "1000", "--rounds", "1", "--tasks", "4", "--yes"]);
+    assert_eq!(code, Some(0), "{errors}");
+    assert!(errors.contains("about 4000 commands"), "{errors}");
+    assert!(
+        figures.contains("lock and unlock") && figures.contains("p99") && figures.contains("1000 pairs"),
+        "{figures}"
+    );
+    eventually("nothing stays", || world.server_says(&["DBSIZE"]) == ":0\r\n");
+    // somebody else is at it
+    let _holder = hold(&world, "l", "reentrant");
+    let (code, figures, errors) = said(&world, &["bench"]);
+    assert!(code == Some(64) && figures.is_empty() && errors.contains("--yes"), "{errors}");
+}
+
+#[test]
+fn shells_and_man_know_each_command() {
+    let world = World::new();
+    let (_, bash, _) = said(&world, &["completions", "bash"]);
+    let (_, man, _) = said(&world, &["man"]);
+    for command in ["exec", "ls", "top", "who", "force", "release", "extend", "doctor", "acl", "bench"] {
+        assert!(
+            bash.contains(command) && man.contains(&format!(".SH NESTLOCK {}", command.to_uppercase())),
+            "{command}"
+        );
+    }
+    assert!(Command::new("bash").args(["-nc", &bash]).status().unwrap().success());
+    let top = world.output(&["top"]);
+    let errors = String::from_utf8(top.stderr).unwrap();
+    assert!(top.status.code() == Some(64) && errors.contains("ls --watch"), "{errors}");
+}

@@ -1,0 +1,85 @@
+//! What a lock costs a program, and whether any is lost: metrics, for Prometheus.
+//!
+//! Run: `cargo run --features metrics --example metrics`  (uses `NESTLOCK_URL`, else an embedded server). It works for a few
+//! seconds, and prints what was counted. With `METRICS_ADDR=127.0.0.1:9187` it works on, and Prometheus may scrape it there.
+#![allow(clippy::print_stdout)]
+
+mod support;
+
+use std::{env, error::Error, net::SocketAddr, time::Duration};
+
+use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
+use nestlock::{AcquireOptions, LockClient};
+use tokio::time::{Instant, sleep, timeout};
+
+/// What fits both a quick acquire and a long hold, in seconds.
+const BUCKETS: [f64; 17] =
+    [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0];
+
+/// Before there is a client: what was counted earlier is lost.
+fn install(address: Option<SocketAddr>) -> Result<Option<PrometheusHandle>, Box<dyn Error>> {
+    // names with units; and histograms, for without buckets there are summaries
+    let builder = PrometheusBuilder::new().with_recommended_naming(true).set_buckets(&BUCKETS)?;
+    match address {
+        Some(address) => builder.with_http_listener(address).install().map(|()| None).map_err(Into::into),
+        None => Ok(Some(builder.install_recorder()?)),
+    }
+}
+
+/// Which locks are counted together. Never the name itself.
+fn class(lock: &str) -> &'static str {
+    if lock.starts_with("order:") { "orders" } else { "rest" }
+}
+
+/// A bit of everything that happens to locks.
+async fn work(client: &LockClient, turn: u64) -> Result<(), Box<dyn Error>> {
+    let (order, report) = (client.mutex("order:7")?, client.reentrant_lock("report")?);
+    let held = order.lock().await?;
+    let (waiter, waits) = (order.clone(), Duration::from_millis(500));
+    let waiter = tokio::spawn(async move { waiter.try_lock_for(waits).await });
+    assert!(order.try_lock().await?.is_none());
+    assert!(order.try_lock_for(Duration::from_millis(5)).await?.is_none());
+    let _ = timeout(Duration::from_millis(5), order.lock()).await;
+    sleep(Duration::from_millis(10 + turn % 7 * 5)).await;
+    held.unlock().await?;
+    // dropped, so that the background releases it
+    drop(waiter.await??);
+
+    let outer = report.lock().await?;
+    let inner = report.lock().await?;
+    sleep(Duration::from_millis(250)).await;
+    if turn.is_multiple_of(4) {
+        // an operator, or a failover
+        report.force_unlock().await?;
+        println!("{}", outer.lost().await);
+        let _ = (inner.unlock().await, outer.unlock().await);
+    } else {
+        inner.unlock().await?;
+        outer.unlock().await?;
+    }
+    report.lock_with(AcquireOptions::new().lease(Duration::from_millis(50))).await?.leave_to_lease();
+    report.lock().await?.unlock().await?;
+    let _ = report.try_lock_with(AcquireOptions::new().lease(Duration::ZERO)).await;
+    Ok(())
+}
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn Error>> {
+    let address = env::var("METRICS_ADDR").ok().map(|address| address.parse()).transpose()?;
+    let metrics = install(address)?;
+    let server = support::server()?;
+    let builder = LockClient::builder().application("metrics").metrics_class(class);
+    let client = builder.watchdog_timeout(Duration::from_millis(600)).connect(server.url()).await?;
+    let (start, mut turn) = (Instant::now(), 0);
+    while address.is_some() || start.elapsed() < Duration::from_secs(3) {
+        work(&client, turn).await?;
+        turn += 1;
+    }
+    if let Some(metrics) = metrics {
+        let text = metrics.render();
+        text.lines().filter(|line| !line.contains("_bucket")).for_each(|line| println!("{line}"));
+        assert!(text.contains("nestlock_losses_total"), "a loss is counted");
+    }
+    client.shutdown().await?;
+    Ok(())
+}

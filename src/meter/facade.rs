@@ -1,0 +1,253 @@
+//! The facade of the `metrics` crate: names, labels, and handles that are kept.
+//!
+//! A macro of the facade with labels costs 150 ns and three allocations each time; a handle that is kept, 30 ns and none. But
+//! a handle that was made before there is a recorder stays deaf. So each is made when it is first needed.
+
+use std::{
+    collections::HashMap,
+    mem,
+    panic::catch_unwind,
+    sync::{LazyLock, Once, OnceLock},
+    time::Duration,
+};
+
+use dashmap::DashMap;
+use metrics::{
+    Counter, Histogram, Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram,
+};
+
+use super::{HoldEnd, Of, Outcome, Source};
+use crate::error::LossReason;
+
+/// Pairs of kind and class that have handles of their own: more would be names.
+const MOST: usize = 256;
+/// The class of what is beyond, and of what a user's function panicked at.
+const OTHER: &str = "other";
+/// The class of all locks, if nobody says.
+const ALL: &str = "all";
+
+/// Which locks are counted together.
+type Class = fn(&str) -> &'static str;
+
+/// What counts for one client.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Meter {
+    class: Class,
+}
+
+impl Default for Meter {
+    fn default() -> Self {
+        Self { class: |_| ALL }
+    }
+}
+
+/// What is kept for locks of one kind and class.
+struct Handles {
+    kind: &'static str,
+    class: &'static str,
+    acquired: OnceLock<Histogram>,
+    reentered: OnceLock<Histogram>,
+    busy: OnceLock<Histogram>,
+    timeout: OnceLock<Histogram>,
+    cancelled: OnceLock<Histogram>,
+    released: OnceLock<Histogram>,
+    lost: OnceLock<Histogram>,
+    forgotten: OnceLock<Histogram>,
+    renewed: OnceLock<Counter>,
+}
+
+static HANDLES: LazyLock<DashMap<(&'static str, &'static str), &'static Handles>> = LazyLock::new(DashMap::new);
+
+fn handles(kind: &'static str, class: &'static str) -> &'static Handles {
+    if let Some(known) = HANDLES.get(&(kind, class)) {
+        return *known;
+    }
+    let class = if HANDLES.len() < MOST { class } else { OTHER };
+    *HANDLES.entry((kind, class)).or_insert_with(|| {
+        // for as long as the process lives: there are few
+        Box::leak(Box::new(Handles {
+            kind,
+            class,
+            acquired: OnceLock::new(),
+            reentered: OnceLock::new(),
+            busy: OnceLock::new(),
+            timeout: OnceLock::new(),
+            cancelled: OnceLock::new(),
+            released: OnceLock::new(),
+            lost: OnceLock::new(),
+            forgotten: OnceLock::new(),
+            renewed: OnceLock::new(),
+        }))
+    })
+}
+
+impl Meter {
+    pub(crate) fn of_classes(class: Class) -> Self {
+        Self { class }
+    }
+
+    fn class(self, lock: &str) -> &'static str {
+        // the user's code, which may run in the middle of ours
+        catch_unwind(|| (self.class)(lock)).unwrap_or(OTHER)
+    }
+
+    fn handles(self, of: Of<'_>) -> &'static Handles {
+        handles(of.kind, self.class(of.lock))
+    }
+
+    pub(crate) fn acquire(self, of: Of<'_>, outcome: Outcome, took: Duration) {
+        let known = self.handles(of);
+        let Handles { kind, class, .. } = *known;
+        let kept = match outcome {
+            Outcome::Acquired => &known.acquired,
+            Outcome::Reentered => &known.reentered,
+            Outcome::Busy => &known.busy,
+            Outcome::Timeout => &known.timeout,
+            Outcome::Cancelled => &known.cancelled,
+            // rare
+            Outcome::Error(error) => {
+                let labels = [("kind", kind), ("class", class), ("outcome", "error"), ("error.type", error)];
+                return histogram!("nestlock.acquire.duration", &labels).record(took);
+            }
+        };
+        let labels = [("kind", kind), ("class", class), ("outcome", outcome.name())];
+        kept.get_or_init(|| histogram!("nestlock.acquire.duration", &labels)).record(took);
+    }
+
+    pub(crate) fn hold(self, of: Of<'_>, end: HoldEnd, held: Duration) {
+        let known = self.handles(of);
+        let Handles { kind, class, .. } = *known;
+        let kept = match end {
+            HoldEnd::Released => &known.released,
+            HoldEnd::Lost(_) => &known.lost,
+            HoldEnd::Forgotten => &known.forgotten,
+        };
+        let labels = [("kind", kind), ("class", class), ("end", end.name())];
+        kept.get_or_init(|| histogram!("nestlock.hold.duration", &labels)).record(held);
+        if let HoldEnd::Lost(reason) = end {
+            let reason = match reason {
+                LossReason::LeaseExpired => "lease_expired",
+                LossReason::RecordMissing => "record_missing",
+                LossReason::TakenOver => "taken_over",
+                LossReason::ShutDown => "shut_down",
+            };
+            counter!("nestlock.losses", "kind" => kind, "class" => class, "reason" => reason).increment(1);
+        }
+    }
+
+    pub(crate) fn renewal(self, of: Of<'_>, outcome: &'static str) {
+        let known = self.handles(of);
+        let count =
+            || counter!("nestlock.renewals", "kind" => known.kind, "class" => known.class, "outcome" => outcome);
+        match outcome {
+            "renewed" => known.renewed.get_or_init(count).increment(1),
+            _ => count().increment(1),
+        }
+    }
+
+    pub(crate) fn wakeup(self, of: Of<'_>, source: Source) {
+        let class = self.class(of.lock);
+        let class = handles(of.kind, class).class;
+        counter!("nestlock.wakeups", "kind" => of.kind, "class" => class, "source" => source.name()).increment(1);
+    }
+
+    pub(crate) fn renewals_late(late: Duration) {
+        static KEPT: OnceLock<Histogram> = OnceLock::new();
+        KEPT.get_or_init(|| histogram!("nestlock.renewal.lateness")).record(late);
+    }
+
+    pub(crate) fn settlement(outcome: &'static str) {
+        counter!("nestlock.settlements", "outcome" => outcome).increment(1);
+    }
+
+    pub(crate) fn ghost() {
+        counter!("nestlock.ghosts").increment(1);
+    }
+
+    pub(crate) fn reconnect(connection: &'static str) {
+        counter!("nestlock.reconnects", "connection" => connection).increment(1);
+    }
+}
+
+fn level(count: usize) -> f64 {
+    // there are no more
+    f64::from(u32::try_from(count).unwrap_or(u32::MAX))
+}
+
+type OfClass = HashMap<(&'static str, &'static str), f64>;
+
+/// How much there is of what comes and goes, in one client.
+#[derive(Debug, Default)]
+pub(crate) struct Levels {
+    held: OfClass,
+    waiters: OfClass,
+    under_way: f64,
+}
+
+impl Levels {
+    pub(crate) fn held(&mut self, meter: Meter, of: Of<'_>) {
+        *self.held.entry((of.kind, meter.handles(of).class)).or_default() += 1.0;
+    }
+
+    pub(crate) fn waiters(&mut self, meter: Meter, of: Of<'_>, waiters: usize) {
+        *self.waiters.entry((of.kind, meter.handles(of).class)).or_default() += level(waiters);
+    }
+
+    pub(crate) fn under_way(&mut self, requests: usize) {
+        self.under_way = level(requests);
+    }
+}
+
+/// One client's part in the gauges, which other clients of the process have a part in, too. It takes its own out at the end.
+#[derive(Debug, Default)]
+pub(crate) struct Gauges(Levels);
+
+impl Gauges {
+    /// Moves the gauges by what has changed.
+    pub(crate) fn set(&mut self, now: Levels) {
+        let before = mem::replace(&mut self.0, now);
+        let now = &mut self.0;
+        for (name, before, now) in
+            [("nestlock.held", before.held, &mut now.held), ("nestlock.waiters", before.waiters, &mut now.waiters)]
+        {
+            // what is gone is zero
+            for key in before.keys() {
+                now.entry(*key).or_default();
+            }
+            for ((kind, class), level) in now {
+                let change = *level - before.get(&(*kind, *class)).copied().unwrap_or_default();
+                gauge!(name, "kind" => *kind, "class" => *class).increment(change);
+            }
+        }
+        gauge!("nestlock.queue.depth").increment(now.under_way - before.under_way);
+    }
+}
+
+impl Drop for Gauges {
+    fn drop(&mut self) {
+        self.set(Levels::default());
+    }
+}
+
+/// Says what each is, and in which unit, to the recorder that is there.
+pub(crate) fn describe() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        describe_histogram!("nestlock.acquire.duration", Unit::Seconds, "How long acquires took");
+        describe_histogram!("nestlock.hold.duration", Unit::Seconds, "How long locks were held");
+        describe_histogram!(
+            "nestlock.renewal.lateness",
+            Unit::Seconds,
+            "How long after it was due a renewal was confirmed"
+        );
+        describe_counter!("nestlock.losses", "Holds that were lost");
+        describe_counter!("nestlock.renewals", "Renewals of holds");
+        describe_counter!("nestlock.wakeups", "Waiters that tried again, and why");
+        describe_counter!("nestlock.settlements", "Releases that nobody awaited");
+        describe_counter!("nestlock.ghosts", "Names given up, since a late request may still use them");
+        describe_counter!("nestlock.reconnects", "Connections made anew");
+        describe_gauge!("nestlock.held", "Locks that are held");
+        describe_gauge!("nestlock.waiters", "Acquires that wait for a release");
+        describe_gauge!("nestlock.queue.depth", "Requests that are not answered yet");
+    });
+}

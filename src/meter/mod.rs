@@ -1,0 +1,118 @@
+//! What is measured. With the feature `metrics` the facade of that name hears it; without, nothing is done.
+
+#[cfg(feature = "metrics")]
+mod facade;
+#[cfg(not(feature = "metrics"))]
+mod nothing;
+
+#[cfg(feature = "metrics")]
+pub(crate) use self::facade::{Gauges, Levels, Meter, describe};
+#[cfg(not(feature = "metrics"))]
+pub(crate) use self::nothing::Meter;
+use crate::error::{Error, LossReason};
+
+/// Whether anybody may hear of it.
+pub(crate) const IS_ON: bool = cfg!(feature = "metrics");
+
+/// The lock that something is about.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Of<'l> {
+    pub(crate) kind: &'static str,
+    #[cfg_attr(not(feature = "metrics"), expect(dead_code, reason = "read by the facade"))]
+    pub(crate) lock: &'l str,
+}
+
+/// What an acquire came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    Acquired,
+    /// The owner had it already.
+    Reentered,
+    /// A try without a wait.
+    Busy,
+    /// A wait that was over.
+    Timeout,
+    /// Its future was dropped.
+    Cancelled,
+    Error(&'static str),
+}
+
+impl Outcome {
+    pub(crate) fn failed(error: &Error) -> Self {
+        Self::Error(error_type(error))
+    }
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Acquired => "acquired",
+            Self::Reentered => "reentered",
+            Self::Busy => "busy",
+            Self::Timeout => "timeout",
+            Self::Cancelled => "cancelled",
+            Self::Error(_) => "error",
+        }
+    }
+}
+
+/// How a hold ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum HoldEnd {
+    Released,
+    Lost(LossReason),
+    /// It was given away, or left to its lease.
+    Forgotten,
+}
+
+impl HoldEnd {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Released => "released",
+            Self::Lost(_) => "lost",
+            Self::Forgotten => "forgotten",
+        }
+    }
+}
+
+/// What woke a waiter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Source {
+    Message,
+    /// It looked for itself.
+    Poll,
+    /// Messages may have been missed while there was no connection.
+    Reconnect,
+}
+
+impl Source {
+    #[cfg(feature = "metrics")]
+    fn name(self) -> &'static str {
+        match self {
+            Self::Message => "message",
+            Self::Poll => "poll",
+            Self::Reconnect => "reconnect",
+        }
+    }
+}
+
+/// What an error is called where it is counted.
+fn error_type(error: &Error) -> &'static str {
+    match error {
+        Error::InvalidName { .. } => "invalid_name",
+        Error::InvalidOwner { .. } => "invalid_owner",
+        Error::InvalidLease { .. } => "invalid_lease",
+        Error::InvalidConfig { .. } => "invalid_config",
+        Error::NotHeld { .. } => "not_held",
+        Error::Lost { .. } => "lost",
+        Error::WrongLockKind { .. } => "wrong_lock_kind",
+        Error::WrongType { .. } => "wrong_type",
+        Error::TooManyHolds { .. } => "too_many_holds",
+        Error::NotReentrant { .. } => "not_reentrant",
+        Error::UpgradeRefused { .. } => "upgrade_refused",
+        Error::NoToken { .. } => "no_token",
+        Error::NoQuorum { .. } => "no_quorum",
+        Error::Unconfirmed { .. } => "unconfirmed",
+        Error::Store { .. } => "store",
+        Error::Closed => "closed",
+        _ => "other",
+    }
+}

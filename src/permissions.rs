@@ -1,0 +1,143 @@
+//! What an ACL user of a client may be limited to: the rules of the [guide's page](crate::guide::permissions), as data.
+//!
+//! ```
+//! let all = nestlock::permissions::KINDS.iter().map(|kind| kind.what);
+//! assert_eq!(all.collect::<Vec<_>>(), ["fenced", "guarded keys", "fair", "string", "signal", "read-write"]);
+//! assert_eq!(nestlock::permissions::rule("~{}", "app:"), "~app:*");
+//! ```
+
+/// What one part of nestlock needs. In keys and channels, `{}` stands for what lock names begin with: see [`rule`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Permissions {
+    /// What it is for: `fair`.
+    pub what: &'static str,
+    /// Patterns of keys: `~redisson_lock_queue:{{}`.
+    pub keys: &'static [&'static str],
+    /// Patterns of channels.
+    pub channels: &'static [&'static str],
+    /// Commands, without the `+`.
+    pub commands: &'static [&'static str],
+}
+
+/// What every client needs; all that the reentrant lock and its relatives without keys of their own do.
+pub const EVERY_CLIENT: Permissions = Permissions {
+    what: "reentrant",
+    keys: &["~{}"],
+    channels: &["&redisson_lock__channel:{{}"],
+    commands: &[
+        "evalsha",
+        "eval",
+        "hset",
+        "hmget",
+        "hlen",
+        "hgetall",
+        "hdel",
+        "del",
+        "pexpire",
+        "pttl",
+        "publish",
+        "subscribe",
+        "unsubscribe",
+        "ping",
+        "info",
+    ],
+};
+
+/// What some kinds need besides.
+pub const KINDS: [Permissions; 6] = [
+    Permissions {
+        what: "fenced",
+        keys: &["~redisson_lock_token:{{}"],
+        channels: &[],
+        commands: &["get", "set", "incr", "time"],
+    },
+    Permissions {
+        what: "guarded keys",
+        keys: &["~nestlock_fence:{{}"],
+        channels: &[],
+        commands: &["get", "set", "mset", "strlen"],
+    },
+    Permissions {
+        what: "fair",
+        keys: &["~redisson_lock_queue:{{}", "~redisson_lock_timeout:{{}", "~nestlock_fair_seen:{{}"],
+        channels: &[],
+        commands: &[
+            "hget",
+            "hexists",
+            "hkeys",
+            "lindex",
+            "llen",
+            "lpos",
+            "lrange",
+            "lrem",
+            "ltrim",
+            "rpush",
+            "time",
+            "zadd",
+            "zmscore",
+            "zrangebyscore",
+            "zrem",
+            "zscore",
+        ],
+    },
+    Permissions { what: "string", keys: &["~nestlock_fence:{{}"], channels: &[], commands: &["get", "set", "exists"] },
+    Permissions {
+        what: "signal",
+        keys: &["~lock:{}", "~lock-signal:{}"],
+        channels: &[],
+        commands: &["get", "set", "lpush", "ltrim", "expire", "blpop", "scan"],
+    },
+    Permissions {
+        what: "read-write",
+        keys: &["~{{}", "~nestlock_rwlock_intent:{{}"],
+        channels: &["&redisson_rwlock:{{}"],
+        commands: &["exists", "get", "hget", "hexists", "hgetall", "hkeys", "hrandfield", "set"],
+    },
+];
+
+/// A pattern of keys or channels for lock names that begin with this.
+#[must_use]
+pub fn rule(pattern: &str, prefix: &str) -> String {
+    pattern.replacen("{}", &format!("{prefix}*"), 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_brace_of_the_name_stays() {
+        assert_eq!(rule("~redisson_lock_queue:{{}", "app:"), "~redisson_lock_queue:{app:*");
+    }
+
+    /// The guide's tables are what stands here.
+    #[test]
+    fn the_guide_says_the_same() {
+        let page = include_str!("guide/permissions.md");
+        let words = |row: &str| -> Vec<String> {
+            let code = row.split('`').skip(1).step_by(2);
+            let mut words: Vec<_> = code.flat_map(str::split_whitespace).map(str::to_owned).collect();
+            words.sort_unstable();
+            words
+        };
+        let of = |permissions: &Permissions| {
+            let patterns = permissions.keys.iter().chain(permissions.channels).map(|pattern| rule(pattern, "app:"));
+            let mut all: Vec<String> =
+                patterns.chain(permissions.commands.iter().map(|command| format!("+{command}"))).collect();
+            all.sort_unstable();
+            all
+        };
+        for kind in KINDS {
+            let row = page.lines().find(|line| line.starts_with(&format!("| {}", kind.what))).unwrap();
+            assert_eq!(words(row), of(&kind), "{}", kind.what);
+        }
+        let first = page.split("| kind |").next().unwrap();
+        let rows: Vec<&str> = first.lines().filter(|line| line.starts_with("| ") && line.contains('`')).collect();
+        let mut said: Vec<String> = rows.iter().flat_map(|row| words(row)).collect();
+        // what depends on the URL and the version
+        said.retain(|word| !["resetchannels", "?wire=fred", "+client\\|id", "+select", "+hello"].contains(&&**word));
+        said.sort_unstable();
+        assert_eq!(said, of(&EVERY_CLIENT));
+    }
+}

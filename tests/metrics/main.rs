@@ -1,0 +1,144 @@
+//! What is counted, and under which names: through the Prometheus exporter, as users do it. A process of its own, since there
+//! is one recorder for each.
+#![allow(clippy::unwrap_used, clippy::float_cmp)]
+
+use std::{env, process::Command, sync::LazyLock, time::Duration};
+
+use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
+use nestlock::{AcquireOptions, LockClient};
+use nestlock_embedded::EmbeddedServer;
+use tokio::time::{Instant, sleep, timeout};
+
+static RECORDER: LazyLock<PrometheusHandle> = LazyLock::new(|| {
+    let builder = PrometheusBuilder::new().set_buckets(&[0.001, 0.01, 0.1, 1.0]).unwrap();
+    builder.with_recommended_naming(true).install_recorder().unwrap()
+});
+
+const SOON: Duration = Duration::from_secs(20);
+
+/// The value of the one line that has all of these, if there is one.
+fn value(parts: &[&str]) -> Option<f64> {
+    let text = RECORDER.render();
+    let lines: Vec<&str> =
+        text.lines().filter(|line| !line.starts_with('#') && parts.iter().all(|part| line.contains(part))).collect();
+    match lines[..] {
+        [] => None,
+        [line] => line.rsplit_once(' ')?.1.parse().ok(),
+        _ => panic!("{parts:?} are in {lines:#?}"),
+    }
+}
+
+async fn eventually(parts: &[&str], wanted: impl Fn(f64) -> bool) {
+    let start = Instant::now();
+    while !value(parts).is_some_and(&wanted) {
+        assert!(start.elapsed() < SOON, "{parts:?}: {:?}\n{}", value(parts), RECORDER.render());
+        sleep(Duration::from_millis(10)).await;
+    }
+}
+
+async fn client(server: &EmbeddedServer, class: fn(&str) -> &'static str) -> LockClient {
+    LazyLock::force(&RECORDER);
+    let builder = LockClient::builder().metrics_class(class).watchdog_timeout(Duration::from_millis(600));
+    builder.poll_cap(Duration::from_millis(200)).connect(server.url()).await.unwrap()
+}
+
+#[tokio::test]
+async fn acquires_are_counted_by_what_they_came_to() {
+    let server = EmbeddedServer::start().unwrap();
+    let client = client(&server, |_| "acquires").await;
+    let (lock, other) = (client.reentrant_lock("l").unwrap(), client.mutex("l").unwrap());
+    let count = |outcome: &str| {
+        let outcome = format!("outcome=\"{outcome}\"");
+        value(&["nestlock_acquire_duration_seconds_count", "class=\"acquires\"", "kind=\"reentrant\"", &outcome])
+    };
+    let outer = lock.lock().await.unwrap();
+    let inner = lock.lock().await.unwrap();
+    assert!(other.try_lock().await.unwrap().is_none());
+    assert!(other.try_lock_for(Duration::from_millis(50)).await.unwrap().is_none());
+    timeout(Duration::from_millis(50), other.lock()).await.unwrap_err();
+    other.try_lock_with(AcquireOptions::new().lease(Duration::ZERO)).await.unwrap_err();
+    assert_eq!([count("acquired"), count("reentered"), count("busy")], [Some(1.0); 3]);
+    assert_eq!([count("timeout"), count("cancelled"), count("error")], [Some(1.0); 3]);
+    assert!(RECORDER.render().contains("error_type=\"invalid_lease\""));
+    let waited =
+        value(&["nestlock_acquire_duration_seconds_sum", "class=\"acquires\"", "outcome=\"timeout\""]).unwrap();
+    assert!((0.045..5.0).contains(&waited), "{waited} s");
+    inner.unlock().await.unwrap();
+    outer.unlock().await.unwrap();
+    assert_eq!(value(&["nestlock_hold_duration_seconds_count", "class=\"acquires\"", "end=\"released\""]), Some(1.0));
+}
+
+#[tokio::test]
+async fn losses_and_renewals_are_counted() {
+    let server = EmbeddedServer::start().unwrap();
+    let client = client(&server, |_| "losses").await;
+    let guard = client.fenced_lock("l").unwrap().lock().await.unwrap();
+    let of = |name: &'static str, label: &'static str| [name, "class=\"losses\"", "kind=\"fenced\"", label];
+    eventually(&of("nestlock_renewals_total", "outcome=\"renewed\""), |renewals| renewals >= 2.0).await;
+    eventually(&["nestlock_renewal_lateness_seconds_count"], |renewals| renewals >= 2.0).await;
+    client.fenced_lock("l").unwrap().force_unlock().await.unwrap();
+    timeout(SOON, guard.lost()).await.unwrap();
+    assert_eq!(value(&of("nestlock_losses_total", "reason=\"record_missing\"")), Some(1.0));
+    assert_eq!(value(&of("nestlock_hold_duration_seconds_count", "end=\"lost\"")), Some(1.0));
+    drop(guard);
+    // what nobody is left to lose is not lost
+    let lease = AcquireOptions::new().lease(Duration::from_millis(100));
+    client.fenced_lock("l").unwrap().lock_with(lease).await.unwrap().leave_to_lease();
+    eventually(&of("nestlock_hold_duration_seconds_count", "end=\"forgotten\""), |ended| ended == 1.0).await;
+    assert_eq!(value(&of("nestlock_losses_total", "reason=\"lease_expired\"")), None);
+}
+
+#[tokio::test]
+async fn waiters_and_what_woke_them_are_counted() {
+    let server = EmbeddedServer::start().unwrap();
+    let client = client(&server, |lock| if lock.starts_with("fast") { "heard" } else { "looked" }).await;
+    let held = client.mutex("fast").unwrap().lock().await.unwrap();
+    let waits = client.mutex("fast").unwrap();
+    let waiter = tokio::spawn(async move { waits.lock().await.unwrap() });
+    let level = |name: &'static str| [name, "class=\"heard\"", "kind=\"reentrant\""];
+    eventually(&level("nestlock_waiters{"), |waiters| waiters == 1.0).await;
+    eventually(&level("nestlock_held{"), |held| held == 1.0).await;
+    assert_eq!((client.stats().waiters, client.stats().holds > 0), (1, true));
+    held.unlock().await.unwrap();
+    let guard = timeout(SOON, waiter).await.unwrap().unwrap();
+    assert!(value(&["nestlock_wakeups_total", "class=\"heard\"", "source=\"message\""]).unwrap() >= 1.0);
+    // nobody tells that a lease is over
+    let lease = AcquireOptions::new().lease(Duration::from_millis(500));
+    client.mutex("slow").unwrap().lock_with(lease).await.unwrap().leave_to_lease();
+    drop(client.mutex("slow").unwrap().lock().await.unwrap());
+    eventually(&["nestlock_wakeups_total", "class=\"looked\"", "source=\"poll\""], |looks| looks >= 1.0).await;
+    eventually(&["nestlock_settlements_total", "outcome=\"settled\""], |settled| settled >= 1.0).await;
+    guard.unlock().await.unwrap();
+    // a client that ends takes its part out
+    client.shutdown().await.unwrap();
+    drop(client);
+    eventually(&level("nestlock_held{"), |held| held == 0.0).await;
+}
+
+/// In a process of its own: it leaves no classes for others.
+#[test]
+fn classes_of_no_use_do_no_harm() {
+    let args = ["--exact", "in_a_process_of_its_own_classes_are_limited", "--ignored"];
+    assert!(Command::new(env::current_exe().unwrap()).args(args).status().unwrap().success());
+}
+
+/// A function that panics, or makes a class of each name.
+#[tokio::test]
+#[ignore = "run by the test above"]
+async fn in_a_process_of_its_own_classes_are_limited() {
+    fn leaks(lock: &str) -> &'static str {
+        assert!(lock != "panics", "the user's function");
+        Box::leak(format!("of:{lock}").into_boxed_str())
+    }
+    let server = EmbeddedServer::start().unwrap();
+    let client = client(&server, leaks).await;
+    for n in 0..400 {
+        client.string_lock(format!("{n}")).unwrap().lock().await.unwrap().unlock().await.unwrap();
+    }
+    client.string_lock("panics").unwrap().lock().await.unwrap().unlock().await.unwrap();
+    let text = RECORDER.render();
+    let classes = text.lines().filter(|line| line.contains("class=\"of:") && line.contains("_count")).count();
+    assert!(classes <= 2 * 256, "{classes}");
+    let other = ["nestlock_hold_duration_seconds_count", "class=\"other\"", "kind=\"string\""];
+    assert!(value(&other).unwrap() > 100.0);
+}
