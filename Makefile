@@ -10,7 +10,7 @@ BUILD    := $(CARGO) build --quiet --workspace $(FEATURES) --bins --examples
 BUILT    := $${CARGO_TARGET_DIR:-target}/debug
 SUDO     := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 
-.PHONY: help setup components check lint api api-record package test test-fred mutants mutants-few sim sim-long soak interop bench peers peers-red demo ci
+.PHONY: help setup components check lint api api-record package test test-fred dashboard mutants mutants-few sim sim-long soak interop bench peers peers-red demo ci
 
 help:
 	@echo 'make setup   install redis-server if there is no server program'
@@ -24,6 +24,7 @@ help:
 	@echo 'make sim     simulates SEEDS=200 programs of each kind of lock; a part of `make test`'
 	@echo 'make sim-long     20,000 of each: hours'
 	@echo 'make soak    processes, servers and faults for SECONDS=60 with SEED=random, MODE=all: crates/nestlock-soak'
+	@echo 'make dashboard  each expression of docs/grafana.json, by Prometheus, which it installs; PNG=file draws them, with matplotlib'
 	@echo 'make interop the libraries of other languages beside nestlock; installs them first'
 	@echo 'make demo    every example'
 	@echo 'make bench   setup, then the benchmarks'
@@ -80,6 +81,11 @@ test: setup
 test-fred: export RUST_TEST_THREADS := 10
 test-fred: setup
 	NESTLOCK_TEST_SERVER=real NESTLOCK_TEST_WIRE=fred $(CARGO) test --workspace $(FEATURES) --test it
+
+dashboard:
+	@command -v prometheus >/dev/null || { $(SUDO) apt-get update && $(SUDO) env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends prometheus; }
+	$(BUILD)
+	./tests/metrics/dashboard.py $(BUILT)/examples/metrics $(PNG)
 
 # a failing seed says how to replay it: crates/nestlock-sim/README.md
 SEEDS ?= 200

@@ -4,12 +4,11 @@
 //! seconds, and prints what was counted. With `METRICS_ADDR=127.0.0.1:9187` it works on, and Prometheus may scrape it there.
 #![allow(clippy::print_stdout)]
 
-mod support;
-
 use std::{env, error::Error, net::SocketAddr, time::Duration};
 
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 use nestlock::{AcquireOptions, LockClient};
+use nestlock_embedded::EmbeddedServer;
 use tokio::time::{Instant, sleep, timeout};
 
 /// What fits both a quick acquire and a long hold, in seconds.
@@ -63,17 +62,36 @@ async fn work(client: &LockClient, turn: u64) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
+/// A server that hangs: what is asked of it meanwhile stays in doubt, and is undone when it is back.
+async fn outage(client: &LockClient, server: &EmbeddedServer) -> Result<(), Box<dyn Error>> {
+    server.pause();
+    let in_vain = client.mutex("order:8")?.try_lock_for(Duration::from_millis(50)).await;
+    println!("{in_vain:?}");
+    // long enough for the client to give the connection up
+    sleep(Duration::from_secs(4)).await;
+    server.resume();
+    client.idle().await;
+    Ok(())
+}
+
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
     let address = env::var("METRICS_ADDR").ok().map(|address| address.parse()).transpose()?;
     let metrics = install(address)?;
-    let server = support::server()?;
+    let ours = if env::var_os("NESTLOCK_URL").is_none() { Some(EmbeddedServer::start()?) } else { None };
+    let url = ours.as_ref().map_or_else(|| env::var("NESTLOCK_URL"), |server| Ok(server.url()))?;
     let builder = LockClient::builder().application("metrics").metrics_class(class);
-    let client = builder.watchdog_timeout(Duration::from_millis(600)).connect(server.url()).await?;
+    let client = builder.watchdog_timeout(Duration::from_millis(600)).connect(url).await?;
     let (start, mut turn) = (Instant::now(), 0);
     while address.is_some() || start.elapsed() < Duration::from_secs(3) {
         work(&client, turn).await?;
         turn += 1;
+        if let Some(server) = &ours
+            && address.is_some()
+            && turn.is_multiple_of(20)
+        {
+            outage(&client, server).await?;
+        }
     }
     if let Some(metrics) = metrics {
         let text = metrics.render();
