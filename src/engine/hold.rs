@@ -41,7 +41,7 @@ pub(crate) struct Hold {
     pub(crate) turn: tokio::sync::Mutex<()>,
     state: Mutex<State>,
     due: Arc<DueQueue<Self>>,
-    pub(super) meter: Meter,
+    meter: Meter,
     /// Where the watchdog finds it.
     spot: Spot,
     /// The janitor has it on its list.

@@ -1,5 +1,7 @@
 //! Starts a client: its thread, its connections, and the tasks that run there.
 
+#[cfg(feature = "metrics")]
+use std::sync::PoisonError;
 use std::{future::Future, sync::Arc, thread, time::Duration};
 
 use tokio::{
@@ -105,12 +107,16 @@ where
 /// Shows levels, as often as the watchdog renews.
 #[cfg(feature = "metrics")]
 async fn gauge(core: Arc<Core>) {
-    // a recorder may have been installed since the program began
-    crate::meter::describe();
-    let mut gauges = crate::meter::Gauges::default();
+    let gauges = Arc::new(std::sync::Mutex::new(crate::meter::Gauges::default()));
     let period = core.config.watchdog_timeout / 3;
     loop {
-        gauges.set(core.levels());
+        let (core, gauges) = (Arc::clone(&core), Arc::clone(&gauges));
+        // a recorder is the user's code, and there may be many holds
+        log::tell(move || {
+            // it may have been installed since the program began
+            crate::meter::describe();
+            gauges.lock().unwrap_or_else(PoisonError::into_inner).set(core.levels());
+        });
         tokio::time::sleep(period).await;
     }
 }

@@ -20,8 +20,7 @@ use super::{
 use crate::{
     clock::Instant,
     error::{StoreError, StoreErrorKind},
-    log,
-    meter::Meter,
+    log, meter,
     options::millis,
     owner::OwnerId,
     store::{Arg, Call, Renewed, Script},
@@ -137,11 +136,15 @@ async fn renew(core: &Arc<Core>, script: &'static Script, batch: Vec<Renewal>) {
             Ok(answers) => {
                 core.renewals_are_refused.store(false, Relaxed);
                 refused_in_a_row = 0;
-                let answered = Instant::now();
+                if meter::IS_ON {
+                    let now = Instant::now();
+                    let late = |renewal: &Renewal| Some(now.saturating_duration_since(renewal.due));
+                    let counted = part.iter().zip(&answers);
+                    let counted = counted.map(|(renewal, answer)| counted_as(renewal, outcome(*answer), late(renewal)));
+                    core.config.meter.renewals(counted.collect());
+                }
                 for ((renewal, ttl), answer) in part.iter().zip(ttls).zip(answers) {
-                    let Renewal { hold, generation, period, keep, due, .. } = renewal;
-                    hold.meter.renewal(hold.kind().of(), outcome(answer));
-                    Meter::renewals_late(answered.saturating_duration_since(*due));
+                    let Renewal { hold, generation, period, keep, .. } = renewal;
                     if answer == Renewed::Unknown {
                         hold.not_renewed(generation, Instant::now() + again(*keep, *period));
                     } else {
@@ -167,14 +170,23 @@ async fn renew(core: &Arc<Core>, script: &'static Script, batch: Vec<Renewal>) {
                 log::later!(
                     WARN, locks = part.len(), error = error; "renewal failed; trying again until the lease ends"
                 );
+                if meter::IS_ON {
+                    core.config
+                        .meter
+                        .renewals(part.iter().map(|renewal| counted_as(renewal, "failed", None)).collect());
+                }
                 for Renewal { hold, generation, period, keep, .. } in &part {
-                    hold.meter.renewal(hold.kind().of(), "failed");
                     hold.not_renewed(generation, Instant::now() + again(*keep, *period));
                     core.tidy(hold);
                 }
             }
         }
     }
+}
+
+fn counted_as(renewal: &Renewal, outcome: &'static str, late: Option<Duration>) -> meter::Renewal {
+    let kind = renewal.hold.kind();
+    meter::Renewal { kind: kind.about().label, lock: Arc::clone(kind.name()), outcome, late }
 }
 
 /// What an answer is counted as.

@@ -1,5 +1,7 @@
 //! What is measured. With the feature `metrics` the facade of that name hears it; without, nothing is done.
 
+use std::{sync::Arc, time::Duration};
+
 #[cfg(feature = "metrics")]
 mod facade;
 #[cfg(not(feature = "metrics"))]
@@ -71,6 +73,17 @@ impl HoldEnd {
             Self::Forgotten => "forgotten",
         }
     }
+}
+
+/// A renewal that was answered, or failed.
+#[derive(Debug)]
+#[cfg_attr(not(feature = "metrics"), expect(dead_code, reason = "read by the facade"))]
+pub(crate) struct Renewal {
+    pub(crate) kind: &'static str,
+    pub(crate) lock: Arc<str>,
+    pub(crate) outcome: &'static str,
+    /// How long after it was due it was confirmed; `None`: it was not.
+    pub(crate) late: Option<Duration>,
 }
 
 /// What woke a waiter.

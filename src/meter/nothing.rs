@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{HoldEnd, Of, Outcome, Source};
+use super::{HoldEnd, Of, Outcome, Renewal, Source};
 
 /// Takes no room.
 #[derive(Debug, Clone, Copy, Default)]
@@ -12,9 +12,8 @@ pub(crate) struct Meter(());
 impl Meter {
     pub(crate) fn acquire(self, _: Of<'_>, _: Outcome, _: Duration) {}
     pub(crate) fn hold(self, _: Of<'_>, _: HoldEnd, _: Duration) {}
-    pub(crate) fn renewal(self, _: Of<'_>, _: &'static str) {}
+    pub(crate) fn renewals(self, _: Vec<Renewal>) {}
     pub(crate) fn wakeup(self, _: Of<'_>, _: Source) {}
-    pub(crate) fn renewals_late(_: Duration) {}
     pub(crate) fn settlement(_: &'static str) {}
     pub(crate) fn ghost() {}
     pub(crate) fn reconnect(_: &'static str) {}

@@ -2,12 +2,23 @@
 //! is one recorder for each.
 #![allow(clippy::unwrap_used, clippy::float_cmp)]
 
-use std::{env, process::Command, sync::LazyLock, time::Duration};
+use std::{
+    env,
+    io::{self, Write},
+    process::Command,
+    sync::{
+        Arc, LazyLock, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+    time::Duration,
+};
 
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 use nestlock::{AcquireOptions, LockClient};
 use nestlock_embedded::EmbeddedServer;
 use tokio::time::{Instant, sleep, timeout};
+use tracing_subscriber::fmt::format::FmtSpan;
 
 static RECORDER: LazyLock<PrometheusHandle> = LazyLock::new(|| {
     let builder = PrometheusBuilder::new().set_buckets(&[0.001, 0.01, 0.1, 1.0]).unwrap();
@@ -78,7 +89,7 @@ async fn losses_and_renewals_are_counted() {
     eventually(&["nestlock_renewal_lateness_seconds_count"], |renewals| renewals >= 2.0).await;
     client.fenced_lock("l").unwrap().force_unlock().await.unwrap();
     timeout(SOON, guard.lost()).await.unwrap();
-    assert_eq!(value(&of("nestlock_losses_total", "reason=\"record_missing\"")), Some(1.0));
+    eventually(&of("nestlock_losses_total", "reason=\"record_missing\""), |losses| losses == 1.0).await;
     assert_eq!(value(&of("nestlock_hold_duration_seconds_count", "end=\"lost\"")), Some(1.0));
     drop(guard);
     // what nobody is left to lose is not lost
@@ -115,17 +126,86 @@ async fn waiters_and_what_woke_them_are_counted() {
     eventually(&level("nestlock_held{"), |held| held == 0.0).await;
 }
 
-/// In a process of its own: it leaves no classes for others.
+/// What the thread of this test writes.
+#[derive(Clone, Default)]
+struct Written(Arc<Mutex<Vec<u8>>>);
+
+impl Write for Written {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().unwrap().write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[tokio::test]
+#[ignore = "run by `what_has_a_process_of_its_own`"]
+async fn an_acquire_is_a_span() {
+    let written = Written::default();
+    let writer = written.clone();
+    let subscriber = tracing_subscriber::fmt().with_max_level(tracing::Level::DEBUG).with_span_events(FmtSpan::CLOSE);
+    let subscriber = subscriber.with_ansi(false).with_writer(move || writer.clone()).finish();
+    let _here = tracing::subscriber::set_default(subscriber);
+    let server = EmbeddedServer::start().unwrap();
+    let client = client(&server, |_| "spans").await;
+    let lock = client.fenced_lock("l").unwrap();
+    let guard = lock.lock().await.unwrap();
+    assert!(client.mutex("l").unwrap().try_lock().await.unwrap().is_none());
+    timeout(Duration::from_millis(50), client.mutex("l").unwrap().lock()).await.unwrap_err();
+    let text = String::from_utf8(written.0.lock().unwrap().clone()).unwrap();
+    let spans: Vec<&str> =
+        text.lines().filter(|line| line.contains("nestlock.acquire{") && line.contains("close")).collect();
+    let token = format!("token={}", guard.fencing_token().unwrap().get());
+    for (span, parts) in spans.iter().zip([
+        ["kind=\"fenced\"", "outcome=\"acquired\"", &*token],
+        ["kind=\"reentrant\"", "outcome=\"busy\"", "otel.kind=\"client\""],
+        ["lock=\"l\"", "outcome=\"cancelled\"", "waited_ms="],
+    ]) {
+        assert!(parts.iter().all(|part| span.contains(part)), "{parts:?}: {span}");
+    }
+    assert!(spans.len() == 3 && spans[0].contains(&format!("owner={}", guard.owner())), "{text}");
+    guard.unlock().await.unwrap();
+}
+
+/// A recorder is the user's code, and so is what makes classes of names: no lease is lost though it hangs.
+#[tokio::test]
+async fn what_hangs_while_it_counts_loses_no_lease() {
+    static HANGS: AtomicBool = AtomicBool::new(false);
+    fn hangs(_: &str) -> &'static str {
+        while HANGS.load(Ordering::SeqCst) {
+            thread::sleep(Duration::from_millis(10));
+        }
+        "hangs"
+    }
+    let server = EmbeddedServer::start().unwrap();
+    let client = client(&server, hangs).await;
+    let guards = [client.mutex("a").unwrap().lock().await.unwrap(), client.mutex("b").unwrap().lock().await.unwrap()];
+    HANGS.store(true, Ordering::SeqCst);
+    // three leases
+    sleep(Duration::from_millis(1_800)).await;
+    assert!(guards.iter().all(|guard| !guard.is_lost()));
+    HANGS.store(false, Ordering::SeqCst);
+    for guard in guards {
+        guard.unlock().await.unwrap();
+    }
+}
+
+/// One leaves no classes for others; and whether a span is wanted is decided once for all threads.
 #[test]
-fn classes_of_no_use_do_no_harm() {
-    let args = ["--exact", "in_a_process_of_its_own_classes_are_limited", "--ignored"];
-    assert!(Command::new(env::current_exe().unwrap()).args(args).status().unwrap().success());
+fn what_has_a_process_of_its_own() {
+    for test in ["an_acquire_is_a_span", "classes_are_limited"] {
+        let output = Command::new(env::current_exe().unwrap()).args(["--exact", test, "--ignored"]).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(output.status.success() && text.contains("1 passed"), "{text}");
+    }
 }
 
 /// A function that panics, or makes a class of each name.
 #[tokio::test]
-#[ignore = "run by the test above"]
-async fn in_a_process_of_its_own_classes_are_limited() {
+#[ignore = "run by `what_has_a_process_of_its_own`"]
+async fn classes_are_limited() {
     fn leaks(lock: &str) -> &'static str {
         assert!(lock != "panics", "the user's function");
         Box::leak(format!("of:{lock}").into_boxed_str())

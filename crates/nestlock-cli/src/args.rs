@@ -131,6 +131,9 @@ pub(crate) struct Who {
     /// One JSON object
     #[arg(long)]
     pub(crate) json: bool,
+    /// Go on, and tell it again whenever others hold it, or in another number; `-`: nobody
+    #[arg(short, long)]
+    pub(crate) watch: bool,
 }
 
 /// Which locks to look for.

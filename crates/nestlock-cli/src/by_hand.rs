@@ -1,7 +1,10 @@
 //! `who`, `force`, `release`, `extend`: what an operator asks and does by hand.
 
+use std::time::Duration;
+
 use nestlock::{Error, Inspection, Lock, LockClient, OwnerId};
 use serde_json::json;
+use tokio::time::sleep;
 
 use crate::{
     Failure,
@@ -11,6 +14,8 @@ use crate::{
     whose::{People, Whose},
 };
 
+/// How often `--watch` looks.
+const LOOK: Duration = Duration::from_secs(1);
 /// There was nothing to tell, or to do.
 const NOBODY: u8 = 1;
 
@@ -51,37 +56,56 @@ async fn lock(server: &Server, named: &Named) -> Result<(LockClient, Lock), Fail
 
 pub(crate) async fn who(server: &Server, who: &Who) -> Result<u8, Failure> {
     let (_client, lock) = lock(server, &who.named).await?;
-    let found = lock.inspect().await?;
-    let people = if found.is_some() { People::ask(&Raw::connect(server).await?).await } else { People::default() };
-    if who.json {
-        let holders: Vec<_> = found
-            .iter()
-            .flat_map(|found| &found.holders)
-            .map(|(owner, holds)| {
-                let whose = people.of(owner.as_str());
-                json!({
-                    "owner": owner.to_string(), "holds": holds,
-                    "application": whose.map(|whose| &whose.application), "host": whose.map(|whose| &whose.host),
-                    "process": whose.map(|whose| &whose.process), "connected_s": whose.map(|whose| whose.age),
-                    "address": whose.map(|whose| &whose.address),
-                })
-            })
-            .collect();
-        let ttl = found.as_ref().and_then(|found| found.remaining).map(|ttl| ttl.as_millis() as u64);
-        say(json!({ "v": 1, "name": lock.name(), "kind": who.named.kind.name(), "holders": holders, "ttl_ms": ttl }));
-    } else if let Some(found) = &found {
-        for (owner, holds) in &found.holders {
-            let whose = people.of(owner.as_str()).map_or("- - - -".to_owned(), |whose| {
-                let Whose { application, host, process, age, .. } = whose;
-                format!("{application} {host} {process} {age}s")
-            });
-            say(format_args!("{owner} {holds} {} {whose}", ttl(found)));
-        }
-    }
+    let raw = Raw::connect(server).await?;
+    let mut found = lock.inspect().await?;
+    let mut people = People::ask(&raw).await;
+    tell_holders(who, &lock, found.as_ref(), &people);
     if let Some(unknown) = people.unknown {
         eprintln!("nestlock: {unknown}");
     }
+    while who.watch {
+        sleep(LOOK).await;
+        let now = lock.inspect().await?;
+        let holders = |found: &Option<Inspection>| found.as_ref().map(|found| found.holders.clone());
+        if holders(&now) != holders(&found) {
+            people = People::ask(&raw).await;
+            tell_holders(who, &lock, now.as_ref(), &people);
+        }
+        found = now;
+    }
     Ok(if found.is_some() { 0 } else { NOBODY })
+}
+
+/// Nobody is no line, unless somebody goes on to look.
+fn tell_holders(who: &Who, lock: &Lock, found: Option<&Inspection>, people: &People) {
+    let holders = found.map_or(&[][..], |found| &found.holders);
+    if who.json {
+        let holders: Vec<_> =
+            holders.iter().map(|(owner, holds)| holder_json(owner, *holds, people.of(owner.as_str()))).collect();
+        let ttl = found.and_then(|found| found.remaining).map(|ttl| ttl.as_millis() as u64);
+        return say(
+            json!({ "v": 1, "name": lock.name(), "kind": who.named.kind.name(), "holders": holders, "ttl_ms": ttl }),
+        );
+    }
+    for (owner, holds) in holders {
+        let whose = people.of(owner.as_str()).map_or("- - - -".to_owned(), |whose| {
+            let Whose { application, host, process, age, .. } = whose;
+            format!("{application} {host} {process} {age}s")
+        });
+        say(format_args!("{owner} {holds} {} {whose}", found.map_or_else(String::new, ttl)));
+    }
+    if who.watch && holders.is_empty() {
+        say("-");
+    }
+}
+
+fn holder_json(owner: &OwnerId, holds: u32, whose: Option<&Whose>) -> serde_json::Value {
+    json!({
+        "owner": owner.to_string(), "holds": holds,
+        "application": whose.map(|whose| &whose.application), "host": whose.map(|whose| &whose.host),
+        "process": whose.map(|whose| &whose.process), "connected_s": whose.map(|whose| whose.age),
+        "address": whose.map(|whose| &whose.address),
+    })
 }
 
 pub(crate) async fn force(server: &Server, force: &Force) -> Result<u8, Failure> {

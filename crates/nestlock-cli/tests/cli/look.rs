@@ -87,6 +87,22 @@ fn a_change_is_a_line() {
 }
 
 #[test]
+fn whoever_comes_and_goes_is_told() {
+    let world = World::new();
+    let mut watch = world.nestlock(&["who", "l", "--watch"]).stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(watch.stdout.take().unwrap()).lines();
+    assert_eq!(lines.next().unwrap().unwrap(), "-");
+    let holder = hold(&world, "l", "reentrant");
+    let line = lines.next().unwrap().unwrap();
+    assert!(line.starts_with(&format!("{} 1 ", world.text("held-reentrant"))) && line.contains(" sh "), "{line}");
+    world.make("go");
+    assert_eq!(holder.code(), Some(0));
+    assert_eq!(lines.next().unwrap().unwrap(), "-");
+    watch.kill().unwrap();
+    watch.wait().unwrap();
+}
+
+#[test]
 fn too_many_keys_are_not_looked_through_unasked() {
     let world = World::new();
     for n in 0..5 {
