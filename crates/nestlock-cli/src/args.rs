@@ -18,11 +18,11 @@ pub(crate) struct Args {
 /// Where the locks are.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Server {
-    /// The server's URL. Other users see it in the list of processes: prefer the variable
-    #[arg(long, global = true, env = "NESTLOCK_URL", hide_env_values = true, value_name = "URL")]
+    /// The server's URL. Other users see it in the list of processes: prefer the variable [env: NESTLOCK_URL]
+    #[arg(long, global = true, value_name = "URL")]
     pub(crate) url: Option<String>,
-    /// A file whose first line is the server's URL
-    #[arg(long, global = true, env = "NESTLOCK_URL_FILE", value_name = "FILE", conflicts_with = "url")]
+    /// A file whose first line is the server's URL [env: NESTLOCK_URL_FILE]
+    #[arg(long, global = true, value_name = "FILE", conflicts_with = "url")]
     pub(crate) url_file: Option<PathBuf>,
     /// What stands before each name on the server
     #[arg(long, global = true, env = "NESTLOCK_PREFIX", default_value = "", value_name = "TEXT")]
@@ -67,7 +67,12 @@ Exit codes: the command's own; 128+N if signal N ended it; 75 (-E) if the lock i
 
 The lock is renewed while nestlock runs, and dies with it after the lease. If it cannot be renewed, the command's process
 group gets TERM a grace before the lease ends, and KILL when it does: before anybody else can have the lock.
-Below another `exec` of the same lock it goes along with that one's hold.")]
+Below another `exec` of the same lock it goes along with that one's hold.
+
+Stopped by Control-Z, nestlock stops too, and nobody renews the lock meanwhile: if its lease is over when it goes on, the
+command is killed before it does anything. What the command leaves in its process group is ended with it, or waited for
+(--wait-group); what leaves the group, by setsid, is not seen. flock(1) holds a lock for as long as any of them lives.
+A signal that is ignored when nestlock begins, as nohup does with HUP, is not passed on.")]
 pub(crate) struct Exec {
     /// The lock
     pub(crate) name: String,
@@ -89,6 +94,12 @@ pub(crate) struct Exec {
     /// How long the command has between TERM and KILL when the lock is lost: a third of the lease at most
     #[arg(long, value_parser = duration, value_name = "TIME")]
     pub(crate) grace: Option<Duration>,
+    /// What the command gets first when the lock is gone already: TERM, and KILL after the grace; or KILL at once
+    #[arg(long, value_name = "SIGNAL", default_value = "term")]
+    pub(crate) on_lost: OnLost,
+    /// Hold the lock until all of the command's process group has ended, rather than end what the command leaves in it
+    #[arg(long)]
+    pub(crate) wait_group: bool,
     /// The exit code if the lock is busy
     #[arg(short = 'E', long, default_value_t = 75, value_name = "CODE")]
     pub(crate) conflict_exit_code: u8,
@@ -104,6 +115,13 @@ pub(crate) struct Exec {
     /// The command
     #[arg(last = true, value_name = "COMMAND", required_unless_present = "line", action = ArgAction::Append)]
     pub(crate) program: Vec<OsString>,
+}
+
+/// How the command is ended when others may have the lock already.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum OnLost {
+    Term,
+    Kill,
 }
 
 impl Exec {

@@ -9,7 +9,7 @@ use crate::{
     Failure,
     args::{Bench, Server, Unusable},
     raw::{Raw, text},
-    say,
+    say, warn,
 };
 
 /// No figure from fewer.
@@ -37,7 +37,7 @@ pub(crate) async fn bench(server: &Server, bench: &Bench) -> Result<u8, Failure>
             Unusable(format!("this sends about {commands} commands to the server, and {why}; say --yes")).into()
         );
     }
-    eprintln!("nestlock: about {commands} commands, {} tasks at a time, {} rounds", bench.tasks, bench.rounds);
+    warn(format_args!("about {commands} commands, {} tasks at a time, {} rounds", bench.tasks, bench.rounds));
     let client = server.connect(None).await?;
     let scratch =
         format!("nestlock-bench:{}", client.current_owner().to_string().split(':').next().unwrap_or_default());

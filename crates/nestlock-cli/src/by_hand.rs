@@ -10,7 +10,7 @@ use crate::{
     Failure,
     args::{Extend, Force, Named, Release, Server, Unusable, Who},
     raw::Raw,
-    say,
+    say, warn,
     whose::{People, Whose},
 };
 
@@ -28,7 +28,7 @@ fn done(outcome: nestlock::Result<()>, name: &str, owner: &str) -> Result<u8, Fa
     match outcome {
         Ok(()) => Ok(0),
         Err(Error::NotHeld { .. } | Error::Lost { .. }) => {
-            eprintln!("{owner} does not hold {name}");
+            warn(format_args!("{owner} does not hold {name}"));
             Ok(NOBODY)
         }
         Err(error) => Err(error.into()),
@@ -61,7 +61,7 @@ pub(crate) async fn who(server: &Server, who: &Who) -> Result<u8, Failure> {
     let mut people = People::ask(&raw).await;
     tell_holders(who, &lock, found.as_ref(), &people);
     if let Some(unknown) = people.unknown {
-        eprintln!("nestlock: {unknown}");
+        warn(unknown);
     }
     while who.watch {
         sleep(LOOK).await;

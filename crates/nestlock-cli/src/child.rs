@@ -4,6 +4,7 @@ use std::{
     ffi::OsString,
     io::{self, IsTerminal, stdin},
     os::unix::process::CommandExt,
+    path::PathBuf,
     process::{Command, ExitCode},
 };
 
@@ -15,6 +16,8 @@ use nix::{
     },
     unistd::{Pid, getpgrp, getpid, getppid, tcgetpgrp, tcsetpgrp},
 };
+
+use crate::warn;
 
 const NOT_FOUND: u8 = 127;
 const NOT_EXECUTABLE: u8 = 126;
@@ -41,7 +44,7 @@ impl Step {
     pub(crate) fn run(self) -> ExitCode {
         #[cfg(target_os = "linux")]
         if let Err(error) = nix::sys::prctl::set_pdeathsig(Signal::SIGKILL) {
-            eprintln!("nestlock: the command would outlive nestlock: {error}");
+            warn(format_args!("the command would outlive nestlock: {error}"));
             return ExitCode::from(crate::FAILED);
         }
         // it may have died before that
@@ -50,18 +53,27 @@ impl Step {
         }
         let Some((program, args)) = self.program.split_first() else { return ExitCode::from(crate::USAGE) };
         let error = Command::new(program).args(args).exec();
-        eprintln!("nestlock: {}: {error}", program.display());
+        warn(format_args!("{}: {error}", program.display()));
         let missing = error.kind() == io::ErrorKind::NotFound;
         ExitCode::from(if missing { NOT_FOUND } else { NOT_EXECUTABLE })
     }
 }
+
+/// This program, though it may have been replaced while it waited for the lock.
+fn own_program() -> io::Result<PathBuf> {
+    if cfg!(target_os = "linux") { Ok("/proc/self/exe".into()) } else { std::env::current_exe() }
+}
+
+/// What the command is told, and what it is not told though this program was.
+pub(crate) type Variables = Vec<(String, Option<String>)>;
 
 /// What became of the command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Change {
     /// With this exit code: 128 more than the number of the signal that ended it.
     Ended(u8),
-    Stopped,
+    /// `as_a_job`: by the terminal, or in the foreground of one, so that a shell waits for this program to stop, too.
+    Stopped { as_a_job: bool },
 }
 
 /// The command, and all that it begins in its process group.
@@ -72,15 +84,18 @@ pub(crate) struct Child {
 }
 
 impl Child {
-    pub(crate) fn begin(
-        program: &[OsString],
-        variables: impl IntoIterator<Item = (String, String)>,
-    ) -> io::Result<Self> {
+    pub(crate) fn begin(program: &[OsString], variables: Variables) -> io::Result<Self> {
         // whom the command leaves behind is this program's child then, and seen to end
         #[cfg(target_os = "linux")]
         nix::sys::prctl::set_child_subreaper(true)?;
-        let mut step = Command::new(std::env::current_exe()?);
-        step.arg(STEP).arg(getpid().to_string()).args(program).envs(variables).process_group(0);
+        let mut step = Command::new(own_program()?);
+        step.arg0("nestlock").arg(STEP).arg(getpid().to_string()).args(program).process_group(0);
+        for (name, value) in variables {
+            match value {
+                Some(value) => step.env(name, value),
+                None => step.env_remove(name),
+            };
+        }
         let child = step.spawn()?;
         let group = Pid::from_raw(child.id().cast_signed());
         let mut child = Self { group, has_terminal: false };
@@ -126,7 +141,10 @@ impl Child {
             let change = match waitpid(self.group, Some(WaitPidFlag::WNOHANG | WaitPidFlag::WUNTRACED)) {
                 Ok(WaitStatus::Exited(_, code)) => Change::Ended(code.to_le_bytes()[0]),
                 Ok(WaitStatus::Signaled(_, signal, _)) => Change::Ended(128 + signal as u8),
-                Ok(WaitStatus::Stopped(..)) => Change::Stopped,
+                Ok(WaitStatus::Stopped(_, signal)) => {
+                    let by_terminal = matches!(signal, Signal::SIGTSTP | Signal::SIGTTIN | Signal::SIGTTOU);
+                    Change::Stopped { as_a_job: self.has_terminal || by_terminal }
+                }
                 Ok(_) => return Ok(None),
                 Err(Errno::EINTR) => continue,
                 Err(error) => return Err(error.into()),
@@ -138,14 +156,15 @@ impl Child {
         }
     }
 
-    /// Stops with the command, as a shell expects of a job, and goes on with it. Meanwhile nobody renews the lock.
+    /// Stops as the command has, as a shell expects of a job, until it is told to go on. Meanwhile nobody renews the lock.
     pub(crate) fn stop_along(&mut self) {
-        let had_terminal = self.has_terminal;
         self.take_terminal();
         let _ = kill(getpid(), Signal::SIGSTOP);
-        if had_terminal {
-            self.give_terminal();
-        }
+    }
+
+    /// Lets a stopped command go on.
+    pub(crate) fn go_on(&mut self) {
+        self.give_terminal();
         self.send(Signal::SIGCONT);
     }
 }

@@ -10,10 +10,11 @@ use nix::sys::signal::Signal;
 
 use crate::{
     Failure,
-    args::{Exec, Server, Unusable},
-    child::{Change, Child},
+    args::{Exec, OnLost, Server, Unusable},
+    child::{Change, Child, Variables},
     kind::Kind,
     signals::{Signals, is_stop},
+    warn,
 };
 
 /// A machine that slept wakes up in the midst of a pause: so none is longer.
@@ -52,7 +53,10 @@ pub(crate) async fn run(server: &Server, exec: &Exec) -> Result<u8, Failure> {
         Ok(Err(error)) => return Err(error.into()),
         // what was under way is undone: no place in a queue stays
         Err(signal) => {
-            let _ = client.shutdown().await;
+            tokio::select! {
+                _ = client.shutdown() => {}
+                _ = signals.stop() => {}
+            }
             return Ok(stopped(signal));
         }
     };
@@ -62,13 +66,21 @@ pub(crate) async fn run(server: &Server, exec: &Exec) -> Result<u8, Failure> {
         signal = signals.stop() => Ok(Some(stopped(signal))),
         () = std::future::ready(()) => command(&lock, kind, &hold, exec, grace, &mut signals).await,
     };
-    let kept = hold.give_back().await;
-    let _ = client.shutdown().await;
+    let kept = tokio::select! {
+        biased;
+        kept = async {
+            let kept = hold.give_back().await;
+            let _ = client.shutdown().await;
+            kept
+        } => kept.map_err(|error| (matches!(error, Error::Lost { .. } | Error::NotHeld { .. }), error.to_string())),
+        // a server that does not answer is not waited for
+        signal = signals.stop() => Err((false, format!("stopped by {signal}"))),
+    };
     match (code?, kept) {
-        (_, Err(Error::Lost { .. } | Error::NotHeld { .. })) | (None, _) => Ok(exec.lost_code),
+        (_, Err((true, _))) | (None, _) => Ok(exec.lost_code),
         (Some(code), Ok(())) => Ok(code),
-        (Some(code), Err(error)) => {
-            eprintln!("nestlock: the lock is free when its lease is over: {error}");
+        (Some(code), Err((false, why))) => {
+            warn(format_args!("the lock is free when its lease is over: {why}"));
             Ok(code)
         }
     }
@@ -90,13 +102,13 @@ struct Above(OwnerId);
 
 impl Above {
     /// The lock and its kind, in letters that a variable may have.
-    fn variable(lock: &Lock, kind: Kind) -> String {
+    fn variable(what: &str, lock: &Lock, kind: Kind) -> String {
         let name = format!("{}/{}", kind.name(), lock.name());
-        name.bytes().fold("NESTLOCK_OWNER_".to_owned(), |variable, byte| format!("{variable}{byte:02X}"))
+        name.bytes().fold(format!("NESTLOCK_{what}_"), |variable, byte| format!("{variable}{byte:02X}"))
     }
 
     fn of(lock: &Lock, kind: Kind) -> Option<Self> {
-        let owner = std::env::var(Self::variable(lock, kind)).ok()?;
+        let owner = std::env::var(Self::variable("OWNER", lock, kind)).ok()?;
         OwnerId::from_value(&owner).ok().map(Self)
     }
 }
@@ -141,38 +153,41 @@ impl Hold {
         }
     }
 
-    /// As it was acquired.
-    fn begun(&self) -> Alive {
-        let now = Instant::now();
+    /// When the question was sent that was answered with the hold.
+    fn asked(&self) -> Instant {
         match self {
-            Self::Own(guard) => Alive { until: now + guard.remaining(), asked: now },
-            Self::Theirs { lease, asked, .. } => Alive { until: *asked + *lease, asked: *asked },
+            Self::Own(_) => Instant::now(),
+            Self::Theirs { asked, .. } => *asked,
         }
     }
 
-    /// Keeps it alive for a while, and says until when it is; or how it was lost.
-    async fn keep(&self, alive: Alive) -> Result<Alive, Error> {
+    /// Until when it may be relied on, by all that is known now. `asked`: when the last question was sent that was answered,
+    /// where nobody else asks.
+    fn until(&self, asked: Instant) -> Instant {
         match self {
-            Self::Own(guard) => tokio::select! {
-                // first: what is known to be lost has no time left
-                biased;
-                error = guard.lost() => Err(error),
-                () = tokio::time::sleep(LOOK) => Ok(Alive { until: Instant::now() + guard.remaining(), ..alive }),
-            },
+            Self::Own(guard) => Instant::now() + guard.remaining(),
+            Self::Theirs { lease, .. } => asked + *lease,
+        }
+    }
+
+    /// Keeps it alive for a while, and says when it asked last; or how it was lost.
+    async fn keep(&self, asked: Instant) -> Result<Instant, Error> {
+        match self {
+            Self::Own(guard) => Err(guard.lost().await),
             Self::Theirs { lock, owner, lease, .. } => {
-                let pause = (alive.asked + *lease / 3).saturating_duration_since(Instant::now());
+                let pause = (asked + *lease / 3).saturating_duration_since(Instant::now());
                 if !pause.is_zero() {
                     tokio::time::sleep(pause.min(LOOK)).await;
-                    return Ok(alive);
+                    return Ok(asked);
                 }
-                let asked = Instant::now();
+                let (before, asked) = (asked, Instant::now());
                 match lock.extend(owner, *lease).await {
-                    Ok(()) => return Ok(Alive { until: asked + *lease, asked }),
+                    Ok(()) => return Ok(asked),
                     Err(error @ (Error::NotHeld { .. } | Error::Lost { .. })) => return Err(error),
                     // again, for as long as it lives
                     Err(_) => tokio::time::sleep(LOOK.min(*lease / 10)).await,
                 }
-                Ok(alive)
+                Ok(before)
             }
         }
     }
@@ -183,14 +198,6 @@ impl Hold {
             Self::Theirs { .. } => Ok(()),
         }
     }
-}
-
-/// Until when the hold may be relied on.
-#[derive(Clone, Copy)]
-struct Alive {
-    until: Instant,
-    /// When the last question was sent that was answered.
-    asked: Instant,
 }
 
 /// What the command's end was asked for by.
@@ -205,10 +212,21 @@ struct Ending {
 impl Ending {
     fn of_loss(&mut self, child: &Child, kill_at: Instant, why: &str) {
         if !std::mem::replace(&mut self.is_lost, true) {
-            eprintln!("nestlock: {why}: the command is ended");
-            child.send(Signal::SIGTERM);
-            self.kill_at = Some(kill_at);
+            warn(format_args!("{why}: the command is ended"));
+            self.begin(child, kill_at);
         }
+    }
+
+    /// Of what is left of the group, when the command itself has ended.
+    fn of_rest(&mut self, child: &Child, kill_at: Instant) {
+        if self.kill_at.is_none() {
+            self.begin(child, kill_at);
+        }
+    }
+
+    fn begin(&mut self, child: &Child, kill_at: Instant) {
+        child.send(Signal::SIGTERM);
+        self.kill_at = Some(self.kill_at.map_or(kill_at, |sooner| sooner.min(kill_at)));
     }
 }
 
@@ -224,23 +242,44 @@ async fn command(
     let shell = |line: &OsString| vec![shell(), "-c".into(), line.clone()];
     let program = exec.line.as_ref().map_or_else(|| exec.program.clone(), shell);
     let mut child = Child::begin(&program, variables(lock, kind, hold))?;
-    let mut alive = hold.begun();
+    let mut asked = hold.asked();
     // not begun anew while it waits for an answer, however long that takes
-    let mut keeping = Box::pin(hold.keep(alive));
-    let (mut ending, mut last_stop, mut is_known) = (Ending::default(), None::<Instant>, true);
-    let code = loop {
-        match child.change()? {
-            Some(Change::Ended(code)) => break code,
-            Some(Change::Stopped) => child.stop_along(),
-            None => {}
+    let mut keeping = Box::pin(hold.keep(asked));
+    let (mut ending, mut last_stop, mut is_known, mut ended) = (Ending::default(), None::<Instant>, true, None);
+    loop {
+        match if ended.is_none() { child.change()? } else { None } {
+            Some(Change::Ended(code)) => ended = Some(code),
+            Some(Change::Stopped { as_a_job: true }) => {
+                child.stop_along();
+                if hold.until(asked) <= Instant::now() {
+                    // before it does anything
+                    child.send(Signal::SIGKILL);
+                    ending.of_loss(&child, Instant::now(), "the lease was over when it went on");
+                }
+                child.go_on();
+            }
+            Some(Change::Stopped { as_a_job: false }) | None => {}
         }
-        let now = Instant::now();
+        let (now, until) = (Instant::now(), hold.until(asked));
+        if ended.is_some() {
+            if !child.has_left_any() {
+                break;
+            }
+            if !exec.wait_group {
+                ending.of_rest(&child, now + grace);
+            }
+        }
         if ending.kill_at.is_some_and(|at| at <= now) {
             child.send(Signal::SIGKILL);
-        } else if alive.until.saturating_duration_since(now) <= grace {
-            ending.of_loss(&child, alive.until, "the lock could not be renewed");
+            if ended.is_some() {
+                break;
+            }
+        } else if until.saturating_duration_since(now) <= grace {
+            ending.of_loss(&child, until, "the lock could not be renewed");
         }
-        let next = ending.kill_at.unwrap_or(alive.until.checked_sub(grace).unwrap_or(now));
+        let next = ending.kill_at.unwrap_or(until.checked_sub(grace).unwrap_or(now));
+        // nobody tells of what is left
+        let longest = if ended.is_some() { LEFT } else { LOOK };
         tokio::select! {
             biased;
             signal = signals.next_or_child() => match signal {
@@ -255,53 +294,41 @@ async fn command(
             },
             kept = &mut keeping, if is_known => match kept {
                 Ok(kept) => {
-                    alive = kept;
-                    keeping.set(hold.keep(alive));
+                    asked = kept;
+                    keeping.set(hold.keep(asked));
                 }
                 Err(error) => {
                     is_known = false;
+                    let grace = if exec.on_lost == OnLost::Kill { Duration::ZERO } else { grace };
                     ending.of_loss(&child, Instant::now() + grace, &error.to_string());
                 }
             },
-            () = tokio::time::sleep(next.saturating_duration_since(now).clamp(LEFT, LOOK)) => {}
+            () = tokio::time::sleep(next.saturating_duration_since(now).clamp(LEFT, longest)) => {}
         }
-    };
-    end_rest(&child, grace.min(alive.until.saturating_duration_since(Instant::now()))).await;
-    Ok(Some(code).filter(|_| !ending.is_lost))
-}
-
-/// Ends what the command has left in its group: nothing of it runs on without the lock.
-async fn end_rest(child: &Child, grace: Duration) {
-    if !child.has_left_any() {
-        return;
     }
-    let over = Instant::now() + grace;
-    child.send(Signal::SIGTERM);
-    while child.has_left_any() && Instant::now() < over {
-        tokio::time::sleep(LEFT).await;
-    }
-    child.send(Signal::SIGKILL);
+    Ok(ended.filter(|_| !ending.is_lost))
 }
 
 fn shell() -> OsString {
     std::env::var_os("SHELL").unwrap_or_else(|| "/bin/sh".into())
 }
 
-/// What the command is told.
-fn variables(lock: &Lock, kind: Kind, hold: &Hold) -> Vec<(String, String)> {
+/// What the command is told: of its own lock, whatever an `exec` above said of another.
+fn variables(lock: &Lock, kind: Kind, hold: &Hold) -> Variables {
     let owner = hold.owner().to_string();
     let depth = std::env::var("NESTLOCK_DEPTH").ok().and_then(|depth| depth.parse::<u32>().ok()).unwrap_or_default();
-    let mut variables = vec![
-        ("NESTLOCK_NAME".to_owned(), lock.name().to_owned()),
-        ("NESTLOCK_KIND".to_owned(), kind.name()),
-        ("NESTLOCK_OWNER".to_owned(), owner.clone()),
-        ("NESTLOCK_DEPTH".to_owned(), (depth + 1).to_string()),
-        (Above::variable(lock, kind), owner),
-    ];
-    if let Hold::Own(guard) = hold
-        && let Some(token) = guard.fencing_token()
-    {
-        variables.push(("NESTLOCK_TOKEN".to_owned(), token.to_string()));
-    }
-    variables
+    let of_lock = Above::variable("TOKEN", lock, kind);
+    let token = match hold {
+        Hold::Own(guard) => guard.fencing_token().map(|token| token.to_string()),
+        Hold::Theirs { .. } => std::env::var(&of_lock).ok(),
+    };
+    vec![
+        ("NESTLOCK_NAME".to_owned(), Some(lock.name().to_owned())),
+        ("NESTLOCK_KIND".to_owned(), Some(kind.name())),
+        ("NESTLOCK_OWNER".to_owned(), Some(owner.clone())),
+        ("NESTLOCK_DEPTH".to_owned(), Some((depth + 1).to_string())),
+        ("NESTLOCK_TOKEN".to_owned(), token.clone()),
+        (Above::variable("OWNER", lock, kind), Some(owner)),
+        (of_lock, token),
+    ]
 }

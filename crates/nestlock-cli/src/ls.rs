@@ -10,7 +10,7 @@ use crate::{
     args::{Find, Ls, Server, Unusable},
     locks::{self, Findings, Found, Wanted},
     raw::Raw,
-    say,
+    say, warn,
 };
 
 /// How often new locks are looked for, as that goes through all keys.
@@ -52,7 +52,7 @@ pub(crate) async fn ls(server: &Server, ls: &Ls) -> Result<u8, Failure> {
         table(found.values());
     }
     for what in denied {
-        eprintln!("nestlock: this user may not ask everything (+{what}); what is not known is `-`");
+        warn(format_args!("this user may not ask everything (+{what}); what is not known is `-`"));
     }
     Ok(0)
 }

@@ -1,5 +1,4 @@
 //! `nestlock`: distributed locks on Redis and Valkey, on the command line. See README.md.
-#![allow(clippy::print_stderr, reason = "it is a program")]
 
 mod acl;
 mod args;
@@ -61,8 +60,8 @@ fn main() -> ExitCode {
     });
     outcome.map_or_else(
         |error| {
-            eprintln!("nestlock: {error}");
-            ExitCode::from(if error.is::<args::Unusable>() { USAGE } else { FAILED })
+            warn(&error);
+            ExitCode::from(if is_wrong_use(&error) { USAGE } else { FAILED })
         },
         ExitCode::from,
     )
@@ -96,14 +95,33 @@ fn man() -> Result<u8, Failure> {
     Ok(0)
 }
 
+/// What makes no sense, whichever server it is said to: no fault of the tool's.
+fn is_wrong_use(error: &Failure) -> bool {
+    use nestlock::Error::{InvalidConfig, InvalidLease, InvalidName, InvalidOwner};
+    let said = error.downcast_ref::<nestlock::Error>();
+    error.is::<args::Unusable>()
+        || said.is_some_and(|error| {
+            matches!(error, InvalidConfig { .. } | InvalidLease { .. } | InvalidName { .. } | InvalidOwner { .. })
+        })
+}
+
 /// What ends the program: an error that is told, and answered with [`FAILED`], or [`USAGE`].
 type Failure = Box<dyn std::error::Error>;
 
 /// A line of output. Whoever reads may have enough of it.
 fn say(line: impl std::fmt::Display) {
     if let Err(error) = writeln!(std::io::stdout(), "{line}") {
-        let is_enough = error.kind() == std::io::ErrorKind::BrokenPipe;
-        // as a program that the signal ended
-        std::process::exit(if is_enough { 128 + nix::sys::signal::Signal::SIGPIPE as i32 } else { FAILED.into() });
+        if error.kind() == std::io::ErrorKind::BrokenPipe {
+            // as a program that the signal ended
+            std::process::exit(128 + nix::sys::signal::Signal::SIGPIPE as i32);
+        }
+        warn(format_args!("cannot write: {error}"));
+        std::process::exit(FAILED.into());
     }
+}
+
+/// A line beside the output. Nobody may read it: that stops nothing, least of all the end of a command that lost its lock.
+fn warn(line: impl std::fmt::Display) {
+    // in one piece, among what others write there
+    let _ = std::io::stderr().write_all(format!("nestlock: {line}\n").as_bytes());
 }

@@ -21,6 +21,14 @@ const FORWARDED: [Signal; 8] = [
     Signal::SIGCONT,
 ];
 
+/// What whoever began this program wants ignored, a bit each: `nohup`, or a script with its jobs in the background. A listener
+/// would undo that, also for the command. Elsewhere than on Linux nobody says so.
+fn ignored() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let bits = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    bits.and_then(|bits| u64::from_str_radix(bits.trim(), 16).ok()).unwrap_or(0)
+}
+
 /// Whether it asks the program to end.
 pub(crate) fn is_stop(signal: Signal) -> bool {
     matches!(signal, Signal::SIGHUP | Signal::SIGINT | Signal::SIGQUIT | Signal::SIGTERM)
@@ -35,10 +43,9 @@ pub(crate) struct Signals {
 impl Signals {
     pub(crate) fn listen() -> io::Result<Self> {
         let listen = |signal: Signal| Ok((signal, unix::signal(SignalKind::from_raw(signal as i32))?));
-        Ok(Self {
-            forwarded: FORWARDED.into_iter().map(listen).collect::<io::Result<_>>()?,
-            child: unix::signal(SignalKind::child())?,
-        })
+        let ignored = ignored();
+        let heard = FORWARDED.into_iter().filter(|signal| ignored & (1 << (*signal as u32 - 1)) == 0);
+        Ok(Self { forwarded: heard.map(listen).collect::<io::Result<_>>()?, child: unix::signal(SignalKind::child())? })
     }
 
     /// The next one that was sent to this program. Cancel safe.

@@ -1,6 +1,9 @@
 //! `exec`.
 
-use std::time::{Duration, Instant};
+use std::{
+    process::Stdio,
+    time::{Duration, Instant},
+};
 
 use nix::sys::signal::Signal;
 
@@ -37,9 +40,11 @@ fn wrong_use_is_64_and_its_own_failure_125() {
         &["odd"],
         &["exec", "l", "--url", "redis://localhost", "--url-file", "f", "--", "true"],
         &["exec", "l", "--url-file", "missing", "--", "true"],
+        &["exec", "", "--", "true"],
+        &["exec", "a}{", "--", "true"],
+        &["exec", "l", "--lease", "1ms", "--", "true"],
     ] {
-        let code = world.nestlock(wrong).env_remove("NESTLOCK_URL").output().unwrap().status.code();
-        assert_eq!(code, Some(64), "{wrong:?}");
+        assert_eq!(world.code(wrong), 64, "{wrong:?}");
     }
     let url = world.server.url();
     drop(world.server.kill());
@@ -168,6 +173,13 @@ fn a_lock_that_is_taken_away_ends_the_command() {
     assert_eq!((world.code(&["force", "l"]), running.code()), (0, Some(3)));
 }
 
+/// It is renewed in time, so that the grace never begins.
+#[test]
+fn a_short_lease_is_kept_for_as_long_as_the_command_runs() {
+    let world = World::new();
+    assert_eq!(world.code(&["exec", "l", "--lease", "1500ms", "--", "sleep", "4"]), 0);
+}
+
 /// The group is gone when another may have the lock, and had its grace before.
 #[test]
 fn a_server_that_hangs_ends_the_command_within_the_lease() {
@@ -246,4 +258,164 @@ fn the_command_knows_its_lock() {
         0
     );
     assert_eq!(world.text("next"), (token + 1).to_string());
+}
+
+/// What is said on the command line beats what is around.
+#[test]
+fn a_file_that_is_named_beats_the_variable() {
+    let world = World::new();
+    std::fs::write(world.path("url"), format!("{}\n", world.server.url())).unwrap();
+    let with = |args: &[&str], variable: &str, value: &str| {
+        let mut nestlock = world.nestlock(args);
+        nestlock.env_remove("NESTLOCK_URL").env(variable, value).output().unwrap().status.code()
+    };
+    assert_eq!(with(&["exec", "l", "--url-file", "url", "--", "true"], "NESTLOCK_URL", "redis://127.0.0.1:1"), Some(0));
+    assert_eq!(with(&["exec", "l", "--", "true"], "NESTLOCK_URL_FILE", "url"), Some(0));
+    let url = world.server.url();
+    assert_eq!(with(&["exec", "l", "--url", &url, "--", "true"], "NESTLOCK_URL_FILE", "missing"), Some(0));
+}
+
+/// A URL on the command line is no variable of the command's, and in no list of processes for longer than nestlock.
+#[test]
+#[cfg(target_os = "linux")]
+fn a_url_that_was_said_is_not_handed_on() {
+    let world = World::new();
+    world.server_says(&["ACL", "SETUSER", "default", ">sesame"]);
+    let url = world.server.url().replace("redis://", "redis://default:sesame@");
+    let mut nestlock =
+        world.nestlock(&["exec", "l", "--url", &url, "-c", "env > env; ps -o args= $$ > ps; echo > done"]);
+    assert_eq!(nestlock.env_remove("NESTLOCK_URL").output().unwrap().status.code(), Some(0));
+    world.text("done");
+    for file in ["env", "ps"] {
+        assert!(!world.text(file).contains("sesame"), "{file}");
+    }
+}
+
+/// A message that nobody reads keeps nobody from ending the command.
+#[test]
+fn a_loss_is_acted_on_though_nobody_reads_of_it() {
+    let world = World::new();
+    let line = format!("exec 2> /dev/null; trap 'echo told > told; exit 0' TERM; echo > ready; {}", until("never"));
+    let mut nestlock = world.nestlock(&["exec", "l", "--lease", "3s", "-c", &line]);
+    let mut running = nestlock.stderr(Stdio::piped()).spawn().unwrap();
+    drop(running.stderr.take());
+    world.text("ready");
+    assert_eq!(world.code(&["force", "l"]), 0);
+    assert_eq!(running.wait().unwrap().code(), Some(76));
+    assert_eq!(world.text("told"), "told");
+}
+
+#[test]
+fn who_is_to_be_killed_when_it_is_lost_is_not_asked() {
+    let world = World::new();
+    let line = format!("trap 'echo told > told' TERM; echo > ready; {}", until("never"));
+    let running = world.begin(&["exec", "l", "--lease", "30s", "--on-lost", "kill", "-c", &line], "ready");
+    assert_eq!((world.code(&["force", "l"]), running.code()), (0, Some(76)));
+    assert!(!world.exists("told"));
+}
+
+/// As flock does with a descriptor: the lock is held until all of them have ended.
+#[test]
+fn the_rest_of_the_group_is_waited_for_if_asked() {
+    let world = World::new();
+    let line = format!("({}; echo done > done) & echo $$ > pid; exit 4", until("go"));
+    let mut running = world.begin(&["exec", "l", "--wait-group", "-c", &line], "pid");
+    let pid = world.pid("pid");
+    eventually("the command has ended", || !is_alive(pid));
+    assert!(running.is_running() && world.code(&["who", "l"]) == 0);
+    world.make("go");
+    assert_eq!((running.code(), &*world.text("done")), (Some(4), "done"));
+}
+
+/// A token is of the lock that it stands beside, however deep.
+#[test]
+fn a_token_is_never_another_locks() {
+    let world = World::new();
+    let nestlock = env!("CARGO_BIN_EXE_nestlock");
+    let fenced = format!("{nestlock} exec l -n --kind fenced");
+    let line = format!(
+        "echo $NESTLOCK_TOKEN > outer; {nestlock} exec m -c 'echo $NESTLOCK_NAME ${{NESTLOCK_TOKEN-none}} > other; \
+         {fenced} -- sh -c \"echo \\$NESTLOCK_TOKEN > again\"'"
+    );
+    assert_eq!(world.code(&["exec", "l", "--kind", "fenced", "-c", &line]), 0);
+    assert_eq!(world.text("other"), "m none");
+    assert_eq!(world.text("again"), world.text("outer"));
+}
+
+/// As `nohup` begins it, or a script in its background: what is ignored stays so, for the command, too.
+#[test]
+#[cfg(target_os = "linux")]
+fn what_is_ignored_when_it_begins_is_not_passed_on() {
+    let world = World::new();
+    let nestlock = env!("CARGO_BIN_EXE_nestlock");
+    let line = format!("trap '' HUP INT; exec {nestlock} exec l -c 'echo > ready; {}; exit 5'", until("go"));
+    let running = Running::of(world.program("sh", &["-c", &line]));
+    world.text("ready");
+    running.send(Signal::SIGHUP);
+    running.send(Signal::SIGINT);
+    // is heard after those
+    assert_eq!(world.code(&["who", "l"]), 0);
+    world.make("go");
+    assert_eq!(running.code(), Some(5));
+}
+
+/// The command has ended, and the server does not answer: nobody has to wait for it.
+#[test]
+fn whoever_stops_it_does_not_wait_for_a_server_that_hangs() {
+    let world = World::new();
+    let running = world.begin(&["exec", "l", "--lease", "60s", "-c", "echo $$ > pid; sleep 1000"], "pid");
+    let pid = world.pid("pid");
+    world.server.stop().unwrap();
+    running.send(Signal::SIGTERM);
+    eventually("the command has ended", || !is_alive(pid));
+    // it was the first to hear: this one is nestlock's
+    let start = Instant::now();
+    running.send(Signal::SIGTERM);
+    assert_eq!(running.code(), Some(143));
+    assert!(start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
+    world.server.cont().unwrap();
+}
+
+/// Nobody renewed while it was stopped: the command does nothing more.
+#[test]
+#[cfg(target_os = "linux")]
+fn a_job_that_goes_on_after_its_lease_is_killed_before_it_does_anything() {
+    let world = World::new();
+    let line = "echo > ready; kill -TSTP $$; echo > ran; sleep 1000";
+    let running = world.begin(&["exec", "l", "--lease", "1s", "-c", line], "ready");
+    eventually("the lease is over", || world.code(&["who", "l"]) == 1);
+    running.send(Signal::SIGCONT);
+    assert_eq!((running.code(), world.exists("ran")), (Some(76), false));
+}
+
+/// No terminal's: somebody lets the command pause. The lock is its own all the while.
+#[test]
+fn a_command_that_was_stopped_by_hand_keeps_its_lock() {
+    let world = World::new();
+    let line = format!("echo $$ > pid; {}; exit 5", until("go"));
+    let running = world.begin(&["exec", "l", "--lease", "1s", "-c", &line], "pid");
+    let pid = world.pid("pid");
+    let send = |signal| nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), signal).unwrap();
+    send(Signal::SIGSTOP);
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_secs(3) {
+        assert_eq!(world.code(&["who", "l"]), 0, "lost after {:?}", start.elapsed());
+    }
+    send(Signal::SIGCONT);
+    world.make("go");
+    assert_eq!(running.code(), Some(5));
+}
+
+/// It waits for hours, and a new version is installed meanwhile.
+#[test]
+fn a_nestlock_that_was_replaced_still_begins_its_command() {
+    let world = World::new();
+    let holder = holder(&world, &["l"]);
+    let copy = world.path("nestlock");
+    std::fs::copy(env!("CARGO_BIN_EXE_nestlock"), &copy).unwrap();
+    let waiter = Running::of(world.program(copy.to_str().unwrap(), &["exec", "l", "--", "touch", "begun"]));
+    eventually("it waits", || world.server_says(&["PUBSUB", "NUMSUB", "redisson_lock__channel:{l}"]).contains(":1"));
+    std::fs::remove_file(&copy).unwrap();
+    world.make("go");
+    assert_eq!((holder.code(), waiter.code(), world.exists("begun")), (Some(0), Some(0), true));
 }

@@ -36,7 +36,18 @@ impl World {
 
     /// The program with these arguments, in the folder. Its shell is `sh`.
     pub fn nestlock(&self, args: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_nestlock"));
+        self.program(env!("CARGO_BIN_EXE_nestlock"), args)
+    }
+
+    /// Another program, in the same place. No signal is ignored, though the tests may have been begun so.
+    pub fn program(&self, program: &str, args: &[&str]) -> Command {
+        let mut command = if cfg!(target_os = "linux") {
+            let mut env = Command::new("env");
+            env.arg("--default-signal=HUP,INT,QUIT,TERM").arg(program);
+            env
+        } else {
+            Command::new(program)
+        };
         command.args(args).current_dir(self.folder.path()).stdin(Stdio::null());
         command.env("NESTLOCK_URL", self.server.url()).env("SHELL", "/bin/sh");
         command

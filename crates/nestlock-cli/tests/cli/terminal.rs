@@ -115,6 +115,21 @@ fn control_z_stops_it_and_fg_lets_it_go_on() {
     eventually("it is free", || world.code(&["who", "l"]) == 1);
 }
 
+/// Stopped in the background since it wants to read, it reads in the foreground.
+#[test]
+fn a_job_that_is_fetched_from_the_background_has_the_terminal() {
+    let world = World::new();
+    let mut terminal = Terminal::open(&world);
+    terminal.types(&format!("{NESTLOCK} exec l --lease 60s -c 'read x; echo read-$x' &\n"));
+    eventually("it is held", || world.code(&["who", "l"]) == 0);
+    terminal.types("jobs\n");
+    terminal.shows("Stopped");
+    terminal.types("fg\n");
+    terminal.shows("exec l");
+    terminal.types("one\n");
+    terminal.shows("read-one\n");
+}
+
 // --- top ---
 
 /// Leaves the other screen, and shows the cursor: the terminal is as it was.
