@@ -313,12 +313,12 @@ impl LockGuard {
     /// The guard holds the lock as before after [`Error::CannotHandOver`] (its owner holds it more than once, or reads and
     /// writes, or it is several locks as one) and [`Error::InvalidLease`]. [`Error::Lost`] and [`Error::NotHeld`] as with
     /// [`unlock`](Self::unlock). After [`Error::Store`] and [`Error::Unconfirmed`] see
-    /// [`remaining`](Self::remaining): either the guard still holds the lock, or it was given up and is being released, or,
-    /// if the server has moved it unheard, ends after `keep`.
+    /// [`remaining`](Self::remaining): either the guard still holds the lock, or it was given up and is being released, also if
+    /// the server has moved it unheard.
     ///
     /// # Cancel safety
     ///
-    /// Dropped midway, as after [`Error::Unconfirmed`].
+    /// Dropped midway, as after [`Error::Unconfirmed`]: nobody can adopt it, and it is released.
     pub async fn hand_over(&self, keep: Duration) -> Result<HandOver> {
         match &self.inner {
             Inner::One(single) => {

@@ -432,6 +432,11 @@ impl Hold {
         self.change(|state, effects| state.released(request, released, epoch, effects))
     }
 
+    /// The server has moved the hold, and whoever asked for it hears that. `None`: the name was given up meanwhile.
+    pub(super) fn moved(self: &Arc<Self>, request: &Request, epoch: Epoch) -> Option<Answered> {
+        self.change(|state, effects| state.moved(request, epoch, effects))
+    }
+
     /// Leaves the owner's name to late executions of what is in doubt. `None`: nothing is, or the lock is held.
     pub(crate) fn abandon_name_in_doubt(self: &Arc<Self>) -> Option<Abandoned> {
         self.change(|state, _| state.abandon_name_in_doubt())

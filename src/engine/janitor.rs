@@ -1,6 +1,6 @@
 //! Settles what nobody awaits: dropped guards, cancelled calls, lost replies, ghosts.
 
-use std::{sync::Arc, time::Duration};
+use std::{iter, sync::Arc, time::Duration};
 
 use tokio::{
     sync::{mpsc, oneshot},
@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{
     clock::Instant,
-    error::{Error, Result},
+    error::{Error, Result, StoreError},
     log,
     meter::Meter,
     owner::OwnerId,
@@ -175,12 +175,8 @@ async fn bust(core: &Core, ghost: &Ghost) {
     let mut retry = retry();
     let mut once_more = true;
     loop {
-        let answer = core.store.release(&ghost.kind.release(&ghost.owner, 0)).await;
-        match answer {
-            Ok(released) => {
-                if released != Released::NotHeld {
-                    log::later!(DEBUG, lock = lock, owner = ghost.owner; "removed a hold that nobody had");
-                }
+        match release_ghost(core, ghost).await {
+            Ok(()) => {
                 if link.epoch() == ghost.epoch || !once_more {
                     return;
                 }
@@ -199,6 +195,16 @@ async fn bust(core: &Core, ghost: &Ghost) {
         }
         pause(core, lock, &mut retry).await;
     }
+}
+
+/// Where it may be moved to comes last: then nothing is left to be moved.
+async fn release_ghost(core: &Core, ghost: &Ghost) -> Result<(), StoreError> {
+    for owner in iter::once(&ghost.owner).chain(&ghost.moves_to) {
+        if core.store.release(&ghost.kind.release(owner, 0)).await? != Released::NotHeld {
+            log::later!(DEBUG, lock = ghost.kind.name(), owner = owner; "removed a hold that nobody had");
+        }
+    }
+    Ok(())
 }
 
 /// Takes one hold off what the server records, whoever keeps the count besides.

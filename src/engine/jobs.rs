@@ -134,6 +134,8 @@ impl Drop for Slot<'_> {
 pub(crate) struct Ghost {
     pub(crate) kind: Arc<dyn Kind>,
     pub(crate) owner: OwnerId,
+    /// The name that it may be moved to.
+    pub(crate) moves_to: Option<OwnerId>,
     pub(crate) epoch: Epoch,
     /// Until when it may live.
     pub(crate) ends: Instant,

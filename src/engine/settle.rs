@@ -6,7 +6,7 @@ use super::{
     core::Core,
     hold::Hold,
     jobs::Ghost,
-    state::{Abandoned, Leftover, Request},
+    state::{Abandoned, Answered, Leftover, Request},
 };
 use crate::{
     error::{StoreError, StoreErrorKind},
@@ -73,9 +73,16 @@ impl Core {
 
     /// Takes in what the server answered a release. Whether it had recorded this owner, or may have.
     pub(crate) fn agreed(&self, hold: &Arc<Hold>, request: &Request, released: Released) -> bool {
-        let answered = hold.released(request, released, self.epoch(hold));
-        self.abandon(hold, answered.abandoned);
-        answered.held
+        self.heard(hold, hold.released(request, released, self.epoch(hold)))
+    }
+
+    /// Looks after the names that an answer has left behind. Whether the server had recorded this owner, or may have.
+    pub(super) fn heard(&self, hold: &Hold, Answered { held, abandoned, untold }: Answered) -> bool {
+        self.abandon(hold, abandoned);
+        if let Some(untold) = untold {
+            self.lay(hold, untold);
+        }
+        held
     }
 
     /// Goes on under another name, if something under this one is in doubt and nothing is held.
@@ -114,12 +121,12 @@ impl Core {
     }
 
     /// Leaves what late executions may do under a name to the janitor.
-    fn lay(&self, hold: &Hold, Abandoned { owner, epoch, ends }: Abandoned) {
+    fn lay(&self, hold: &Hold, Abandoned { owner, moves_to, epoch, ends }: Abandoned) {
         if let Some(sibling) = self.holds.held_sibling(hold.kind(), &hold.caller) {
             sibling.share_its_name(&owner);
         }
         Meter::ghost();
-        self.janitor.lay(Ghost { kind: Arc::clone(hold.kind()), owner, epoch, ends });
+        self.janitor.lay(Ghost { kind: Arc::clone(hold.kind()), owner, moves_to, epoch, ends });
     }
 
     /// Looks after a hold that its user is done with. Call with a handle that is not used again.

@@ -30,6 +30,8 @@ pub(super) struct State {
     /// it was given away to.
     pub(super) sibling_in_doubt: bool,
     pub(super) server: ServerSide,
+    /// The name that the hold may have been moved to, while that is in doubt.
+    pub(super) moves_to: Option<OwnerId>,
     /// A request under this name was answered over a newer connection than that of an earlier one, of this epoch, which
     /// may still be executed.
     pub(super) late: Option<Epoch>,
@@ -37,7 +39,7 @@ pub(super) struct State {
     pub(super) late_until: Instant,
     /// When the last request was sent.
     pub(super) asked: Instant,
-    /// Until when a record may live that an acquire of this owner has asked for.
+    /// Until when a record may live that an acquire or a move of this owner's has asked for.
     pub(super) ends: Instant,
     /// The generation that is held; that was given up, until the server agrees; or that was lost, while a guard of it
     /// lives.
@@ -151,12 +153,16 @@ pub(super) struct Answered {
     pub(super) held: bool,
     /// A name that is not used any more.
     pub(super) abandoned: Option<Abandoned>,
+    /// The name that the hold may have been moved to, of which nobody was told. From here on nothing moves there.
+    pub(super) untold: Option<Abandoned>,
 }
 
 /// A name that late executions may still use; the oldest was sent in this epoch.
 #[derive(Debug)]
 pub(crate) struct Abandoned {
     pub(crate) owner: OwnerId,
+    /// The name that its hold may have been moved to, or may still be, of which nobody was told.
+    pub(crate) moves_to: Option<OwnerId>,
     pub(crate) epoch: Epoch,
     /// Until when a record under it may live.
     pub(crate) ends: Instant,
@@ -257,6 +263,7 @@ impl State {
             waiters: 0,
             sibling_in_doubt: false,
             server: ServerSide::Holds(0),
+            moves_to: None,
             late: None,
             late_until: now,
             asked: now,
@@ -402,8 +409,7 @@ impl State {
         self.asked = now;
     }
 
-    /// An answer came while the link was in `epoch`: over another connection it does not prove that what was in doubt before
-    /// is over.
+    /// An answer came in this epoch: over another connection it does not prove that what was in doubt before is over.
     pub(super) fn overtake(&mut self, before: ServerSide, epoch: Epoch) {
         if matches!(before, ServerSide::InDoubt { epoch: doubt, .. } if doubt != epoch) {
             self.late_until = self.ends;
@@ -414,7 +420,7 @@ impl State {
     pub(super) fn abandon(&mut self, epoch: Epoch) -> Abandoned {
         self.server = ServerSide::Holds(0);
         self.late = None;
-        Abandoned { owner: self.owner.clone(), epoch, ends: self.record_ends() }
+        Abandoned { owner: self.owner.clone(), moves_to: self.moves_to.take(), epoch, ends: self.record_ends() }
     }
 
     /// Ends the generation that is held, if one is.

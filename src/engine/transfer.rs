@@ -12,7 +12,7 @@ use super::{
     kind::Kind,
     release::Repeat,
     settle::{Agreement, UnderWay},
-    state::{Effects, Request, Standing, State},
+    state::{Abandoned, Answered, Effects, Request, Standing, State},
 };
 use crate::{
     clock::Instant,
@@ -25,7 +25,8 @@ use crate::{
 const NESTED: &str = "its owner holds it more than once; release the other guards first";
 const READS_AND_WRITES: &str = "its owner reads and writes at the same time; release one of the two first";
 const GIVEN_AWAY: &str = "a guard of it was forgotten; release that hold first";
-const SETTLED_OTHERWISE: &str = "another call of this owner ended the hold; whether it was handed over is not known";
+const SETTLED_OTHERWISE: &str =
+    "another call of this owner ended the hold, or this one was not polled; what was handed over is being released";
 
 impl<'a> Acquire<'a> {
     /// Takes over what `from` was given, instead of what is free.
@@ -82,9 +83,34 @@ impl State {
         Ok(Arc::clone(generation))
     }
 
-    /// The release of what was parted with, if nobody else has made the server agree meanwhile.
-    fn plan_move(&self, generation: &Arc<Generation>) -> Option<Request> {
-        self.plan_release().filter(|request| self.is_current(generation) && request.count == 0)
+    /// The release of what was parted with, if nobody else has made the server agree meanwhile. From here on it is under way,
+    /// and somebody has to be told of `to`, or it is a ghost.
+    fn send_move(
+        &mut self,
+        generation: &Arc<Generation>,
+        to: &OwnerId,
+        keep: Duration,
+        epoch: Epoch,
+        now: Instant,
+    ) -> Option<Request> {
+        let request = self.plan_release().filter(|request| self.is_current(generation) && request.count == 0)?;
+        self.ends = self.ends.max(now + keep);
+        self.moves_to = Some(to.clone());
+        self.send(&request, epoch, now);
+        Some(request)
+    }
+
+    /// The giver's name is settled, and from here on nothing moves: what has moved is a ghost.
+    pub(super) fn untold(&mut self, epoch: Epoch) -> Option<Abandoned> {
+        let owner = self.moves_to.take()?;
+        Some(Abandoned { owner, moves_to: None, epoch, ends: self.record_ends() })
+    }
+
+    /// The server has moved the hold, and whoever asked for it hears that. `None`: the name was given up meanwhile, and with
+    /// it the one that it was moved to.
+    pub(super) fn moved(&mut self, request: &Request, epoch: Epoch, effects: &mut Effects) -> Option<Answered> {
+        self.moves_to.take()?;
+        Some(self.released(request, Released::Free, epoch, effects))
     }
 }
 
@@ -93,12 +119,8 @@ impl Hold {
         self.change(|state, effects| state.part_with(ticket, Instant::now(), effects))
     }
 
-    fn send_move(self: &Arc<Self>, generation: &Arc<Generation>, epoch: Epoch) -> Option<Request> {
-        self.change(|state, _| {
-            let request = state.plan_move(generation)?;
-            state.send(&request, epoch, Instant::now());
-            Some(request)
-        })
+    fn send_move(self: &Arc<Self>, generation: &Arc<Generation>, moves: &Move<'_>, epoch: Epoch) -> Option<Request> {
+        self.change(|state, _| state.send_move(generation, &moves.to, moves.keep, epoch, Instant::now()))
     }
 }
 
@@ -108,19 +130,19 @@ struct Move<'a> {
     /// From then on there is no way back.
     given_up: Option<Arc<Generation>>,
     to: OwnerId,
-    lease_ms: u64,
+    keep: Duration,
     deadline: Instant,
 }
 
 impl Core {
     /// Gives the hold of a guard to an owner that nobody is, for `keep`, and returns its name. Until the hold is given up a
-    /// failure has changed nothing. Once it is, what fails is released.
+    /// failure has changed nothing. Once it is, what fails is released, under whichever name the server has it.
     pub(crate) async fn transfer(&self, hold: &Arc<Hold>, ticket: &Ticket, keep: Duration) -> Result<OwnerId> {
         self.check_open()?;
-        let lease_ms = millis(checked_lease(hold.lock_name(), keep)?);
+        let keep = checked_lease(hold.lock_name(), keep)?;
         let deadline = Instant::now() + self.config.command_timeout();
         let under_way = UnderWay { core: self, hold: Arc::clone(hold) };
-        let mut moves = Move { ticket, given_up: None, to: OwnerId::of_nobody(), lease_ms, deadline };
+        let mut moves = Move { ticket, given_up: None, to: OwnerId::of_nobody(), keep, deadline };
         let mut repeat = Repeat::until(deadline);
         while let Some(error) = self.try_to_move(&under_way.hold, &mut moves).await? {
             repeat.after(self, hold, error).await?;
@@ -156,18 +178,21 @@ impl Core {
             }
         }
         let generation = match &moves.given_up {
-            Some(generation) => generation,
+            Some(generation) => Arc::clone(generation),
             None => match self.part(hold, moves).await? {
-                Ok(generation) => moves.given_up.insert(generation),
+                Ok(generation) => Arc::clone(moves.given_up.insert(generation)),
                 Err(error) => return Ok(Some(error)),
             },
         };
-        let Some(request) = hold.send_move(generation, self.epoch(hold)) else {
-            return Err(Error::Unconfirmed { lock: hold.lock_name().to_string(), source: silent(SETTLED_OTHERWISE) });
-        };
-        match self.store.acquire(&hold.kind().transfer(&request.owner, &moves.to, moves.lease_ms)).await {
+        let settled_otherwise =
+            || Error::Unconfirmed { lock: hold.lock_name().to_string(), source: silent(SETTLED_OTHERWISE) };
+        let request = hold.send_move(&generation, moves, self.epoch(hold)).ok_or_else(settled_otherwise)?;
+        let transfer = hold.kind().transfer(&request.owner, &moves.to, millis(moves.keep));
+        match self.store.acquire(&transfer).await {
             Ok(Acquired::Yes { .. }) => {
-                self.agreed(hold, &request, Released::Free);
+                let answered = hold.moved(&request, self.epoch(hold)).ok_or_else(settled_otherwise)?;
+                self.heard(hold, answered);
+                // no await from here on: whoever polls is told
                 Ok(None)
             }
             Ok(_) => {

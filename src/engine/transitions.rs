@@ -93,6 +93,7 @@ impl State {
     pub(super) fn not_executed(&mut self, request: &Request) {
         if self.standing == Standing::Ours {
             self.server = request.before;
+            self.moves_to = self.moves_to.take().filter(|_| self.is_in_doubt());
         }
     }
 
@@ -182,8 +183,9 @@ impl State {
         let was_in_doubt = matches!(before, ServerSide::InDoubt { .. });
         let held = released != Released::NotHeld || count == 0 && was_in_doubt;
         if self.standing != Standing::Ours {
-            return Answered { held, abandoned: None };
+            return Answered { held, abandoned: None, untold: None };
         }
+        let untold = self.untold(epoch);
         let mut abandoned = None;
         self.overtake(before, epoch);
         match self.late {
@@ -199,7 +201,7 @@ impl State {
         if count > 0 && released == Released::NotHeld {
             self.lose(LossReason::RecordMissing, effects);
         }
-        Answered { held, abandoned }
+        Answered { held, abandoned, untold }
     }
 }
 

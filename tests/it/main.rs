@@ -55,6 +55,7 @@ mod support;
 #[cfg(feature = "rustls")]
 mod tls;
 mod unpolled;
+mod untold;
 mod waiters;
 mod watchdog;
 mod wire_format;

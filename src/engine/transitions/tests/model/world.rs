@@ -125,6 +125,7 @@ impl Met {
             waiters,
             sibling_in_doubt,
             server,
+            moves_to,
             late,
             late_until,
             asked,
@@ -138,6 +139,7 @@ impl Met {
             waiters: *waiters,
             sibling_in_doubt: *sibling_in_doubt,
             server: *server,
+            moves_to: moves_to.clone(),
             late: *late,
             late_until: *late_until,
             asked: *asked,
@@ -255,6 +257,7 @@ impl<H: Hasher> Compared<'_, H> {
             waiters,
             sibling_in_doubt,
             server,
+            moves_to,
             late,
             late_until,
             asked,
@@ -262,6 +265,7 @@ impl<H: Hasher> Compared<'_, H> {
             current,
         } = state;
         self.value((*standing as u8, suffix, waiters, sibling_in_doubt, late, current.is_some()));
+        moves_to.iter().for_each(|owner| self.owner(owner));
         self.owner(owner);
         self.server_side(*server);
         for at in [*late_until, *asked + OVERDUE, *ends] {
