@@ -292,7 +292,7 @@ impl LockGuard {
     /// Hands the lock to another task or process, which has `keep` (10 ms to 10 years) to [`adopt`](crate::Lock::adopt) it.
     ///
     /// From here on this guard holds nothing, and nobody renews the lock: it is held by nobody in particular until it is
-    /// adopted, or for `keep`. To take it back, adopt it. Nobody else gets it in between, and it can be adopted once. Who
+    /// adopted, or for `keep`. To take it back, adopt it: there is no other way. Nobody else gets it in between, and it can be adopted once. Who
     /// waits for the lock learns of a shorter time when it next looks, within the
     /// [`poll_cap`](crate::LockClientBuilder::poll_cap); a waiter of Redisson's, which does not look, when the lease is over
     /// that it was told of, or by the release of whoever adopts.

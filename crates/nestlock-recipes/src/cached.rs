@@ -82,6 +82,7 @@ pub enum CacheError {
     #[error("somebody else has been filling it for {0:?}")]
     Busy(Duration),
     /// The lock of the fill: the key is no name for one, the server does not answer, or the lock was lost and the fill dropped.
+    /// Of a loss, who shared that fill is told only if its own [`Cached::wait`] is over: else it fills for itself.
     #[error("the lock of the fill: {0}")]
     Lock(#[source] Arc<nestlock::Error>),
     /// The store could not be read, or took longer than 3 s.
@@ -90,6 +91,17 @@ pub enum CacheError {
     /// The fill panicked, or its runtime has ended.
     #[error("the fill panicked, or its runtime has ended")]
     Panicked,
+}
+
+impl CacheError {
+    /// It says nothing to others who waited for the same fill, and have fills of their own.
+    fn is_of_its_fill(&self) -> bool {
+        match self {
+            Self::Busy(_) => true,
+            Self::Lock(error) => error.is_lost(),
+            _ => false,
+        }
+    }
 }
 
 impl From<nestlock::Error> for CacheError {

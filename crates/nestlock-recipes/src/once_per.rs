@@ -82,7 +82,8 @@ pub enum Outcome<T> {
     Cancelled,
     /// Nothing is due: all ticks were run, here or elsewhere, or are not for us.
     AlreadyDone,
-    /// Another replica is at it.
+    /// Another replica is at it. Not said which: the lock's record has an owner, which tells no replica by itself; ask
+    /// [`Lock::holder`](nestlock::Lock::holder) of the mutex, and `nestlock who`.
     Elsewhere,
 }
 

@@ -3,6 +3,7 @@
 use std::{
     future::Future,
     panic::{AssertUnwindSafe, catch_unwind},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -73,9 +74,9 @@ impl<S: Store, C: Codec> Cached<S, C> {
                 _ => Err(CacheError::Panicked),
             };
             match filled {
-                // somebody else's fill, who does with none, or has waited for longer than we
+                // somebody else's fill, who does with none, has waited for longer than we, or has lost its lock
                 Ok(None) if !optional => {}
-                Err(CacheError::Busy(_)) if fill.is_some() && began.elapsed() < wait => {}
+                Err(error) if fill.is_some() && error.is_of_its_fill() && began.elapsed() < wait => {}
                 filled => return filled,
             }
         }
@@ -156,10 +157,10 @@ impl<S: Store, C: Codec> Cached<S, C> {
         if !self.refreshes.insert(key.to_owned()) {
             return;
         }
-        let landing =
-            scopeguard::guard((self.clone(), key.to_owned()), |(this, key)| drop(this.refreshes.remove(&key)));
+        let (this, running) = (self.clone(), Arc::clone(&self.refreshes));
+        let landing = scopeguard::guard(key.to_owned(), move |key| drop(running.remove(&key)));
         tokio::spawn(async move {
-            let (this, key) = &*landing;
+            let key = &*landing;
             // readers of the stale value need not ask again before
             let pause = match this.refill(key, left, fill).await {
                 Ok(true) => return,
@@ -169,6 +170,8 @@ impl<S: Store, C: Codec> Cached<S, C> {
                     this.options.error_ttl
                 }
             };
+            // nor need the store wait for that, and its connection
+            drop(this);
             tokio::time::sleep(pause).await;
         });
     }

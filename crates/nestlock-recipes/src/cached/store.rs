@@ -142,11 +142,15 @@ pub use self::redis::RedisStore;
 
 #[cfg(feature = "fred")]
 mod redis {
-    use std::time::Duration;
+    use std::{sync::Arc, time::Duration};
 
     use async_trait::async_trait;
-    use fred::prelude::{Builder, Client, ClientLike, Config, KeysInterface, LuaInterface, ReconnectPolicy, Value};
+    use fred::{
+        prelude::{Builder, Client, ClientLike, Config, KeysInterface, LuaInterface, ReconnectPolicy, Value},
+        types::ConnectHandle,
+    };
     use nestlock::LockGuard;
+    use scopeguard::ScopeGuard;
 
     use super::{BoxError, Store};
 
@@ -158,10 +162,15 @@ if redis.call('hexists', KEYS[2], ARGV[3]) == 0 then return 0 end
 redis.call('set', KEYS[1], ARGV[1], 'px', ARGV[2])
 return 1";
 
-    /// Values in the Redis server of the locks, as strings.
+    /// The task that has the connection, which ends with this: fred's client leaves it behind.
+    type Driver = ScopeGuard<ConnectHandle, fn(ConnectHandle)>;
+
+    /// Values in the Redis server of the locks, as strings. Cheap to clone.
     #[derive(Debug, Clone)]
     pub struct RedisStore {
         client: Client,
+        /// `None`: the client is somebody else's.
+        own: Option<Arc<Driver>>,
     }
 
     impl RedisStore {
@@ -169,10 +178,11 @@ return 1";
         /// `ReconnectPolicy`: without one, fred does not connect again.
         #[must_use]
         pub fn new(client: Client) -> Self {
-            Self { client }
+            Self { client, own: None }
         }
 
-        /// Over a client of its own, which connects again where it must.
+        /// Over a client of its own, which connects again where it must. The connection ends with the last clone of the
+        /// store, or by [`shutdown`](Self::shutdown).
         ///
         /// # Errors
         ///
@@ -188,8 +198,21 @@ return 1";
             builder
                 .with_performance_config(|config| config.default_command_timeout = crate::cached::fill::STORE_PATIENCE);
             let client = builder.build()?;
-            client.init().await?;
-            Ok(Self::new(client))
+            let mut own: Driver = scopeguard::guard(client.connect(), |task| task.abort());
+            tokio::select! {
+                connected = client.wait_for_connect() => connected?,
+                // it may have failed before it was waited for
+                ended = &mut *own => ended??,
+            }
+            Ok(Self { client, own: Some(Arc::new(own)) })
+        }
+
+        /// Ends the connection of a store that was made by [`connect`](Self::connect), whoever still has a clone: when
+        /// the client of the locks is shut down, say. From then on its calls fail.
+        pub fn shutdown(&self) {
+            if let Some(own) = &self.own {
+                own.abort();
+            }
         }
     }
 

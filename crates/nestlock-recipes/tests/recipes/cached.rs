@@ -14,7 +14,9 @@ use nestlock_embedded::{EmbeddedServer, SpawnedServer};
 use nestlock_recipes::cached::{BoxError, CacheError, Cached, Json, RedisStore, Store, cached};
 use tokio::{sync::Notify, task::JoinSet};
 
-use crate::support::{Child, a_cache, ask, child, client, eventually, exists, ms, number, poll_times, run_child, say};
+use crate::support::{
+    Child, a_cache, ask, child, client, eventually, exists, ms, number, poll_times, poll_times_and_keep, run_child, say,
+};
 
 /// A store that counts who looks for a failure; its first reader read a while ago.
 struct Watched {
@@ -281,6 +283,73 @@ async fn a_filler_that_is_told_of_its_loss_drops_its_fill() {
     let error = cache.try_get_with("key", fill).await.unwrap_err();
     assert!(matches!(&error, CacheError::Lock(lost) if lost.is_lost()), "{error}");
     assert_eq!(cache.try_get_with("key", Fills::default().value("again")).await.unwrap(), b"again");
+}
+
+/// Its filler is told, and nobody else: the others have fills of their own.
+#[tokio::test]
+async fn who_shares_a_fill_that_lost_its_lock_fills_for_itself() {
+    let server = EmbeddedServer::start().unwrap();
+    let (locks, addr) = (client(server.url()).await, server.addr());
+    let cache = cached(&locks, RedisStore::connect(server.url()).await.unwrap()).beta(0.0);
+    for how in ["deleted", "freed by force", "expired"] {
+        let (cache, begun) = (cache.clone().lease(ms(300)), Arc::new(Notify::new()));
+        let endless = {
+            let begun = Arc::clone(&begun);
+            async move {
+                begun.notify_one();
+                std::future::pending::<io::Result<Vec<u8>>>().await
+            }
+        };
+        let fills = Fills::default();
+        let first = tokio::spawn({
+            let cache = cache.clone();
+            async move { cache.try_get_with("key", endless).await }
+        });
+        begun.notified().await;
+        let mut sharing: Vec<_> = (0..3).map(|_| Box::pin(cache.try_get_with("key", fills.value("own")))).collect();
+        for one in &mut sharing {
+            assert!(poll_times_and_keep(one, 1).await.is_none());
+        }
+        match how {
+            "deleted" => assert_eq!(number(addr, &["DEL", "fill:key"]), 1),
+            "freed by force" => assert!(locks.mutex("fill:key").unwrap().force_unlock().await.unwrap()),
+            _ => outlast(&server, ms(300)),
+        }
+        for one in sharing {
+            let own = tokio::time::timeout(10 * SECOND, one).await.expect("somebody hangs");
+            assert_eq!(own.unwrap(), b"own", "{how}");
+        }
+        let error = first.await.unwrap().unwrap_err();
+        assert!(matches!(&error, CacheError::Lock(lost) if lost.is_lost()), "{how}: {error}");
+        assert_eq!(fills.count(), 1, "{how}: by one of them");
+        ask(addr, &["DEL", "key"]);
+    }
+}
+
+/// Each fill loses its lock: each tries its own, and then is told; and nobody who has waited for its time tries at all.
+#[tokio::test]
+async fn who_loses_again_and_again_is_told_within_its_own_time() {
+    let server = EmbeddedServer::start().unwrap();
+    let addr = server.addr();
+    let loses = |tries: &Arc<AtomicU32>| {
+        let tries = Arc::clone(tries);
+        async move {
+            tries.fetch_add(1, SeqCst);
+            ask(addr, &["DEL", "fill:key"]);
+            std::future::pending::<io::Result<Vec<u8>>>().await
+        }
+    };
+    for (wait, most) in [(30 * SECOND, 3), (Duration::ZERO, 1)] {
+        let cache = a_cache(&server.url()).await.lease(ms(300)).wait(wait);
+        let tries = Arc::default();
+        let ask = || cache.try_get_with("key", loses(&tries));
+        let (one, two, three) = tokio::join!(ask(), ask(), ask());
+        for outcome in [one, two, three] {
+            let error = outcome.unwrap_err();
+            assert!(matches!(&error, CacheError::Lock(lost) if lost.is_lost()), "{error}");
+        }
+        assert_eq!(tries.load(SeqCst), most, "{wait:?}");
+    }
 }
 
 /// Dropped at each poll: a fill that has begun goes on, one that has not leaves nothing.

@@ -9,4 +9,5 @@ mod leader;
 mod locked;
 mod once_per;
 mod stage;
+mod store;
 mod support;
