@@ -15,10 +15,15 @@ use crate::{
 /// Below this version HELLO has to be allowed.
 const HELLO_IS_FREE: (u64, u64, u64) = (6, 2, 2);
 
+const EVERY_KEY: &str = "~*";
+/// Older versions do not understand rules about channels.
+const CHANNELS_HAVE_RULES: (u64, u64, u64) = (6, 2, 0);
+
 /// What the tools ask besides; `client|id` is fred's.
 fn of_tool(tool: For) -> &'static [&'static str] {
     match tool {
-        For::Exec | For::Force => &[],
+        For::Exec => &[],
+        For::Force => &["client|id"],
         For::Ls | For::Top => &[
             "client|id",
             "client|list",
@@ -54,11 +59,16 @@ pub(crate) async fn acl(server: &Server, acl: &Acl) -> Result<u8, Failure> {
         let all = parts.iter().flat_map(|part| what(part).iter().map(|pattern| rule(pattern, &server.prefix)));
         all.filter(|pattern| seen.insert(pattern.clone())).collect()
     };
-    let (keys, channels) = (of(|part| part.keys), of(|part| part.channels));
+    let (mut keys, channels) = (of(|part| part.keys), of(|part| part.channels));
+    // without a prefix, each key is a lock's: a server takes no other pattern beside that
+    if keys.iter().any(|pattern| pattern == EVERY_KEY) {
+        keys = vec![EVERY_KEY.to_owned()];
+    }
     let mut commands: BTreeSet<String> =
         parts.iter().flat_map(|part| part.commands).map(|word| (*word).to_owned()).collect();
     commands.extend(acl.tool.map(of_tool).unwrap_or_default().iter().map(|word| (*word).to_owned()));
-    if acl.for_server && version(server).await? < HELLO_IS_FREE {
+    let version = if acl.for_server { Some(version(server).await?) } else { None };
+    if version.is_some_and(|version| version < HELLO_IS_FREE) {
         commands.insert("hello".into());
     }
     if acl.json {
@@ -68,9 +78,11 @@ pub(crate) async fn acl(server: &Server, acl: &Acl) -> Result<u8, Failure> {
     let mut words =
         vec!["ACL".into(), "SETUSER".into(), acl.user.clone(), "on".into(), ">PASSWORD".into(), "resetkeys".into()];
     words.extend(keys);
-    // the channels that versions before 7 let everybody hear
-    words.push("resetchannels".into());
-    words.extend(channels);
+    // there are no rules about channels before; from then on all may hear all, up to version 7
+    if version.is_none_or(|version| version >= CHANNELS_HAVE_RULES) {
+        words.push("resetchannels".into());
+        words.extend(channels);
+    }
     words.extend(commands.iter().map(|command| format!("+{command}")));
     let words: Vec<String> = words.iter().map(|word| quoted(word)).collect();
     say(words.join(" "));

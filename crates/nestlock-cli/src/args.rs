@@ -137,9 +137,9 @@ impl Exec {
 pub(crate) struct Named {
     /// The lock
     pub(crate) name: String,
-    /// Of which kind the lock is
-    #[arg(long, default_value = "reentrant")]
-    pub(crate) kind: Kind,
+    /// Of which kind the lock is [default: what its record says; `string` is never guessed]
+    #[arg(long)]
+    pub(crate) kind: Option<Kind>,
 }
 
 #[derive(Debug, clap::Args)]
@@ -244,8 +244,8 @@ pub(crate) struct Bench {
     #[arg(long, default_value_t = 5, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) rounds: u16,
     /// So many pairs of lock and unlock in all, 1000 at least
-    #[arg(long, default_value_t = 20_000, value_name = "COUNT")]
-    pub(crate) pairs: usize,
+    #[arg(long, default_value_t = 20_000, value_name = "COUNT", value_parser = clap::value_parser!(u32))]
+    pub(crate) pairs: u32,
     /// Also where the server is far away, or others use it
     #[arg(short, long)]
     pub(crate) yes: bool,

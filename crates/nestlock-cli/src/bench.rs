@@ -1,6 +1,9 @@
 //! `bench`: what a lock costs here, beside bare EVALSHA over the same sort of connection in the same rounds.
 
-use std::time::{Duration, Instant};
+use std::{
+    cell::{Cell, RefCell},
+    time::{Duration, Instant},
+};
 
 use futures_util::future::join_all;
 use nestlock::LockClient;
@@ -9,13 +12,17 @@ use crate::{
     Failure,
     args::{Bench, Server, Unusable},
     raw::{Raw, text},
-    say, warn,
+    say,
+    signals::Signals,
+    warn,
 };
 
 /// No figure from fewer.
 const FEWEST: usize = 1_000;
 /// What bare EVALSHA is measured with: two requests for a pair, as a lock and an unlock.
 const BARE: &str = "return redis.call('hset', KEYS[1], 'f', ARGV[1])";
+/// Clients that hand a lock over, one to the other.
+const WAITERS: usize = 4;
 /// A bar of a ratio of one.
 const BAR: u32 = 40;
 
@@ -24,12 +31,12 @@ type Times = Vec<Duration>;
 
 pub(crate) async fn bench(server: &Server, bench: &Bench) -> Result<u8, Failure> {
     let (tasks, rounds) = (usize::from(bench.tasks), usize::from(bench.rounds));
-    let each = bench.pairs.max(FEWEST).div_ceil(tasks * rounds);
+    let each = (bench.pairs as usize).max(FEWEST).div_ceil(tasks * rounds);
     let raw = Raw::connect(server).await?;
-    let url = server.url()?;
-    let commands = 4 * each * tasks * rounds;
+    // bare and in locks, and what hand-overs take
+    let commands = 4 * each * tasks * rounds + 4 * FEWEST;
     let others = others(&raw).await;
-    let is_near = ["127.0.0.1", "localhost", "[::1]", "redis+unix"].iter().any(|near| url.contains(near));
+    let is_near = server.is_near()?;
     if !bench.yes && (!is_near || others > 0) {
         let why =
             if is_near { format!("{others} other clients use it") } else { "it is not on this machine".to_owned() };
@@ -41,16 +48,29 @@ pub(crate) async fn bench(server: &Server, bench: &Bench) -> Result<u8, Failure>
     let client = server.connect(None).await?;
     let scratch =
         format!("nestlock-bench:{}", client.current_owner().to_string().split(':').next().unwrap_or_default());
+    let mut signals = Signals::listen()?;
     let measured = tokio::select! {
         measured = measure(&raw, &client, server, &scratch, bench, each) => measured,
-        _ = tokio::signal::ctrl_c() => Err("interrupted".into()),
+        signal = signals.stop() => Err(format!("stopped by {signal}").into()),
     };
     client.idle().await;
     let key = format!("{}{scratch}:bare", server.prefix);
     let _ = raw.ask(&["DEL", &key]).await;
-    let (bare, locks) = measured?;
-    report("bare EVALSHA, twice", &bare, &bare);
-    report("lock and unlock", &locks, &bare);
+    let all = measured?;
+    let (bare, hand_overs) = (&all[0], &all[2]);
+    // what is absolute is this machine's: so ratios come first. More is better
+    let of_rate = |measured: &Measured| measured.rate() / bare.rate();
+    let of_time = bare.at(50).as_secs_f64() / hand_overs.at(50).as_secs_f64();
+    for (measured, ratio) in all.iter().zip([1.0, of_rate(&all[1]), of_time]) {
+        say(format_args!("{:20} {ratio:5.2} x  {}", measured.what, bar(ratio)));
+    }
+    for measured in &all {
+        let millis = |share: usize| measured.at(share).as_secs_f64() * 1e3;
+        let rate = if measured.rates.is_empty() { String::new() } else { format!("{:.0} pairs/s; ", measured.rate()) };
+        let (p50, p99, max) = (millis(50), millis(99), millis(100));
+        let (what, times) = (measured.what, measured.times.len());
+        say(format_args!("{what:20} {rate}p50 {p50:.3} ms, p99 {p99:.3} ms, max {max:.3} ms; {times} samples"));
+    }
     Ok(0)
 }
 
@@ -64,8 +84,9 @@ fn count(pairs: usize) -> f64 {
     f64::from(u32::try_from(pairs).unwrap_or(u32::MAX))
 }
 
-/// Pairs a second of each round, and the time of each pair.
+/// Pairs a second of each round, and the time of each sample, the shortest first.
 struct Measured {
+    what: &'static str,
     rates: Vec<f64>,
     times: Times,
 }
@@ -76,6 +97,11 @@ impl Measured {
         rates.sort_by(f64::total_cmp);
         rates[rates.len() / 2]
     }
+
+    /// What so many of a hundred do not exceed.
+    fn at(&self, share: usize) -> Duration {
+        self.times[(self.times.len() - 1) * share / 100]
+    }
 }
 
 async fn measure(
@@ -85,11 +111,11 @@ async fn measure(
     scratch: &str,
     bench: &Bench,
     each: usize,
-) -> Result<(Measured, Measured), Failure> {
+) -> Result<[Measured; 3], Failure> {
     let loaded = raw.ask(&["SCRIPT", "LOAD", BARE]).await.map_err(|error| error.details().to_owned())?;
     let (digest, key) = (text(&loaded).unwrap_or_default(), format!("{}{scratch}:bare", server.prefix));
-    let mut bare = Measured { rates: Vec::new(), times: Vec::new() };
-    let mut locks = Measured { rates: Vec::new(), times: Vec::new() };
+    let mut bare = Measured { what: "bare EVALSHA, twice", rates: Vec::new(), times: Vec::new() };
+    let mut locks = Measured { what: "lock and unlock", rates: Vec::new(), times: Vec::new() };
     let tasks = usize::from(bench.tasks);
     for _ in 0..bench.rounds {
         round(&mut bare, tasks, |_| async {
@@ -117,7 +143,32 @@ async fn measure(
         })
         .await?;
     }
-    Ok((bare, locks))
+    let times = hand_overs(server, scratch).await?;
+    let mut all = [bare, locks, Measured { what: "hand-over, fair", rates: Vec::new(), times }];
+    all.iter_mut().for_each(|measured| measured.times.sort_unstable());
+    Ok(all)
+}
+
+/// From the beginning of an unlock until the next client has the lock; somebody always waits.
+async fn hand_overs(server: &Server, scratch: &str) -> Result<Times, Failure> {
+    let (times, last) = (RefCell::new(Times::new()), Cell::new(None));
+    let work = async |me: usize| {
+        let client = server.connect(None).await?;
+        let lock = client.fair_lock(format!("{scratch}:handed"))?;
+        while times.borrow().len() < FEWEST {
+            let guard = lock.lock().await?;
+            if let Some((other, at)) = last.get()
+                && other != me
+            {
+                times.borrow_mut().push(Instant::elapsed(&at));
+            }
+            last.set(Some((me, Instant::now())));
+            guard.unlock().await?;
+        }
+        Ok::<_, Failure>(())
+    };
+    join_all((0..WAITERS).map(work)).await.into_iter().collect::<Result<(), Failure>>()?;
+    Ok(times.into_inner())
 }
 
 async fn round<F: Future<Output = Result<Times, Failure>>>(
@@ -133,21 +184,6 @@ async fn round<F: Future<Output = Result<Times, Failure>>>(
     Ok(())
 }
 
-/// The ratio first: what is absolute is this machine's.
-fn report(what: &str, measured: &Measured, bare: &Measured) {
-    let ratio = measured.rate() / bare.rate();
-    let mut times = measured.times.clone();
-    times.sort_unstable();
-    let at = |share: usize| times[(times.len() - 1) * share / 100].as_secs_f64() * 1e3;
-    let bar: String = (0..2 * BAR).take_while(|mark| f64::from(*mark) < ratio * f64::from(BAR)).map(|_| '#').collect();
-    say(format_args!("{what:20} {ratio:5.2} x  {bar}"));
-    say(format_args!(
-        "{:20} {:.0} pairs/s; p50 {:.3} ms, p99 {:.3} ms, max {:.3} ms; {} pairs",
-        "",
-        measured.rate(),
-        at(50),
-        at(99),
-        at(100),
-        times.len()
-    ));
+fn bar(ratio: f64) -> String {
+    (0..2 * BAR).take_while(|mark| f64::from(*mark) < ratio * f64::from(BAR)).map(|_| '#').collect()
 }

@@ -2,13 +2,16 @@
 
 use std::time::Duration;
 
-use nestlock::{Error, Inspection, Lock, LockClient, OwnerId};
+use nestlock::{Error, Inspection, Lock, LockClient, OwnerId, StoreErrorKind};
 use serde_json::json;
 use tokio::time::sleep;
 
 use crate::{
     Failure,
     args::{Extend, Force, Named, Release, Server, Unusable, Who},
+    kind::Kind,
+    locks::derived,
+    ls::printable,
     raw::Raw,
     say, warn,
     whose::{People, Whose},
@@ -24,75 +27,132 @@ fn owner(text: &str) -> Result<OwnerId, Unusable> {
 }
 
 /// What an error that means "nobody held it" comes to.
-fn done(outcome: nestlock::Result<()>, name: &str, owner: &str) -> Result<u8, Failure> {
+fn done(outcome: nestlock::Result<()>) -> nestlock::Result<bool> {
     match outcome {
-        Ok(()) => Ok(0),
-        Err(Error::NotHeld { .. } | Error::Lost { .. }) => {
-            warn(format_args!("{owner} does not hold {name}"));
-            Ok(NOBODY)
-        }
-        Err(error) => Err(error.into()),
+        Ok(()) => Ok(true),
+        Err(Error::NotHeld { .. } | Error::Lost { .. }) => Ok(false),
+        Err(error) => Err(error),
     }
+}
+
+fn code(is_done: bool, name: &str, owner: &str) -> u8 {
+    if is_done {
+        return 0;
+    }
+    warn(format_args!("{} does not hold {}", printable(owner), printable(name)));
+    NOBODY
 }
 
 fn ttl(found: &Inspection) -> String {
     found.remaining.map_or("-".to_owned(), |ttl| format!("{}ms", ttl.as_millis()))
 }
 
-/// A line for each holder, with this before it.
-fn tell(before: &str, found: &Inspection) {
-    let ttl = ttl(found);
-    for (owner, holds) in &found.holders {
-        say(format_args!("{before}{owner} {holds} {ttl}"));
+fn is_denied(error: &Error) -> bool {
+    matches!(error, Error::Store { source, .. } if source.kind() == StoreErrorKind::NoPermission)
+}
+
+/// The server, by both ways to ask it.
+struct Sight {
+    client: LockClient,
+    raw: Raw,
+}
+
+/// A lock that somebody holds.
+struct Held {
+    lock: Lock,
+    kind: Kind,
+    found: Inspection,
+}
+
+impl Sight {
+    async fn open(server: &Server) -> Result<Self, Failure> {
+        let (client, raw) = tokio::try_join!(server.connect(None), Raw::connect(server))?;
+        Ok(Self { client, raw })
+    }
+
+    /// Who holds it; of the kind that its record says, if nobody else says one.
+    async fn held(&self, named: &Named) -> Result<Option<Held>, Failure> {
+        let held = |kind: Kind| async move {
+            let lock = kind.lock(&self.client, &named.name)?;
+            Ok::<_, Error>(lock.inspect().await?.map(|found| Held { lock, kind, found }))
+        };
+        if let Some(kind) = named.kind {
+            return Ok(held(kind).await?);
+        }
+        // all together, as the server may be far away
+        let (hash, signal) = tokio::join!(held(Kind::Reentrant), held(Kind::Signal));
+        let hash = match hash {
+            // the same record as that of a fair lock, whose waiters hear of other news
+            Ok(Some(found)) if self.is_queued_for(&found.lock).await => held(Kind::Fair).await?,
+            Err(Error::WrongLockKind { .. }) => match held(Kind::Write).await? {
+                None => held(Kind::Read).await?,
+                writer => writer,
+            },
+            other => other?,
+        };
+        let signal = match signal {
+            // a key of its own: whoever may not see it has none
+            Err(error) if hash.is_some() || is_denied(&error) => None,
+            other => other?,
+        };
+        match (hash, signal) {
+            (Some(one), Some(other)) => Err(Unusable(format!(
+                "two locks are called {:?}: one is {}, one is {}; say --kind",
+                named.name,
+                one.kind.name(),
+                other.kind.name()
+            ))
+            .into()),
+            (hash, signal) => Ok(hash.or(signal)),
+        }
+    }
+
+    async fn is_queued_for(&self, lock: &Lock) -> bool {
+        let length = self.raw.ask(&["LLEN", &derived("redisson_lock_queue", lock.name())]).await;
+        length.ok().and_then(|length| length.as_u64()).is_some_and(|length| length > 0)
     }
 }
 
-/// The lock, and the client that it lives by.
-async fn lock(server: &Server, named: &Named) -> Result<(LockClient, Lock), Failure> {
-    let client = server.connect(None).await?;
-    let lock = named.kind.lock(&client, &named.name)?;
-    Ok((client, lock))
-}
-
 pub(crate) async fn who(server: &Server, who: &Who) -> Result<u8, Failure> {
-    let (_client, lock) = lock(server, &who.named).await?;
-    let raw = Raw::connect(server).await?;
-    let mut found = lock.inspect().await?;
-    let mut people = People::ask(&raw).await;
-    tell_holders(who, &lock, found.as_ref(), &people);
+    let sight = Sight::open(server).await?;
+    let mut held = sight.held(&who.named).await?;
+    let mut people = People::ask(&sight.raw).await;
+    tell_holders(who, server, held.as_ref(), &people);
     if let Some(unknown) = people.unknown {
         warn(unknown);
     }
     while who.watch {
         sleep(LOOK).await;
-        let now = lock.inspect().await?;
-        let holders = |found: &Option<Inspection>| found.as_ref().map(|found| found.holders.clone());
-        if holders(&now) != holders(&found) {
-            people = People::ask(&raw).await;
-            tell_holders(who, &lock, now.as_ref(), &people);
+        let now = sight.held(&who.named).await?;
+        let holders = |held: &Option<Held>| held.as_ref().map(|held| held.found.holders.clone());
+        if holders(&now) != holders(&held) {
+            people = People::ask(&sight.raw).await;
+            tell_holders(who, server, now.as_ref(), &people);
         }
-        found = now;
+        held = now;
     }
-    Ok(if found.is_some() { 0 } else { NOBODY })
+    Ok(if held.is_some() { 0 } else { NOBODY })
 }
 
 /// Nobody is no line, unless somebody goes on to look.
-fn tell_holders(who: &Who, lock: &Lock, found: Option<&Inspection>, people: &People) {
-    let holders = found.map_or(&[][..], |found| &found.holders);
+fn tell_holders(who: &Who, server: &Server, held: Option<&Held>, people: &People) {
+    let holders = held.map_or(&[][..], |held| &held.found.holders);
     if who.json {
         let holders: Vec<_> =
             holders.iter().map(|(owner, holds)| holder_json(owner, *holds, people.of(owner.as_str()))).collect();
-        let ttl = found.and_then(|found| found.remaining).map(|ttl| ttl.as_millis() as u64);
-        return say(
-            json!({ "v": 1, "name": lock.name(), "kind": who.named.kind.name(), "holders": holders, "ttl_ms": ttl }),
-        );
+        let ttl = held.and_then(|held| held.found.remaining).map(|ttl| ttl.as_millis() as u64);
+        let name = format!("{}{}", server.prefix, who.named.name);
+        // that of a free lock nobody knows
+        let kind = held.map(|held| held.kind).or(who.named.kind).map(Kind::name);
+        return say(json!({ "v": 1, "name": name, "kind": kind, "holders": holders, "ttl_ms": ttl }));
     }
     for (owner, holds) in holders {
         let whose = people.of(owner.as_str()).map_or("- - - -".to_owned(), |whose| {
             let Whose { application, host, process, age, .. } = whose;
             format!("{application} {host} {process} {age}s")
         });
-        say(format_args!("{owner} {holds} {} {whose}", found.map_or_else(String::new, ttl)));
+        let ttl = held.map_or_else(String::new, |held| ttl(&held.found));
+        say(format_args!("{} {holds} {ttl} {whose}", printable(owner.as_str())));
     }
     if who.watch && holders.is_empty() {
         say("-");
@@ -109,31 +169,54 @@ fn holder_json(owner: &OwnerId, holds: u32, whose: Option<&Whose>) -> serde_json
 }
 
 pub(crate) async fn force(server: &Server, force: &Force) -> Result<u8, Failure> {
-    let (_client, lock) = lock(server, &force.named).await?;
-    let Some(found) = lock.inspect().await? else { return Ok(NOBODY) };
-    if let Some(text) = &force.if_owner {
-        let owner = owner(text)?;
-        for _ in 0..found.hold_count(&owner).max(1) {
-            if done(lock.release(&owner).await, &force.named.name, text)? != 0 {
-                return Ok(NOBODY);
+    let owner = force.if_owner.as_deref().map(owner).transpose()?;
+    let sight = Sight::open(server).await?;
+    let Some(Held { lock, found, .. }) = sight.held(&force.named).await? else { return Ok(NOBODY) };
+    let name = &force.named.name;
+    let freed = match &owner {
+        Some(owner) => {
+            if !free_of(&lock, &found, owner).await? {
+                return Ok(code(false, name, owner.as_str()));
             }
+            vec![(owner.clone(), found.hold_count(owner))]
         }
-        say(format_args!("freed {} {owner}", force.named.name));
-        return Ok(0);
+        None if lock.force_unlock().await? => found.holders.clone(),
+        None => return Ok(NOBODY),
+    };
+    for (owner, holds) in freed {
+        say(format_args!("freed {} {} {holds} {}", printable(name), printable(owner.as_str()), ttl(&found)));
     }
-    let freed = lock.force_unlock().await?;
-    if freed {
-        tell(&format!("freed {} ", force.named.name), &found);
+    Ok(0)
+}
+
+/// Gives back all that this owner holds, one by one: nothing of whoever may have it by now. `false`: it holds nothing.
+pub(crate) async fn free_of(lock: &Lock, found: &Inspection, owner: &OwnerId) -> nestlock::Result<bool> {
+    let mut any = false;
+    for _ in 0..found.hold_count(owner).max(1) {
+        if !done(lock.release(owner).await)? {
+            break;
+        }
+        any = true;
     }
-    Ok(if freed { 0 } else { NOBODY })
+    Ok(any)
 }
 
 pub(crate) async fn release(server: &Server, release: &Release) -> Result<u8, Failure> {
-    let (_client, lock) = lock(server, &release.named).await?;
-    done(lock.release(&owner(&release.owner)?).await, &release.named.name, &release.owner)
+    let owner = owner(&release.owner)?;
+    let held = Sight::open(server).await?.held(&release.named).await?;
+    let is_done = match held {
+        Some(held) => done(held.lock.release(&owner).await)?,
+        None => false,
+    };
+    Ok(code(is_done, &release.named.name, &release.owner))
 }
 
 pub(crate) async fn extend(server: &Server, extend: &Extend) -> Result<u8, Failure> {
-    let (_client, lock) = lock(server, &extend.named).await?;
-    done(lock.extend(&owner(&extend.owner)?, extend.lease).await, &extend.named.name, &extend.owner)
+    let owner = owner(&extend.owner)?;
+    let held = Sight::open(server).await?.held(&extend.named).await?;
+    let is_done = match held {
+        Some(held) => done(held.lock.extend(&owner, extend.lease).await)?,
+        None => false,
+    };
+    Ok(code(is_done, &extend.named.name, &extend.owner))
 }

@@ -5,7 +5,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use nestlock::{Lock, LockClient};
+use fred::types::Value;
+use futures_util::future::join_all;
+use nestlock::{Error, LockClient, StoreErrorKind};
 use serde_json::json;
 use tokio::time::timeout;
 
@@ -20,6 +22,8 @@ use crate::{
 
 /// All of it takes no longer.
 const LIMIT: Duration = Duration::from_secs(5);
+/// Nor does it take longer to leave nothing behind.
+const TIDY: Duration = Duration::from_secs(1);
 /// What is asked where there is an append-only file.
 const FSYNC: &str = "appendfsync";
 /// A message that comes later than this after a release did not wake: the waiter looked for itself.
@@ -62,14 +66,18 @@ fn row(what: impl Into<String>, verdict: Verdict, why: impl Into<String>) -> Row
 }
 
 pub(crate) async fn doctor(server: &Server, doctor: &Doctor) -> Result<u8, Failure> {
-    let mut rows = Vec::new();
+    let (mut rows, mut scratch) = (Vec::new(), None);
     let raw = Raw::connect(server).await?;
-    if timeout(LIMIT, look(&raw, server, &mut rows)).await.is_err() {
+    if timeout(LIMIT, look(&raw, server, &mut rows, &mut scratch)).await.is_err() {
         rows.push(row(
             "time",
             Verdict::Unknown,
             format!("the server answered too slowly: what is missing here took longer than {LIMIT:?}"),
         ));
+    }
+    // also of what took too long
+    if let Some(scratch) = scratch {
+        let _ = timeout(TIDY, scratch.tidy(&raw, server)).await;
     }
     let width = rows.iter().map(|row| row.what.chars().count()).max().unwrap_or(0);
     for Row { what, verdict, why } in &rows {
@@ -86,11 +94,32 @@ pub(crate) async fn doctor(server: &Server, doctor: &Doctor) -> Result<u8, Failu
     })
 }
 
-async fn look(raw: &Raw, server: &Server, rows: &mut Vec<Row>) {
+/// All together, as the server may be far away.
+async fn look(raw: &Raw, server: &Server, rows: &mut Vec<Row>, scratch: &mut Option<Scratch>) {
     let began = Instant::now();
-    let _ = raw.ask(&["PING"]).await;
-    let (round_trip, mut keeps_a_log) = (began.elapsed(), true);
-    match raw.ask(&["INFO"]).await {
+    let facts = async {
+        let _ = raw.ask(&["PING"]).await;
+        let round_trip = began.elapsed();
+        let (info, config) = tokio::join!(raw.ask(&["INFO"]), config(raw));
+        rows.extend(of_server(info, &config));
+        rows.push(of_round_trip(round_trip));
+    };
+    let locks = async {
+        match Scratch::of(server).await {
+            Ok(made) => of_kinds(scratch.insert(made)).await,
+            Err(error) => vec![row("locks", Verdict::Bad, error.to_string())],
+        }
+    };
+    let ((), of_locks) = tokio::join!(facts, locks);
+    rows.extend(of_locks);
+}
+
+fn of_server(
+    info: Result<Value, fred::error::Error>,
+    config: &HashMap<&'static str, Result<String, &'static str>>,
+) -> Vec<Row> {
+    let (mut rows, mut keeps_a_log) = (Vec::new(), true);
+    match info {
         Ok(info) => {
             let info = text(&info).unwrap_or_default();
             keeps_a_log = info.contains("aof_enabled:1");
@@ -101,10 +130,8 @@ async fn look(raw: &Raw, server: &Server, rows: &mut Vec<Row>) {
         }
         Err(error) => rows.push(row("server", Verdict::Unknown, error.details().to_owned())),
     }
-    let config = config(raw).await;
-    rows.extend(of_config(&config).into_iter().filter(|row| keeps_a_log || row.what != FSYNC));
-    rows.push(of_round_trip(round_trip));
-    rows.extend(of_kinds(server).await);
+    rows.extend(of_config(config).into_iter().filter(|row| keeps_a_log || row.what != FSYNC));
+    rows
 }
 
 /// INFO: what every user may ask who may use locks at all.
@@ -173,21 +200,17 @@ fn of_info(info: &str) -> Vec<Row> {
 
 /// What of the configuration may be asked; of the rest, why not.
 async fn config(raw: &Raw) -> HashMap<&'static str, Result<String, &'static str>> {
-    let mut found = HashMap::new();
-    for name in [FSYNC, "min-replicas-to-write"] {
-        let said = match raw.ask(&["CONFIG", "GET", name]).await {
-            Ok(pair) => match pair.clone().into_map() {
-                Ok(map) => {
-                    map.inner().into_values().next().and_then(|value| text(&value)).ok_or("the server does not say")
-                }
-                Err(_) => list(pair).get(1).and_then(text).ok_or("the server does not say"),
-            },
-            Err(error) if is_denied(&error) => Err("this user may not ask; give it +config|get"),
-            Err(_) => Err("the server does not say"),
-        };
-        found.insert(name, said);
-    }
-    found
+    let names = [FSYNC, "min-replicas-to-write"];
+    let said = join_all(names.map(async |name| raw.ask(&["CONFIG", "GET", name]).await)).await;
+    let value = |said: Result<Value, fred::error::Error>| match said {
+        Ok(pair) => match pair.clone().into_map() {
+            Ok(map) => map.inner().into_values().next().and_then(|value| text(&value)).ok_or("the server does not say"),
+            Err(_) => list(pair).get(1).and_then(text).ok_or("the server does not say"),
+        },
+        Err(error) if is_denied(&error) => Err("this user may not ask; give it +config|get"),
+        Err(_) => Err("the server does not say"),
+    };
+    names.into_iter().zip(said.into_iter().map(value)).collect()
 }
 
 fn of_config(config: &HashMap<&'static str, Result<String, &'static str>>) -> Vec<Row> {
@@ -230,45 +253,69 @@ fn of_round_trip(round_trip: Duration) -> Row {
     }
 }
 
+/// Locks that are tried, and whose they are.
+struct Scratch {
+    client: LockClient,
+    /// Who waits for it, and never looks by itself.
+    waits: LockClient,
+    name: String,
+}
+
+impl Scratch {
+    async fn of(server: &Server) -> Result<Self, Failure> {
+        let waits = async { Ok(server.build().poll_cap(NEVER).connect(server.url()?).await?) };
+        let (client, waits) = tokio::try_join!(server.connect(None), waits)?;
+        let id = client.current_owner().to_string();
+        let name = format!("nestlock-doctor:{}", id.split(':').next().unwrap_or_default());
+        Ok(Self { client, waits, name })
+    }
+
+    /// A fenced lock leaves its token behind: it is nobody's any more.
+    async fn tidy(self, raw: &Raw, server: &Server) {
+        self.client.idle().await;
+        let token = format!("redisson_lock_token:{{{}{}:fenced}}", server.prefix, self.name);
+        // whoever may not delete it lets it stay: a small key
+        let _ = raw.ask(&["DEL", &token]).await;
+    }
+}
+
+/// What a failure means: of what this user may not do, nothing is known.
+fn failed(what: String, kinds: &str, error: &Error) -> Row {
+    match error {
+        Error::Store { source, .. } if source.kind() == StoreErrorKind::NoPermission => {
+            row(what, Verdict::Unknown, format!("{error}; `nestlock acl --kinds {kinds}` says what it takes"))
+        }
+        _ => row(what, Verdict::Bad, error.to_string()),
+    }
+}
+
 /// Takes a lock of each kind, and gives it back.
-async fn of_kinds(server: &Server) -> Vec<Row> {
-    let failed = |error: &dyn std::fmt::Display| vec![row("locks", Verdict::Bad, error.to_string())];
-    let client = match server.connect(None).await {
-        Ok(client) => client,
-        Err(error) => return failed(&error),
-    };
-    let id = client.current_owner().to_string();
-    let name = format!("nestlock-doctor:{}", id.split(':').next().unwrap_or_default());
-    let mut rows = Vec::new();
-    for kind in
-        [Kind::Reentrant, Kind::Fair, Kind::Fenced, Kind::Spin, Kind::Signal, Kind::String, Kind::Read, Kind::Write]
-    {
+async fn of_kinds(scratch: &Scratch) -> Vec<Row> {
+    let Scratch { client, name, .. } = scratch;
+    let kinds =
+        [Kind::Reentrant, Kind::Fair, Kind::Fenced, Kind::Spin, Kind::Signal, Kind::String, Kind::Read, Kind::Write];
+    let tries = kinds.map(|kind| async move {
         let outcome = async {
-            let lock = kind.lock(&client, &format!("{name}:{}", kind.name()))?;
+            let lock = kind.lock(client, &format!("{name}:{}", kind.name()))?;
             let Some(guard) = lock.try_lock().await? else { return Ok(false) };
             guard.unlock().await?;
-            Ok::<_, nestlock::Error>(true)
+            Ok(true)
         };
-        rows.push(match outcome.await {
+        match outcome.await {
             Ok(true) => row(kind.name(), Verdict::Ok, "taken and given back"),
             Ok(false) => row(kind.name(), Verdict::Unknown, "somebody else holds the scratch lock"),
-            Err(error) => row(kind.name(), Verdict::Bad, error.to_string()),
-        });
-    }
-    rows.push(
-        of_messages(server, &client, &name)
-            .await
-            .unwrap_or_else(|error| row("messages", Verdict::Bad, error.to_string())),
-    );
-    tidy(server, &client, &name).await;
+            Err(error) => failed(kind.name(), &kind.name(), &error),
+        }
+    });
+    let (mut rows, heard) = tokio::join!(join_all(tries), of_messages(scratch));
+    rows.push(heard.unwrap_or_else(|error| failed("messages".into(), "reentrant", &error)));
     rows
 }
 
 /// Whether a release is heard.
-async fn of_messages(server: &Server, holder: &LockClient, name: &str) -> Result<Row, Failure> {
-    let waiting = server.build().poll_cap(NEVER).connect(server.url()?).await?;
-    let lock = |client: &LockClient| -> nestlock::Result<Lock> { client.reentrant_lock(format!("{name}:messages")) };
-    let (held, waits) = (lock(holder)?.lock().await?, lock(&waiting)?);
+async fn of_messages(scratch: &Scratch) -> nestlock::Result<Row> {
+    let lock = |client: &LockClient| client.reentrant_lock(format!("{}:messages", scratch.name));
+    let (held, waits) = (lock(&scratch.client)?.lock().await?, lock(&scratch.waits)?);
     let (heard, released) = tokio::join!(waits.try_lock_for(2 * HEARD), async {
         // by then it listens, or may not
         tokio::time::sleep(HEARD / 2).await;
@@ -287,16 +334,6 @@ async fn of_messages(server: &Server, holder: &LockClient, name: &str) -> Result
             "a waiter does not hear of a release, and looks once a second: may this user subscribe?",
         ),
     })
-}
-
-/// A fenced lock leaves its token behind: it is nobody's any more.
-async fn tidy(server: &Server, client: &LockClient, name: &str) {
-    client.idle().await;
-    if let Ok(raw) = Raw::connect(server).await {
-        let token = format!("redisson_lock_token:{{{}{name}:fenced}}", server.prefix);
-        // whoever may not delete it lets it stay: a small key
-        let _ = raw.ask(&["DEL", &token]).await;
-    }
 }
 
 #[cfg(test)]

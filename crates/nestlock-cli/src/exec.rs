@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use nestlock::{AcquireOptions, Error, Lock, LockGuard, OwnerId};
+use nestlock::{AcquireOptions, Error, Lock, LockClient, LockGuard, OwnerId};
 use nix::sys::signal::Signal;
 
 use crate::{
@@ -55,7 +55,7 @@ pub(crate) async fn run(server: &Server, exec: &Exec) -> Result<u8, Failure> {
         Err(signal) => {
             tokio::select! {
                 _ = client.shutdown() => {}
-                _ = signals.stop() => {}
+                _ = signals.stop() => at_once(client.clone()),
             }
             return Ok(stopped(signal));
         }
@@ -74,7 +74,10 @@ pub(crate) async fn run(server: &Server, exec: &Exec) -> Result<u8, Failure> {
             kept
         } => kept.map_err(|error| (matches!(error, Error::Lost { .. } | Error::NotHeld { .. }), error.to_string())),
         // a server that does not answer is not waited for
-        signal = signals.stop() => Err((false, format!("stopped by {signal}"))),
+        signal = signals.stop() => {
+            at_once(client);
+            Err((false, format!("stopped by {signal}")))
+        }
     };
     match (code?, kept) {
         (_, Err((true, _))) | (None, _) => Ok(exec.lost_code),
@@ -84,6 +87,11 @@ pub(crate) async fn run(server: &Server, exec: &Exec) -> Result<u8, Failure> {
             Ok(code)
         }
     }
+}
+
+/// Its last handle would wait for answers when it is dropped.
+fn at_once(client: LockClient) {
+    std::mem::forget(client);
 }
 
 fn grace(exec: &Exec) -> Result<Duration, Unusable> {
@@ -225,7 +233,8 @@ impl Ending {
     }
 
     fn begin(&mut self, child: &Child, kill_at: Instant) {
-        child.send(Signal::SIGTERM);
+        // whoever is to have no grace is not told either
+        child.send(if kill_at <= Instant::now() { Signal::SIGKILL } else { Signal::SIGTERM });
         self.kill_at = Some(self.kill_at.map_or(kill_at, |sooner| sooner.min(kill_at)));
     }
 }
@@ -253,7 +262,6 @@ async fn command(
                 child.stop_along();
                 if hold.until(asked) <= Instant::now() {
                     // before it does anything
-                    child.send(Signal::SIGKILL);
                     ending.of_loss(&child, Instant::now(), "the lease was over when it went on");
                 }
                 child.go_on();

@@ -1,18 +1,27 @@
 //! Which locks there are on a server, and what it says of each. What it does not say is `None`, never zero.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use fred::types::Value;
 use serde_json::json;
+use tokio::time::sleep;
 
 use crate::{
     Failure,
-    raw::{Raw, Words, is_denied, is_over, list, text, words},
+    args::Unusable,
+    raw::{Raw, Words, is_denied, is_over, list, lossy, text, words},
 };
 
 /// Keys that locks keep beside their records.
 const OTHERS: [&str; 3] = ["redisson_", "nestlock_", "lock-signal:"];
 const SIGNAL: &str = "lock:";
+/// Keys that one SCAN looks through.
+const PAGE: u64 = 1_000;
+/// Between two of them others are served, who may have waited meanwhile: so many keys are no more than half of the server's time.
+const PAUSE: Duration = Duration::from_millis(1);
 /// A hash of more fields is somebody's data: it is not read.
 const MOST_HOLDERS: i64 = 100_000;
 
@@ -129,6 +138,8 @@ pub(crate) struct Wanted {
     pub(crate) prefix: String,
     /// A pattern of the server's, without the prefix.
     pub(crate) pattern: Option<String>,
+    /// How many keys may be looked through.
+    pub(crate) most_keys: Option<u64>,
     /// Plain strings with a TTL count as locks.
     pub(crate) strings: bool,
 }
@@ -144,6 +155,7 @@ pub(crate) enum Candidate {
 /// What was found, and what this user may not ask.
 #[derive(Debug, Default)]
 pub(crate) struct Findings {
+    /// By the keys of their records: locks of two sorts may have one name.
     pub(crate) found: BTreeMap<String, Found>,
     pub(crate) denied: BTreeSet<&'static str>,
 }
@@ -158,11 +170,11 @@ pub(crate) async fn discover(raw: &Raw, wanted: &Wanted) -> Result<BTreeSet<Cand
     let of = |before: &str| format!("{before}{}{}", quoted(&wanted.prefix), wanted.pattern.as_deref().unwrap_or("*"));
     let mut all = BTreeSet::new();
     let mut add = |keys: Vec<String>, make: fn(String) -> Candidate| all.extend(keys.into_iter().map(make));
-    let hashes = scan(raw, &of(""), "hash").await?;
+    let hashes = scan(raw, wanted, &of(""), "hash").await?;
     add(hashes.into_iter().filter(|key| !is_other(key)).collect(), Candidate::Hash);
-    add(scan(raw, &of(SIGNAL), "string").await?, Candidate::Signal);
+    add(scan(raw, wanted, &of(SIGNAL), "string").await?, Candidate::Signal);
     if wanted.strings {
-        let strings = scan(raw, &of(""), "string").await?;
+        let strings = scan(raw, wanted, &of(""), "string").await?;
         add(strings.into_iter().filter(|key| !is_other(key) && !key.starts_with(SIGNAL)).collect(), Candidate::String);
     }
     Ok(all)
@@ -172,10 +184,17 @@ fn is_other(key: &str) -> bool {
     OTHERS.iter().any(|other| key.starts_with(other)) || key.contains(":rwlock_timeout:")
 }
 
-async fn scan(raw: &Raw, pattern: &str, kind: &str) -> Result<Vec<String>, Failure> {
-    let (mut cursor, mut keys) = ("0".to_owned(), Vec::new());
+/// Who looks through that many does it knowingly.
+pub(crate) fn too_many(there: &str, most: u64) -> Unusable {
+    Unusable(format!(
+        "there are {there}, more than {most}, and all would be looked through; say a PATTERN, --prefix or a higher --max-keys"
+    ))
+}
+
+async fn scan(raw: &Raw, wanted: &Wanted, pattern: &str, kind: &str) -> Result<Vec<String>, Failure> {
+    let (mut cursor, mut keys, mut looked) = ("0".to_owned(), Vec::new(), 0);
     loop {
-        let page = raw.ask(&["SCAN", &cursor, "MATCH", pattern, "COUNT", "1000", "TYPE", kind]).await;
+        let page = raw.ask(&["SCAN", &cursor, "MATCH", pattern, "COUNT", &PAGE.to_string(), "TYPE", kind]).await;
         let page = page.map_err(|error| {
             if is_denied(&error) {
                 "this user may not look through the keys; give it +scan".to_owned()
@@ -190,10 +209,16 @@ async fn scan(raw: &Raw, pattern: &str, kind: &str) -> Result<Vec<String>, Failu
             Some(next) if next != "0" => cursor = next,
             _ => return Ok(keys),
         }
+        looked += PAGE;
+        if let Some(most) = wanted.most_keys.filter(|most| looked > *most) {
+            return Err(too_many("too many keys", most).into());
+        }
+        sleep(PAUSE).await;
     }
 }
 
-fn derived(prefix: &str, name: &str) -> String {
+/// The key, or the channel, that belongs to a lock.
+pub(crate) fn derived(prefix: &str, name: &str) -> String {
     if name.contains('{') { format!("{prefix}:{name}") } else { format!("{prefix}:{{{name}}}") }
 }
 
@@ -246,7 +271,7 @@ pub(crate) async fn read(raw: &Raw, wanted: &Wanted, candidates: &BTreeSet<Candi
             Candidate::Signal(_) => found.take_string(&record, Record::Signal),
         };
         if is_lock {
-            findings.found.insert(found.name.clone(), found);
+            findings.found.insert(key.clone(), found);
         }
     }
     Ok(findings)
@@ -340,7 +365,7 @@ impl Found {
     }
 
     fn take_string(&mut self, record: &Value, kind: Record) -> bool {
-        let Some(owner) = text(record).filter(|owner| !owner.is_empty()) else { return false };
+        let Some(owner) = lossy(record).filter(|owner| !owner.is_empty()) else { return false };
         self.holders.push((owner, 1));
         self.record = kind;
         true

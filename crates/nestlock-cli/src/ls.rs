@@ -7,7 +7,7 @@ use tokio::time::{Instant, interval, sleep};
 
 use crate::{
     Failure,
-    args::{Find, Ls, Server, Unusable},
+    args::{Find, Ls, Server},
     locks::{self, Findings, Found, Wanted},
     raw::Raw,
     say, warn,
@@ -20,16 +20,19 @@ const REFRESH: Duration = Duration::from_secs(1);
 
 /// What to look for; refused where it would cost the server too much.
 pub(crate) async fn wanted(raw: &Raw, server: &Server, find: &Find) -> Result<Wanted, Failure> {
-    if find.pattern.is_none() && server.prefix.is_empty() {
-        let keys = raw.ask(&["DBSIZE"]).await.ok().and_then(|keys| keys.as_u64());
-        if let Some(keys) = keys.filter(|keys| *keys > find.max_keys) {
-            return Err(Unusable(format!(
-                "there are {keys} keys, and all would be looked through; say a PATTERN, --prefix or --max-keys {keys}"
-            ))
-            .into());
+    let (prefix, pattern, strings) = (server.prefix.clone(), find.pattern.clone(), find.strings);
+    let mut most_keys = None;
+    if pattern.is_none() && prefix.is_empty() {
+        match raw.ask(&["DBSIZE"]).await.ok().and_then(|keys| keys.as_u64()) {
+            Some(keys) if keys > find.max_keys => {
+                return Err(locks::too_many(&format!("{keys} keys"), find.max_keys).into());
+            }
+            Some(_) => {}
+            // they are counted while they are looked through
+            None => most_keys = Some(find.max_keys),
         }
     }
-    Ok(Wanted { prefix: server.prefix.clone(), pattern: find.pattern.clone(), strings: find.strings })
+    Ok(Wanted { prefix, pattern, most_keys, strings })
 }
 
 async fn look(raw: &Raw, wanted: &Wanted) -> Result<Findings, Failure> {
@@ -44,12 +47,14 @@ pub(crate) async fn ls(server: &Server, ls: &Ls) -> Result<u8, Failure> {
         return watch(&raw, &wanted, ls).await;
     }
     let Findings { found, denied } = look(&raw, &wanted).await?;
+    let mut found: Vec<&Found> = found.values().collect();
+    found.sort_by(|one, other| one.name.cmp(&other.name));
     if ls.json {
-        for found in found.values() {
+        for found in found {
             say(found.json());
         }
     } else if !found.is_empty() {
-        table(found.values());
+        table(&found);
     }
     for what in denied {
         warn(format_args!("this user may not ask everything (+{what}); what is not known is `-`"));
@@ -58,9 +63,9 @@ pub(crate) async fn ls(server: &Server, ls: &Ls) -> Result<u8, Failure> {
 }
 
 /// Columns as wide as they need to be.
-fn table<'f>(found: impl Iterator<Item = &'f Found>) {
+fn table(found: &[&Found]) {
     let mut rows = vec![["NAME", "KIND", "HOLDER", "HOLDS", "TTL", "WAITING", "TOKEN"].map(str::to_owned)];
-    rows.extend(found.map(|found| {
+    rows.extend(found.iter().map(|found| {
         [
             printable(&found.name),
             found.record.name().to_owned(),

@@ -1,14 +1,23 @@
 //! Questions to the server that are about no one lock: a connection of fred's, and words.
 
+use std::time::Duration;
+
 use fred::{
     clients::Client,
     error::{Error, ErrorKind},
     interfaces::ClientLike,
-    types::{ClusterHash, CustomCommand, Value, config::Config},
+    types::{
+        ClusterHash, CustomCommand, Value,
+        config::{Config, ConnectionConfig, PerformanceConfig},
+    },
 };
 
-use crate::{Failure, args::Server};
+use tokio::time::timeout;
 
+use crate::{Failure, args::Server, connect::CONNECT_TIMEOUT};
+
+/// What an answer may take, of a server that has many others to serve.
+const LIMIT: Duration = Duration::from_secs(10);
 /// Requests that are sent together.
 const AT_ONCE: usize = 1_000;
 
@@ -31,9 +40,21 @@ impl Raw {
         let url = url.split('?').next().unwrap_or_default();
         let config =
             Config::from_url(url).map_err(|error| format!("the URL cannot be read ({})", error.kind().to_str()))?;
-        let client = Client::new(config, None, None, None);
+        let performance = PerformanceConfig { default_command_timeout: LIMIT, ..PerformanceConfig::default() };
+        let connection = ConnectionConfig {
+            connection_timeout: CONNECT_TIMEOUT,
+            internal_command_timeout: CONNECT_TIMEOUT,
+            ..ConnectionConfig::default()
+        };
+        let client = Client::new(config, Some(performance), Some(connection), None);
+        // all steps of it, one after the other
+        let connected = timeout(CONNECT_TIMEOUT, client.init()).await;
         // its task ends with it
-        drop(client.init().await.map_err(|error| format!("cannot connect: {}", error.details()))?);
+        drop(
+            connected
+                .map_err(|_| format!("cannot connect: no answer within {CONNECT_TIMEOUT:?}"))?
+                .map_err(|error| format!("cannot connect: {}", error.details()))?,
+        );
         Ok(Self { client })
     }
 
@@ -81,6 +102,11 @@ pub(crate) fn is_over(error: &Error) -> bool {
 /// A text, as the server's answers have them; also numbers.
 pub(crate) fn text(value: &Value) -> Option<String> {
     value.as_string()
+}
+
+/// The same, of bytes that are no text, too.
+pub(crate) fn lossy(value: &Value) -> Option<String> {
+    text(value).or_else(|| value.as_bytes().map(|bytes| String::from_utf8_lossy(bytes).into_owned()))
 }
 
 pub(crate) fn list(value: Value) -> Vec<Value> {

@@ -16,7 +16,7 @@ pub(crate) struct Whose {
 }
 
 /// Programs by the id of their client.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct People {
     of_client: HashMap<String, Whose>,
     /// Why nothing is known.

@@ -1,35 +1,30 @@
 //! `top`: the locks of a server, live, in a terminal.
 
+mod follow;
 mod state;
 mod view;
 
-use std::{
-    io::IsTerminal,
-    sync::mpsc,
-    thread,
-    time::{Duration, Instant},
-};
+use std::{io::IsTerminal, sync::mpsc, thread};
 
+use futures_util::{StreamExt, stream::FuturesUnordered};
+use nestlock::OwnerId;
 use ratatui::crossterm::event::{self, Event};
-use tokio::{
-    signal::unix::{SignalKind, signal},
-    sync::mpsc as async_mpsc,
-    time::interval,
-};
+use tokio::sync::{mpsc as async_mpsc, watch};
 
-use self::state::{Asked, State};
+use self::{
+    follow::{News, follow},
+    state::{Asked, State},
+};
 use crate::{
     Failure,
     args::{Server, Top, Unusable},
+    by_hand::free_of,
     kind::Kind,
-    locks,
-    ls::{DISCOVER, wanted},
+    locks::{Record, Wanted},
+    ls::wanted,
     raw::Raw,
-    whose::People,
+    signals::Signals,
 };
-
-/// No more drawing than that.
-const FRAME: Duration = Duration::from_millis(250);
 
 pub(crate) async fn top(server: &Server, top: &Top) -> Result<u8, Failure> {
     if !std::io::stdout().is_terminal() || !std::io::stdin().is_terminal() {
@@ -37,11 +32,16 @@ pub(crate) async fn top(server: &Server, top: &Top) -> Result<u8, Failure> {
     }
     let raw = Raw::connect(server).await?;
     let wanted = wanted(&raw, server, &top.find).await?;
+    on_screen(async |terminal| run(raw, server, top, &wanted, terminal).await).await
+}
+
+/// Has the terminal for itself, and gives it back, also after a panic.
+async fn on_screen<T>(run: impl AsyncFnOnce(&mut ratatui::DefaultTerminal) -> T) -> T {
     // raw mode, the other screen, and a panic hook that gives both back
     let mut terminal = ratatui::init();
-    let outcome = run(&raw, server, top, &wanted, &mut terminal).await;
+    let outcome = run(&mut terminal).await;
     ratatui::restore();
-    outcome.map(|()| 0)
+    outcome
 }
 
 /// Keys, from a thread of their own: reading blocks. It ends when nobody listens any more, or with the program.
@@ -61,59 +61,53 @@ fn keys() -> async_mpsc::UnboundedReceiver<Event> {
 }
 
 async fn run(
-    raw: &Raw,
+    raw: Raw,
     server: &Server,
     top: &Top,
-    wanted: &locks::Wanted,
+    wanted: &Wanted,
     terminal: &mut ratatui::DefaultTerminal,
-) -> Result<(), Failure> {
-    let mut state = State::new(raw_address(server)?, top.read_only, top.interval);
-    let (mut keys, mut ended) = (keys(), signal(SignalKind::terminate())?);
-    let mut candidates = locks::discover(raw, wanted).await?;
-    let (mut discovered, mut met) = (Instant::now(), None::<Instant>);
-    let mut refresh = interval(FRAME);
-    let mut refreshed = None::<Instant>;
+) -> Result<u8, Failure> {
+    let mut state = State::new(server.address()?, top.read_only, top.interval);
+    state.colours = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+    let (mut keys, mut signals) = (keys(), Signals::listen()?);
+    let (pace, paced) = watch::channel(state.pace());
+    let (tell, mut news) = async_mpsc::channel(1);
+    // beside the keys: a server that hangs does not keep anybody from leaving
+    let mut following = std::pin::pin!(follow(raw, server, wanted, paced, tell));
+    let mut frees = FuturesUnordered::new();
     loop {
         if state.is_dirty() {
             terminal.draw(|frame| view::draw(&mut state, frame))?;
         }
+        pace.send_if_modified(|pace| std::mem::replace(pace, state.pace()) != *pace);
         tokio::select! {
-            Some(event) = keys.recv() => match state.take(&event) {
-                Some(Asked::Quit) => return Ok(()),
-                Some(Asked::Free(name, owner)) => state.say(free(server, &state, &name, &owner).await),
-                None => {}
+            event = keys.recv() => match event.map(|event| state.take(&event)) {
+                // the terminal is gone
+                None | Some(Some(Asked::Quit)) => return Ok(0),
+                Some(Some(Asked::Free { name, record, owner })) => frees.push(free(server, name, record, owner)),
+                Some(None) => {}
             },
-            _ = ended.recv() => return Ok(()),
-            _ = refresh.tick() => {
-                if state.is_paused() || refreshed.is_some_and(|at| at.elapsed() < state.interval()) {
-                    continue;
-                }
-                if discovered.elapsed() >= DISCOVER {
-                    (candidates, discovered) = (locks::discover(raw, wanted).await?, Instant::now());
-                }
-                let findings = locks::read(raw, wanted, &candidates).await?;
-                // dear for the server: only for somebody who is not known, and seldom
-                if state.has_strangers(&findings) && met.is_none_or(|at| at.elapsed() >= DISCOVER) {
-                    met = Some(Instant::now());
-                    state.meet(People::ask(raw).await);
-                }
-                refreshed = Some(Instant::now());
-                state.refresh(findings, discovered.elapsed());
-            }
+            signal = signals.stop() => return Ok(128 + signal as u8),
+            Some(news) = news.recv() => match news {
+                // asked for before it was to stand still
+                News::Locks(..) if state.is_paused() => {}
+                News::Locks(findings, since_discovery) => state.refresh(findings, since_discovery),
+                News::People(people) => state.meet(people),
+                News::Trouble(why) => state.trouble(why),
+            },
+            Some(said) = frees.next(), if !frees.is_empty() => state.say(said),
+            () = &mut following => {}
         }
     }
 }
 
-/// Frees a lock if the same owner still holds it.
-async fn free(server: &Server, state: &State, name: &str, owner: &str) -> String {
+/// Frees a lock from this owner, if it still holds it, and from nobody else.
+async fn free(server: &Server, name: String, record: Record, owner: String) -> String {
     let outcome = async {
         let client = server.connect(None).await?;
-        let lock = Kind::of(state.record(name)).lock(&client, name)?;
+        let lock = Kind::of(record).lock(&client, &name)?;
         let Some(found) = lock.inspect().await? else { return Ok(false) };
-        if !found.holders.iter().any(|(holder, _)| holder.as_str() == owner) {
-            return Ok(false);
-        }
-        Ok::<_, Failure>(lock.force_unlock().await?)
+        Ok::<_, Failure>(free_of(&lock, &found, &OwnerId::from_value(&*owner)?).await?)
     };
     match outcome.await {
         Ok(true) => format!("freed {name}, which {owner} held"),
@@ -122,9 +116,27 @@ async fn free(server: &Server, state: &State, name: &str, owner: &str) -> String
     }
 }
 
-/// Where it is, without user and password.
-fn raw_address(server: &Server) -> Result<String, Failure> {
-    let url = server.url()?;
-    let rest = url.split_once("://").map_or(&*url, |(_, rest)| rest);
-    Ok(rest.rsplit_once('@').map_or(rest, |(_, address)| address).to_owned())
+#[cfg(test)]
+mod tests {
+    use std::{env, process::Command};
+
+    use super::on_screen;
+
+    /// What the test below runs in a terminal.
+    #[tokio::test]
+    #[ignore = "it panics"]
+    async fn panics_on_screen() {
+        on_screen(async |_| panic!("in the midst of it")).await
+    }
+
+    #[test]
+    fn a_panic_gives_the_terminal_back_and_is_read_there() {
+        let own = env::current_exe().unwrap();
+        let line = format!("'{}' --ignored --exact --nocapture top::tests::panics_on_screen; stty -a", own.display());
+        let output = Command::new("script").args(["-qec", &line, "/dev/null"]).output().expect("script, of bsdutils");
+        let told = String::from_utf8_lossy(&output.stdout);
+        let (_, after) = told.split_once("\x1b[?1049h").expect("the other screen");
+        let (_, after) = after.split_once("\x1b[?1049l").expect("this screen again");
+        assert!(after.contains("in the midst of it") && after.contains(" icanon"), "{told}");
+    }
 }

@@ -48,6 +48,7 @@ pub(super) enum Mode {
     /// Whether this lock, which this owner holds, is to be freed.
     Question {
         name: String,
+        record: Record,
         owner: String,
     },
 }
@@ -57,7 +58,11 @@ pub(super) enum Mode {
 pub(super) enum Asked {
     Quit,
     /// A lock, and who must hold it still.
-    Free(String, String),
+    Free {
+        name: String,
+        record: Record,
+        owner: String,
+    },
 }
 
 #[derive(Debug)]
@@ -65,8 +70,10 @@ pub(super) enum Asked {
 pub(super) struct State {
     pub(super) address: String,
     pub(super) read_only: bool,
+    /// Not where `NO_COLOR` is set.
+    pub(super) colours: bool,
     found: BTreeMap<String, Found>,
-    /// Names, in the order in which they are shown.
+    /// Their keys, in the order in which they are shown.
     pub(super) order: Vec<String>,
     /// It sticks to the lock, wherever that moves.
     pub(super) selected: Option<String>,
@@ -78,6 +85,9 @@ pub(super) struct State {
     interval: Duration,
     pub(super) since_discovery: Duration,
     pub(super) message: Option<String>,
+    pub(super) trouble: Option<String>,
+    /// The first row that is shown.
+    pub(super) offset: usize,
     people: People,
     dirty: bool,
 }
@@ -87,6 +97,7 @@ impl State {
         Self {
             address,
             read_only,
+            colours: true,
             found: BTreeMap::new(),
             order: Vec::new(),
             selected: None,
@@ -98,6 +109,8 @@ impl State {
             interval,
             since_discovery: Duration::ZERO,
             message: None,
+            trouble: None,
+            offset: 0,
             people: People::default(),
             dirty: true,
         }
@@ -113,16 +126,13 @@ impl State {
         self.paused || matches!(self.mode, Mode::Question { .. })
     }
 
-    pub(super) fn interval(&self) -> Duration {
-        self.interval
+    /// How often to ask; `None`: not now.
+    pub(super) fn pace(&self) -> Option<Duration> {
+        (!self.is_paused()).then_some(self.interval)
     }
 
     pub(super) fn get(&self, name: &str) -> Option<&Found> {
         self.found.get(name)
-    }
-
-    pub(super) fn record(&self, name: &str) -> Record {
-        self.get(name).map_or(Record::Reentrant, |found| found.record)
     }
 
     pub(super) fn whose(&self, owner: &str) -> Option<&Whose> {
@@ -137,27 +147,25 @@ impl State {
         self.found.len()
     }
 
-    /// Whether somebody holds a lock of whom nothing is known.
-    pub(super) fn has_strangers(&self, findings: &Findings) -> bool {
-        self.people.unknown.is_none()
-            && findings
-                .found
-                .values()
-                .flat_map(|found| &found.holders)
-                .any(|(owner, _)| self.people.of(owner).is_none())
-    }
-
     pub(super) fn meet(&mut self, people: People) {
-        self.people = people;
+        (self.people, self.dirty) = (people, true);
     }
 
     pub(super) fn refresh(&mut self, findings: Findings, since_discovery: Duration) {
-        if let Some(what) = findings.denied.first() {
+        self.trouble = None;
+        if let Some(what) = findings.denied.first()
+            && self.message.is_none()
+        {
             self.message = Some(format!("this user may not ask everything (+{what})"));
         }
         self.found = findings.found;
         self.since_discovery = since_discovery;
         self.sort();
+    }
+
+    /// What is shown is old: the server does not answer.
+    pub(super) fn trouble(&mut self, why: String) {
+        (self.trouble, self.dirty) = (Some(why), true);
     }
 
     pub(super) fn say(&mut self, message: String) {
@@ -167,14 +175,14 @@ impl State {
     fn sort(&mut self) {
         self.dirty = true;
         let filter = self.filter.to_lowercase();
-        let mut shown: Vec<&Found> =
-            self.found.values().filter(|found| found.name.to_lowercase().contains(&filter)).collect();
+        let is_shown = |found: &Found| filter.is_empty() || found.name.to_lowercase().contains(&filter);
+        let mut shown: Vec<(&String, &Found)> = self.found.iter().filter(|(_, found)| is_shown(found)).collect();
         let column = self.column;
-        shown.sort_by(|one, other| compare(column, one, other).then_with(|| one.name.cmp(&other.name)));
+        shown.sort_by(|(_, one), (_, other)| compare(column, one, other).then_with(|| one.name.cmp(&other.name)));
         if self.inverted {
             shown.reverse();
         }
-        self.order = shown.into_iter().map(|found| found.name.clone()).collect();
+        self.order = shown.into_iter().map(|(key, _)| key.clone()).collect();
         if self.selected.as_ref().is_none_or(|selected| !self.order.contains(selected)) {
             self.selected = self.order.first().cloned();
         }
@@ -196,9 +204,9 @@ impl State {
         }
         self.message = None;
         match std::mem::replace(&mut self.mode, Mode::Normal) {
-            Mode::Question { name, owner } => {
+            Mode::Question { name, record, owner } => {
                 if code == KeyCode::Char('y') {
-                    return Some(Asked::Free(name, owner));
+                    return Some(Asked::Free { name, record, owner });
                 }
                 self.message = Some("nothing was done".into());
             }
@@ -282,8 +290,21 @@ impl State {
     fn ask(&mut self) {
         let Some(found) = self.selected.as_ref().and_then(|name| self.found.get(name)) else { return };
         if let Some((owner, _)) = found.holders.first() {
-            self.mode = Mode::Question { name: found.name.clone(), owner: owner.clone() };
+            self.mode = Mode::Question { name: found.name.clone(), record: found.record, owner: owner.clone() };
         }
+    }
+
+    /// The rows that fit into a table of this height, with the selected one among them, and where that is there.
+    pub(super) fn rows(&mut self, height: usize) -> (&[String], Option<usize>) {
+        let at = self.selected.as_ref().and_then(|key| self.order.iter().position(|known| known == key));
+        let height = height.max(1);
+        // no empty rows below the last
+        self.offset = self.offset.min(self.order.len().saturating_sub(height));
+        if let Some(at) = at {
+            self.offset = self.offset.clamp((at + 1).saturating_sub(height), at);
+        }
+        let rows = &self.order[self.offset..];
+        (&rows[..rows.len().min(height)], at.map(|at| at - self.offset))
     }
 
     pub(super) fn interval_text(&self) -> String {
@@ -376,7 +397,10 @@ pub(super) mod tests {
         assert!(state.is_paused());
         assert_eq!(press(&mut state, "\n"), None, "no is the default");
         assert!(!state.is_paused());
-        assert_eq!(press(&mut state, "fy"), Some(Asked::Free("a".into(), format!("{OWNER}:a"))));
+        assert_eq!(
+            press(&mut state, "fy"),
+            Some(Asked::Free { name: "a".into(), record: Record::Reentrant, owner: format!("{OWNER}:a") })
+        );
         state.read_only = true;
         assert_eq!(press(&mut state, "fy"), None);
         // what k9s' users met: control and D deletes nothing
@@ -400,9 +424,9 @@ pub(super) mod tests {
     fn the_interval_stays_within_its_limits() {
         let mut state = state(&[]);
         press(&mut state, "++++++++");
-        assert_eq!(state.interval(), Duration::from_secs(10));
+        assert_eq!(state.pace(), Some(Duration::from_secs(10)));
         press(&mut state, "---------");
-        assert_eq!(state.interval(), Duration::from_millis(250));
+        assert_eq!(state.pace(), Some(Duration::from_millis(250)));
         press(&mut state, " ");
         assert!(state.is_paused());
     }

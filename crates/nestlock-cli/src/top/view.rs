@@ -27,7 +27,7 @@ pub(super) fn draw(state: &mut State, frame: &mut Frame<'_>) {
     match &state.mode {
         Mode::Help => popup(frame, "Keys", HELP),
         Mode::Details => popup(frame, "Details", &details(state)),
-        Mode::Question { name, owner } => {
+        Mode::Question { name, owner, .. } => {
             let question =
                 format!("Free {}, which {} holds?\n\ny: yes   any other key: no", printable(name), printable(owner));
             popup(frame, "Free it?", &question);
@@ -53,24 +53,39 @@ fn bottom(state: &State) -> String {
     match (&state.mode, &state.message) {
         (Mode::Filter, _) => format!("/{}_", state.filter),
         (_, Some(message)) => printable(message),
+        _ if state.trouble.is_some() => {
+            format!("{}: this is old; trying again", printable(state.trouble.as_deref().unwrap_or_default()))
+        }
         _ if !state.filter.is_empty() => format!("filter: {}   Esc clears it   ? help", state.filter),
         _ => "? help   / filter   s sort   Enter details   q quit".to_owned(),
     }
 }
 
-fn table(state: &State, frame: &mut Frame<'_>, area: Rect) {
-    let mark = |column: Column, name: &str| if state.column == column { format!("{name}*") } else { name.to_owned() };
-    let header = Row::new([
-        mark(Column::Waiting, "WAITING"),
-        mark(Column::Name, "NAME"),
-        mark(Column::Kind, "KIND"),
-        "HOLDER".to_owned(),
-        mark(Column::Holds, "HOLDS"),
-        mark(Column::Ttl, "TTL"),
-        "TOKEN".to_owned(),
-    ]);
-    let rows = state.order.iter().filter_map(|name| state.get(name)).map(|found| {
-        let row = Row::new([
+fn table(state: &mut State, frame: &mut Frame<'_>, area: Rect) {
+    let sorted_by = state.column;
+    let mark = |column: Column, name: &str| if sorted_by == column { format!("{name}*") } else { name.to_owned() };
+    let colours = state.colours;
+    // as many columns as there is room for
+    let all = [
+        (60, Constraint::Length(11), mark(Column::Waiting, "WAITING")),
+        (0, Constraint::Fill(2), mark(Column::Name, "NAME")),
+        (100, Constraint::Length(10), mark(Column::Kind, "KIND")),
+        (40, Constraint::Fill(3), "HOLDER".to_owned()),
+        (100, Constraint::Length(6), mark(Column::Holds, "HOLDS")),
+        (30, Constraint::Length(10), mark(Column::Ttl, "TTL")),
+        (100, Constraint::Length(17), "TOKEN".to_owned()),
+    ];
+    let has_room = all.each_ref().map(|(from, ..)| area.width >= *from);
+    let seen =
+        |cells: [String; 7]| cells.into_iter().zip(has_room).filter_map(|(cell, has_room)| has_room.then_some(cell));
+    let widths = all.iter().zip(has_room).filter_map(|((_, width, _), has_room)| has_room.then_some(*width));
+    let widths: Vec<Constraint> = widths.collect();
+    let header = Row::new(seen(all.map(|(.., name)| name)));
+    // of very many locks, no more than are seen; below the header
+    let (shown, at) = state.rows(usize::from(area.height.saturating_sub(1)));
+    let shown = shown.to_vec();
+    let rows = shown.iter().filter_map(|key| state.get(key)).map(|found| {
+        let row = Row::new(seen([
             found.waiting_text(),
             printable(&found.name),
             found.record.name().to_owned(),
@@ -78,23 +93,17 @@ fn table(state: &State, frame: &mut Frame<'_>, area: Rect) {
             found.holds().to_string(),
             found.ttl_text(),
             found.token_text(),
-        ]);
+        ]));
         // the lease of a minute ago is over soon
-        if found.ttl.is_some_and(|ttl| ttl < 1_000) { row.style(Style::new().fg(Color::Yellow)) } else { row }
+        if colours && found.ttl.is_some_and(|ttl| ttl < 1_000) {
+            row.style(Style::new().fg(Color::Yellow))
+        } else {
+            row
+        }
     });
-    let widths = [
-        Constraint::Length(11),
-        Constraint::Fill(2),
-        Constraint::Length(10),
-        Constraint::Fill(3),
-        Constraint::Length(6),
-        Constraint::Length(10),
-        Constraint::Length(17),
-    ];
     let table = Table::new(rows, widths)
         .header(header.style(Style::new().add_modifier(Modifier::BOLD)))
         .row_highlight_style(Style::new().add_modifier(Modifier::REVERSED));
-    let at = state.selected.as_ref().and_then(|name| state.order.iter().position(|known| known == name));
     frame.render_stateful_widget(table, area, &mut TableState::new().with_selected(at));
 }
 
@@ -149,6 +158,7 @@ mod tests {
     use ratatui::{Terminal, backend::TestBackend};
 
     use super::{super::state::tests::state, *};
+    use crate::locks::Record;
 
     fn screen(state: &mut State) -> String {
         let mut terminal = Terminal::new(TestBackend::new(100, 12)).unwrap();
@@ -168,16 +178,51 @@ mod tests {
     #[test]
     fn a_question_names_the_lock_and_its_holder() {
         let mut state = state(&[("order:7", Some(3))]);
-        state.mode = Mode::Question { name: "order:7".into(), owner: "0a1b2c3d-1111-4222-8333-444455556666:42".into() };
+        state.mode = Mode::Question {
+            name: "order:7".into(),
+            record: Record::Reentrant,
+            owner: "0a1b2c3d-1111-4222-8333-444455556666:42".into(),
+        };
         insta::assert_snapshot!(screen(&mut state));
+    }
+
+    /// Whatever is selected is seen, and rows do not move without need.
+    #[test]
+    fn very_many_locks_are_walked_through() {
+        let names: Vec<String> = (0..100_000).map(|n| format!("l{n:06}")).collect();
+        let locks: Vec<(&str, Option<u64>)> = names.iter().map(|name| (&**name, None)).collect();
+        let mut state = state(&locks);
+        let first = |screen: &str| screen.lines().nth(2).unwrap().split_whitespace().nth(1).unwrap().to_owned();
+        assert_eq!(first(&screen(&mut state)), "l000000");
+        state.selected = Some("l099999".into());
+        let end = screen(&mut state);
+        // twelve rows: a title, a header, a foot
+        assert!(first(&end) == "l099991" && end.contains("l099999"), "{end}");
+        state.selected = Some("l099995".into());
+        assert_eq!(first(&screen(&mut state)), "l099991");
+        state.selected = Some("l000500".into());
+        assert_eq!(first(&screen(&mut state)), "l000500");
+        state.order.truncate(3);
+        assert_eq!(first(&screen(&mut state)), "l000000");
+    }
+
+    #[test]
+    fn an_answer_that_does_not_come_is_told() {
+        let mut state = state(&[("order:7", Some(3))]);
+        state.trouble("cannot connect: Connection refused".into());
+        let told = screen(&mut state);
+        assert!(told.contains("order:7") && told.contains("cannot connect: Connection refused: this is old"), "{told}");
     }
 
     #[test]
     fn details_help_and_a_narrow_terminal_do_not_panic() {
         let mut state = state(&[("order:7", Some(3))]);
-        for mode in
-            [Mode::Help, Mode::Details, Mode::Filter, Mode::Question { name: "x".repeat(300), owner: String::new() }]
-        {
+        for mode in [
+            Mode::Help,
+            Mode::Details,
+            Mode::Filter,
+            Mode::Question { name: "x".repeat(300), record: Record::Reentrant, owner: String::new() },
+        ] {
             state.mode = mode;
             for (width, height) in [(1, 1), (5, 3), (20, 5), (200, 60)] {
                 let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();

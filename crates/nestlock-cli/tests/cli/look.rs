@@ -3,9 +3,11 @@
 use std::{
     io::{BufRead, BufReader},
     process::{Command, Stdio},
+    thread,
+    time::{Duration, Instant},
 };
 
-use crate::support::{Running, World, eventually, until};
+use crate::support::{Running, World, eventually, far_away, until};
 
 const KINDS: [&str; 7] = ["reentrant", "fair", "fenced", "read", "write", "signal", "string"];
 
@@ -222,9 +224,12 @@ fn a_measurement_says_what_it_sends_and_leaves_nothing() {
     let world = World::new();
     let (code, figures, errors) = said(&world, &["bench", "--pairs", "1000", "--rounds", "1", "--tasks", "4", "--yes"]);
     assert_eq!(code, Some(0), "{errors}");
-    assert!(errors.contains("about 4000 commands"), "{errors}");
+    assert!(errors.contains("about 8000 commands"), "{errors}");
     assert!(
-        figures.contains("lock and unlock") && figures.contains("p99") && figures.contains("1000 pairs"),
+        figures.lines().nth(2).is_some_and(|line| line.starts_with("hand-over") && line.contains(" x "))
+            && figures.contains("lock and unlock")
+            && figures.contains("p99")
+            && figures.contains("1000 samples"),
         "{figures}"
     );
     eventually("nothing stays", || world.server_says(&["DBSIZE"]) == ":0\r\n");
@@ -249,4 +254,129 @@ fn shells_and_man_know_each_command() {
     let top = world.output(&["top"]);
     let errors = String::from_utf8(top.stderr).unwrap();
     assert!(top.status.code() == Some(64) && errors.contains("ls --watch"), "{errors}");
+}
+
+/// 120 ms there, 120 ms back: slower, and all of it as good.
+#[test]
+fn a_server_that_is_far_away_is_used_as_any_other() {
+    let world = World::new();
+    let url = far_away(&world, Duration::from_millis(120));
+    let far = |args: &[&str]| {
+        let output = world.nestlock(args).env("NESTLOCK_URL", &url).output().unwrap();
+        let text = |bytes| String::from_utf8(bytes).unwrap();
+        (output.status.code(), text(output.stdout), text(output.stderr))
+    };
+    let (code, rows, errors) = far(&["doctor"]);
+    assert!(
+        code == Some(1) && rows.contains("warn     round trip") && rows.contains("ok       messages"),
+        "{rows} {errors}"
+    );
+    for kind in KINDS {
+        assert!(rows.contains(&format!("ok       {kind}")), "{kind}: {rows}");
+    }
+    eventually("nothing stays", || world.server_says(&["DBSIZE"]) == ":0\r\n");
+    let _holder = hold(&world, "l", "reentrant");
+    assert_eq!(far(&["exec", "l", "-n", "--", "true"]).0, Some(75));
+    let (_, table, _) = far(&["ls"]);
+    assert_eq!(line_of(&table, "l")[2], world.text("held-reentrant"));
+    assert_eq!(far(&["exec", "m", "--lease", "3s", "--", "sleep", "4"]).0, Some(0));
+}
+
+/// Nobody waits for ever, and what is not told was not asked.
+#[test]
+fn a_server_that_hangs_is_given_up() {
+    let world = &World::new();
+    world.server.stop().unwrap();
+    let run = |args: &[&str]| {
+        let start = Instant::now();
+        let (code, out, errors) = said(world, args);
+        assert!(code == Some(125) && out.is_empty() && errors.contains("cannot connect"), "{args:?}: {errors}");
+        assert!(start.elapsed() < Duration::from_secs(8), "{args:?}: {:?}", start.elapsed());
+    };
+    thread::scope(|scope| {
+        for args in [
+            &["ls"][..],
+            &["who", "l"],
+            &["force", "l"],
+            &["doctor"],
+            &["exec", "l", "--", "true"],
+            &["bench", "--yes"],
+        ] {
+            scope.spawn(move || run(args));
+        }
+    });
+    world.server.cont().unwrap();
+}
+
+/// Each command says what it lacks, and none begins what it may not end.
+#[test]
+fn a_user_who_may_do_nothing_is_told_so() {
+    let world = World::new();
+    assert_eq!(world.server_says(&["ACL", "SETUSER", "nobody", "on", ">sesame", "resetkeys", "-@all"]), "+OK\r\n");
+    let url = world.server.url().replace("redis://", "redis://nobody:sesame@");
+    for (args, code) in [
+        (&["exec", "l", "--", "touch", "begun"][..], 125),
+        (&["ls"], 125),
+        (&["who", "l"], 125),
+        (&["force", "l"], 125),
+        (&["bench", "--yes"], 125),
+        (&["doctor"], 1),
+    ] {
+        let output = world.nestlock(args).env("NESTLOCK_URL", &url).output().unwrap();
+        let told = [output.stdout, output.stderr].map(|bytes| String::from_utf8(bytes).unwrap()).concat();
+        assert_eq!(output.status.code(), Some(code), "{args:?}: {told}");
+        assert!(told.contains("permission") || told.contains("may not"), "{args:?}: {told}");
+        assert!(!told.contains("sesame") && !told.contains("panicked"), "{args:?}: {told}");
+    }
+    assert!(!world.exists("begun"));
+}
+
+/// `--max-keys` also where the server may not be asked how many there are.
+#[test]
+fn keys_that_may_not_be_counted_are_counted_while_they_are_looked_through() {
+    let world = World::new();
+    let fill = "for n = 1, 5000 do redis.call('set', 'k' .. n, 'x') end";
+    assert!(!world.server_says(&["EVAL", fill, "0"]).starts_with('-'));
+    world.server_says(&["ACL", "SETUSER", "some", "on", ">pw", "~*", "&*", "+@all", "-dbsize"]);
+    let url = world.server.url().replace("redis://", "redis://some:pw@");
+    let code = |most: &str| {
+        world.nestlock(&["ls", "--max-keys", most]).env("NESTLOCK_URL", &url).output().unwrap().status.code()
+    };
+    assert_eq!((code("2000"), code("100000")), (Some(64), Some(0)));
+}
+
+/// A disk that is full is no reader that has enough.
+#[test]
+#[cfg(target_os = "linux")]
+fn an_output_that_cannot_be_written_is_told() {
+    let world = World::new();
+    let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+    let output = world.nestlock(&["man"]).stdout(full).output().unwrap();
+    let errors = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.code() == Some(125) && errors.contains("cannot write"), "{errors}");
+}
+
+/// The clients of others are known by their records: Redisson's, and python-redis-lock's.
+#[test]
+fn locks_of_other_libraries_are_listed() {
+    let world = World::new();
+    for record in [
+        &["HSET", "order", "0a1b2c3d-1111-4222-8333-444455556666:61", "2"][..],
+        &["SET", "lock:job", "k3yO0wNZ1DeF", "EX", "60"],
+        &["PEXPIRE", "order", "60000"],
+        &["SET", "redisson_lock_token:{order}", "x"],
+    ] {
+        assert!(!world.server_says(record).starts_with('-'));
+    }
+    let (_, table, _) = said(&world, &["ls"]);
+    let order = line_of(&table, "order");
+    assert_eq!(
+        (order[1], order[2], order[3]),
+        ("reentrant", "0a1b2c3d-1111-4222-8333-444455556666:61", "2"),
+        "{table}"
+    );
+    let job = line_of(&table, "job");
+    assert_eq!((job[1], job[2], job[5]), ("signal", "k3yO0wNZ1DeF", "-"), "{table}");
+    assert_eq!(world.code(&["exec", "order", "-n", "--", "true"]), 75);
+    assert_eq!(world.code(&["exec", "job", "-n", "--kind", "signal", "--", "true"]), 75);
 }

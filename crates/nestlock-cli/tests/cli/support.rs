@@ -3,10 +3,11 @@
 use std::{
     fs,
     io::{Read, Write},
-    net::TcpStream,
+    net::{Shutdown, TcpListener, TcpStream},
     path::PathBuf,
     process::{Child, Command, Output, Stdio},
-    thread::sleep,
+    sync::mpsc,
+    thread::{self, sleep},
     time::{Duration, Instant},
 };
 
@@ -153,4 +154,40 @@ pub fn within(limit: Duration, what: &str, mut is_so: impl FnMut() -> bool) {
         assert!(start.elapsed() < limit, "not within {limit:?}: {what}");
         sleep(Duration::from_millis(10));
     }
+}
+
+/// A way to the server on which each direction takes this long.
+pub fn far_away(world: &World, takes: Duration) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let (address, server) = (listener.local_addr().unwrap(), world.server.addr());
+    thread::spawn(move || {
+        for near in listener.incoming() {
+            let (Ok(near), Ok(far)) = (near, TcpStream::connect(server)) else { return };
+            carry(near.try_clone().unwrap(), far.try_clone().unwrap(), takes);
+            carry(far, near, takes);
+        }
+    });
+    format!("redis://{address}")
+}
+
+/// What is under way is not in the way of what comes after it.
+fn carry(mut from: TcpStream, mut to: TcpStream, takes: Duration) {
+    let (send, sent) = mpsc::channel::<(Instant, Vec<u8>)>();
+    thread::spawn(move || {
+        let mut bytes = [0; 65536];
+        while let Ok(length @ 1..) = from.read(&mut bytes) {
+            if send.send((Instant::now() + takes, bytes[..length].to_vec())).is_err() {
+                return;
+            }
+        }
+    });
+    thread::spawn(move || {
+        for (due, bytes) in sent {
+            sleep(due.saturating_duration_since(Instant::now()));
+            if to.write_all(&bytes).is_err() {
+                return;
+            }
+        }
+        let _ = to.shutdown(Shutdown::Both);
+    });
 }

@@ -187,3 +187,90 @@ fn top_gives_the_terminal_back_when_it_is_ended_and_frees_nothing_read_only() {
     assert!(Command::new("kill").args(["-TERM", pid]).status().unwrap().success());
     terminal.shows(RESTORED);
 }
+
+/// A server that does not answer keeps nobody in it.
+#[test]
+fn top_is_left_though_the_server_hangs_or_is_gone() {
+    let world = World::new();
+    let line = format!("echo held > held; {}", until("go"));
+    let _holder = world.begin(&["exec", "order:7", "--lease", "60s", "-c", &line], "held");
+    let mut terminal = open_top(&world, "");
+    terminal.draws("order:7");
+    world.server.stop().unwrap();
+    terminal.types("?");
+    terminal.draws("the other way round");
+    terminal.types("?q");
+    terminal.shows("code-0");
+    world.server.cont().unwrap();
+    terminal.types(&format!("{NESTLOCK} top; echo code-$?\n"));
+    terminal.draws("order:7");
+    drop(world.server.kill());
+    terminal.draws("this is old; trying again");
+    terminal.draws("order:7");
+    terminal.types("q");
+    terminal.shows("code-0");
+}
+
+/// What `acl` prints is enough for it, and one lock of two with one name is freed, which is chosen.
+#[test]
+fn top_needs_no_more_than_what_acl_says() {
+    let world = World::new();
+    let acl = world.output(&["acl", "--for", "top", "--user", "some", "--json"]);
+    let json = String::from_utf8(acl.stdout).unwrap();
+    let list = |name: &str| -> Vec<String> {
+        let rest = json.split_once(&format!("\"{name}\":[")).unwrap().1.split_once(']').unwrap().0.to_owned();
+        rest.split(',').map(|word| word.trim_matches('"').to_owned()).collect()
+    };
+    let commands = list("commands").into_iter().map(|command| format!("+{command}"));
+    let rules: Vec<String> = [list("keys"), list("channels"), commands.collect()].concat();
+    let rules: Vec<&str> = rules.iter().map(|rule| &**rule).collect();
+    assert_eq!(world.server_says(&[&["ACL", "SETUSER", "some", "reset", "on", ">pw"], &rules[..]].concat()), "+OK\r\n");
+    for kind in ["fair", "signal"] {
+        let line = format!("echo held > held-{kind}; {}", until("go"));
+        let args = ["exec", "order:7", "--kind", kind, "-c", &line];
+        std::mem::forget(world.begin(&args, &format!("held-{kind}")));
+    }
+    let mut terminal = Terminal::open(&world);
+    let url = world.server.url().replace("redis://", "redis://some:pw@");
+    terminal.types(&format!("stty rows 30 cols 120; NESTLOCK_URL={url} {NESTLOCK} top; echo code-$?\n"));
+    // who holds them is known by the names of connections
+    terminal.draws("sh on ");
+    assert!(!terminal.screen.lock().unwrap().screen().contents().contains("may not"));
+    terminal.types("jf");
+    terminal.draws("Free order:7");
+    terminal.types("y");
+    terminal.draws("freed order:7");
+    assert_eq!(
+        (world.code(&["who", "order:7", "--kind", "fair"]), world.code(&["who", "order:7", "--kind", "signal"])),
+        (0, 1)
+    );
+    terminal.types("q");
+    terminal.shows("code-0");
+    assert_eq!(world.server_says(&["ACL", "LOG"]), "*0\r\n", "nothing was denied");
+    world.make("go");
+}
+
+#[test]
+fn top_fits_into_a_small_terminal_and_colours_nothing_unasked() {
+    let world = World::new();
+    let line = format!("echo held > held; {}", until("go"));
+    // its TTL is shown in a colour
+    let _holder = world.begin(&["exec", "order:7", "--lease", "1s", "-c", &line], "held");
+    let mut terminal = open_top(&world, "");
+    terminal.draws("order:7");
+    let coloured = |terminal: &Terminal| terminal.seen.lock().unwrap().contains("38;5;3");
+    eventually("it is coloured", || coloured(&terminal));
+    terminal.types("q");
+    terminal.shows(RESTORED);
+    terminal.types(&format!("stty rows 5 cols 20; NO_COLOR=1 {NESTLOCK} top; echo code-$?\n"));
+    // what is selected is to be seen all the same
+    terminal.draws("order:7");
+    eventually("it is selected", || terminal.seen.lock().unwrap().contains("\x1b[7morder:7"));
+    assert!(!coloured(&terminal));
+    terminal.types("?");
+    terminal.draws("Keys");
+    terminal.types("?f");
+    terminal.draws("Free");
+    terminal.types("nq");
+    terminal.shows("code-0");
+}
