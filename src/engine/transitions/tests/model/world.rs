@@ -265,7 +265,9 @@ impl<H: Hasher> Compared<'_, H> {
             current,
         } = state;
         self.value((*standing as u8, suffix, waiters, sibling_in_doubt, late, current.is_some()));
-        moves_to.iter().for_each(|owner| self.owner(owner));
+        if let Some(owner) = moves_to {
+            self.owner(owner);
+        }
         self.owner(owner);
         self.server_side(*server);
         for at in [*late_until, *asked + OVERDUE, *ends] {
