@@ -598,6 +598,19 @@ impl LockClientBuilder {
         self
     }
 
+    /// Whether a lock that several tasks of this client wait for goes from one to the next without the server being asked.
+    /// Default `true`.
+    ///
+    /// For plain and non-reentrant locks that are held without a lease. It may, for at most 2 ms after the server's last
+    /// answer about the lock and 64 times in a row; then it is released, and others have their turn. Within that time
+    /// [`unlock`](crate::LockGuard::unlock) answers `Ok` by what the server said up to 2 ms ago: that somebody forced the
+    /// lock free since is found out by the one who releases it there. `false`: each release asks the server, which takes a
+    /// round trip.
+    pub fn relay(mut self, relay: bool) -> Self {
+        self.config.relay = relay;
+        self
+    }
+
     /// Which client carries requests and messages. Default [`Wire::Own`].
     pub fn wire(mut self, wire: Wire) -> Self {
         self.config.wire = wire;

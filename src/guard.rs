@@ -10,7 +10,7 @@ use std::{
 use async_trait::async_trait;
 
 use crate::{
-    engine::{Anchor, acquire::Entered, generation::Ticket, hold::Hold},
+    engine::{Anchor, attempt::Entered, generation::Ticket, hold::Hold},
     error::{Error, LossReason, Result},
     hand_over::HandOver,
     owner::OwnerId,

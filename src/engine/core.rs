@@ -9,11 +9,17 @@ use std::{
 
 use tokio::{
     runtime::Handle,
-    sync::{MutexGuard, oneshot},
+    sync::{MutexGuard, mpsc::UnboundedSender, oneshot},
     time::Sleep,
 };
 
-use super::{hold::Hold, holds::Holds, jobs::Janitor, kind::Kind, wait::hub::Hub};
+use super::{
+    hold::Hold,
+    holds::Holds,
+    jobs::Janitor,
+    kind::Kind,
+    wait::{gate::Gate, hub::Hub},
+};
 use crate::{
     clock::Instant,
     error::{Error, Result, StoreError, StoreErrorKind},
@@ -42,6 +48,8 @@ pub(crate) struct Core {
     /// The same for lists and their elements.
     pub(super) signals: Hub,
     pub(crate) janitor: Janitor,
+    /// Gates where holds are handed on: somebody must see to it that each is taken.
+    pub(super) relays: UnboundedSender<Arc<Gate>>,
     /// The server refused the last renewals as a whole. Relaxed: a batch that reads it late asks a few times more.
     pub(super) renewals_are_refused: AtomicBool,
     pub(super) runtime: Handle,
@@ -105,8 +113,9 @@ impl Core {
     /// From here on nothing begins, and nobody waits.
     pub(super) fn close(&self) {
         self.closed.store(true, Ordering::Release);
-        self.hub.close();
-        self.signals.close();
+        for baton in self.hub.close().into_iter().chain(self.signals.close()) {
+            self.janitor.lay(baton.into());
+        }
     }
 
     /// How long past the end of a wait, or after it was asked, a server is waited for.

@@ -23,6 +23,7 @@ use crate::{
     log,
     meter::{self, HoldEnd, Meter},
     owner::OwnerId,
+    store::Epoch,
 };
 
 /// A generation is shared by its hold and by its guards. It never comes back: a loss is final, and so is a release.
@@ -34,9 +35,26 @@ pub(crate) struct Generation {
     pub(crate) token: Option<NonZeroU64>,
     /// When it was asked for.
     pub(crate) since: Instant,
+    /// Which leg of a relay it is.
+    pub(crate) leg: Leg,
     books: Mutex<Books>,
     /// Told when it ends. Never while a mutex is held: wakers are the user's code.
     pub(crate) ended: Notify,
+}
+
+/// When the server confirmed the record of a generation, and how often that has changed hands since.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Leg {
+    /// When its answer was heard, and over which connection.
+    pub(crate) confirmed: Instant,
+    pub(crate) epoch: Epoch,
+    pub(crate) number: u32,
+}
+
+impl Leg {
+    pub(crate) fn first(confirmed: Instant, epoch: Epoch) -> Self {
+        Self { confirmed, epoch, number: 0 }
+    }
 }
 
 /// The books of a generation. Locked after its hold's state, never before.
@@ -178,11 +196,12 @@ pub(crate) struct Grant {
 
 impl Generation {
     /// A generation without a hold: the first comes with [`Generation::add`].
-    pub(crate) fn new(owner: OwnerId, grant: &Grant) -> Arc<Self> {
+    pub(crate) fn new(owner: &OwnerId, grant: &Grant, leg: Leg) -> Arc<Self> {
         Arc::new(Self {
-            owner,
+            owner: owner.clone(),
             token: grant.token,
             since: grant.sent,
+            leg,
             books: Mutex::new(Books {
                 count: 0,
                 guards: 0,
@@ -274,6 +293,13 @@ impl Books {
         Some((ttls().max()?.duration(), ttls().min()?.duration() / 3))
     }
 
+    /// Whether it has one hold, which is renewed without end and with this TTL, and no renewal is due.
+    pub(crate) fn is_watched_alone(&self, ttl: Duration, now: Instant) -> bool {
+        let alone = self.is_held() && (self.count, self.guards) == (1, 1) && self.kept_every.is_none();
+        let plain = |watched: &Watched| watched.times.is_none() && watched.ttl.duration() == ttl;
+        alone && matches!(&self.watches, Watches::One(one) if plain(one)) && self.renew_at.is_some_and(|at| now < at)
+    }
+
     /// A renewal sent at this instant was confirmed. It counts for those that were due.
     pub(crate) fn count_renewal(&mut self, sent: Instant) {
         match &mut self.watches {
@@ -329,12 +355,13 @@ mod tests {
     impl Generation {
         /// Another one, which is the same.
         pub(in crate::engine) fn copied(&self) -> Arc<Self> {
-            let Self { owner, token, since, books, ended: _ } = self;
+            let Self { owner, token, since, leg, books, ended: _ } = self;
             let books = books.lock().unwrap().clone();
             Arc::new(Self {
                 owner: owner.clone(),
                 token: *token,
                 since: *since,
+                leg: *leg,
                 books: Mutex::new(books),
                 ended: Notify::new(),
             })
@@ -381,7 +408,7 @@ mod tests {
         let sent = Instant::now();
         let grant = |ttl| Grant { sent, lease: Lease::Watched { ttl, times: None }, kept_every: None, token: None };
         let owner = OwnerId::named(&ClientId::random(), "me").unwrap();
-        let generation = Generation::new(owner, &grant(ttls[0]));
+        let generation = Generation::new(&owner, &grant(ttls[0]), Leg::first(sent, Epoch::FIRST));
         let tickets = ttls.map(|ttl| generation.add(&grant(ttl)));
         let watch = || generation.books().watch().map(|(ttl, period)| (ttl.as_secs(), period.as_secs()));
         assert_eq!(watch(), Some((30, 1)));
@@ -397,7 +424,11 @@ mod tests {
     fn a_watch_ends_with_its_last_renewal() {
         let lease = Lease::Watched { ttl: Millis::of(Duration::from_secs(9)), times: NonZeroU32::new(3) };
         let grant = Grant { sent: Instant::now(), lease, kept_every: None, token: None };
-        let generation = Generation::new(OwnerId::named(&ClientId::random(), "me").unwrap(), &grant);
+        let generation = Generation::new(
+            &OwnerId::named(&ClientId::random(), "me").unwrap(),
+            &grant,
+            Leg::first(grant.sent, Epoch::FIRST),
+        );
         let _ticket = generation.add(&grant);
         for renewals_left in [2, 1] {
             assert!(generation.books().watch().is_some(), "{renewals_left} left");

@@ -14,10 +14,9 @@ use super::{
     failure::store_error,
     generation::{End, Generation, Grant, Ticket},
     kind::Kind,
-    lease::Lease,
+    lease::{Keep, Lease},
     state::{
-        Abandoned, Answered, Around, Door, Due, Effects, Keep, Left, Leftover, Planned, Request, Standing, State,
-        Unsettled,
+        Abandoned, Answered, Around, Door, Due, Effects, Left, Leftover, Planned, Request, Standing, State, Unsettled,
     },
 };
 use crate::{
@@ -117,18 +116,28 @@ impl Hold {
     /// Changes the state. Afterwards the watchdog knows when to look, and guards are told of their end: in this order,
     /// and the latter without the mutex, since wakers are the user's code.
     pub(super) fn change<T>(self: &Arc<Self>, transition: impl FnOnce(&mut State, &mut Effects) -> T) -> T {
-        let mut effects = Effects::default();
-        let outcome = {
-            let mut state = self.state();
-            let outcome = transition(&mut state, &mut effects);
-            state.forget_ended();
-            self.due.put(self, state.next_look(self.due.overdue()));
-            outcome
-        };
+        let (outcome, effects) = self.change_quietly(transition);
+        self.tell(effects);
+        outcome
+    }
+
+    /// The same, where a mutex is held: its guards are told by [`Hold::tell`], after that.
+    pub(super) fn change_quietly<T>(
+        self: &Arc<Self>,
+        transition: impl FnOnce(&mut State, &mut Effects) -> T,
+    ) -> (T, Effects) {
+        let (mut effects, mut state) = (Effects::default(), self.state());
+        let outcome = transition(&mut state, &mut effects);
+        state.forget_ended();
+        self.due.put(self, state.next_look(self.due.overdue()));
+        drop(state);
+        (outcome, effects)
+    }
+
+    pub(super) fn tell(&self, effects: Effects) {
         if let Some(ended) = effects.ended {
             ended.tell_end(&self.kind, self.meter, effects.lost);
         }
-        outcome
     }
 
     pub(crate) fn kind(&self) -> &Arc<dyn Kind> {
@@ -226,7 +235,7 @@ impl Hold {
     // --- acquiring: in turn ---
 
     /// What the next acquire should do.
-    pub(crate) fn plan(self: &Arc<Self>, door: Door, around: Around, now: Instant) -> Result<Next> {
+    pub(crate) fn plan(self: &Arc<Self>, door: Door, around: Around<'_>, now: Instant) -> Result<Next> {
         match self.change(|state, effects| state.plan(door, around, now, effects)) {
             Planned::Send(request) => Ok(Next::Send(request)),
             Planned::Unsettled => Ok(Next::Agree),
@@ -399,15 +408,6 @@ impl Hold {
             }
             guards
         })
-    }
-
-    /// The lock is not ours any more, if `generation` still is the current one.
-    pub(crate) fn lose_generation(self: &Arc<Self>, generation: &Arc<Generation>, reason: LossReason) {
-        self.change(|state, effects| {
-            if state.is_current(generation) {
-                state.lose(reason, effects);
-            }
-        });
     }
 
     // --- settling: in turn ---

@@ -279,7 +279,7 @@ impl Holds {
     }
 
     /// What a hold must know of others, for an acquire.
-    pub(super) fn around(&self, hold: &Hold) -> Around {
+    pub(super) fn around<'a>(&self, hold: &'a Hold) -> Around<'a> {
         let (mut sibling, mut lost_sibling) = (None, None);
         if let Some(of) = hold.kind().about().sibling
             && let Some(other) = self.known_sibling(hold.kind(), &hold.caller)
@@ -300,6 +300,7 @@ impl Holds {
             }
         }
         Around {
+            caller: &hold.caller,
             sibling,
             lost_sibling,
             suffix: self.suffix.load(Ordering::Acquire),

@@ -15,6 +15,7 @@ use super::{
     retry::Retry,
     settle::Agreement,
     state::{Leftover, Standing},
+    wait::{gate::Gate, relay::Minded},
 };
 use crate::{
     clock::Instant,
@@ -252,5 +253,30 @@ async fn set_count(core: &Core, hold: &Arc<Hold>, holds: u32) {
             return;
         }
         pause(core, hold.lock_name(), &mut retry).await;
+    }
+}
+
+/// How long a hold that is handed on may lie there, and a round trip: whoever was told of it may be a future that nobody
+/// polls any more, or is asking the server for the lock meanwhile.
+const TAKEN_WITHIN: Duration = Duration::from_millis(20);
+
+/// Sees to it that what is handed on is taken, until the client ends.
+pub(crate) async fn mind_relays(core: Arc<Core>, mut gates: mpsc::UnboundedReceiver<Arc<Gate>>) {
+    while let Some(gate) = gates.recv().await {
+        let core = Arc::clone(&core);
+        spawn(async move {
+            let mut seen = 0;
+            loop {
+                match gate.relay.mind(seen) {
+                    Minded::Busy(number) => seen = number,
+                    Minded::Quiet => return,
+                    Minded::Left(baton) => {
+                        log::later!(DEBUG, lock = baton.kind.name(); "nobody has taken a hold that was handed on");
+                        return core.janitor.lay(baton.into());
+                    }
+                }
+                sleep(TAKEN_WITHIN + core.store.round_trip()).await;
+            }
+        });
     }
 }

@@ -85,6 +85,8 @@ pub(crate) struct About {
     pub(crate) sibling: Option<Sibling>,
     /// The family whose record is the same, but whose counts are not kept together with its: no owner has both.
     pub(crate) rival: Option<&'static str>,
+    /// A hold may go from one waiter of a client to the next without the server being asked: see [`Baton`](super::baton).
+    pub(crate) relayed: bool,
 }
 
 impl About {
@@ -103,6 +105,7 @@ impl About {
             max_holds: u32::MAX,
             sibling: None,
             rival: None,
+            relayed: false,
         }
     }
 

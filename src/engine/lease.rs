@@ -75,6 +75,31 @@ impl Lease {
     }
 }
 
+/// What a renewal asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Keep {
+    /// This TTL.
+    For(Duration),
+    /// What is left of a lease.
+    Until(Instant),
+    /// Nothing: it only asks whether the record is there.
+    AsItIs,
+}
+
+impl Keep {
+    /// The TTL that a renewal sent now asks for, in whole milliseconds.
+    pub(crate) fn ttl(self, now: Instant) -> Duration {
+        let shortest = Duration::from_millis(1);
+        match self {
+            Self::For(ttl) => ttl,
+            Self::Until(end) => {
+                Duration::from_millis(end.saturating_duration_since(now).as_millis() as u64).max(shortest)
+            }
+            Self::AsItIs => shortest,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

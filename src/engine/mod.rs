@@ -15,6 +15,8 @@ pub(crate) mod generation;
 mod state;
 mod transitions;
 
+mod baton;
+
 pub(crate) mod hold;
 mod holds;
 
@@ -24,7 +26,9 @@ mod wait;
 
 mod settle;
 
-pub(crate) mod acquire;
+pub(crate) mod attempt;
+
+mod acquire;
 mod inspect;
 pub(crate) mod release;
 pub(crate) mod together;

@@ -6,15 +6,16 @@ use futures_util::future::join_all;
 use tokio::sync::oneshot;
 
 use super::{
+    baton::{Baton, Record},
     core::Core,
     failure::{silent, store_error},
     generation::{Generation, Ticket},
     hold::Hold,
     jobs::Job,
-    kind::Kind,
+    kind::{Kind, Wake},
     retry::Retry,
     settle::{Agreement, UnderWay},
-    state::{Left, Standing, Unsettled},
+    state::{Effects, Left, Standing, State, Unsettled},
     watchdog,
 };
 use crate::{
@@ -68,10 +69,40 @@ impl Repeat {
 impl Core {
     /// Gives up one hold, and waits until the server knows. Dropped midway, the janitor goes on, if the caller tidies then.
     pub(crate) async fn release(&self, hold: &Arc<Hold>, ticket: Ticket) -> Result<()> {
+        if self.hand_on(hold, &ticket) {
+            return Ok(());
+        }
         // before the first await: from here on it is neither renewed nor relied on
         let now = Instant::now();
         let left = hold.leave(&ticket, now)?;
         self.left(hold, left, now + self.config.command_timeout()).await
+    }
+
+    /// Hands the hold on to the next waiter of this client, if it can go on as it is. `false`: nothing has changed.
+    fn hand_on(&self, hold: &Arc<Hold>, ticket: &Ticket) -> bool {
+        if !self.config.relay || !hold.kind().about().relayed || self.hub.is_empty() {
+            return false;
+        }
+        let Wake::Channel(channel) = hold.kind().wake(&ticket.generation.owner) else { return false };
+        let Some(gate) = self.hub.get(&channel) else { return false };
+        // whoever has the turn may have planned something
+        let Ok(_turn) = hold.turn.try_lock() else { return false };
+        let mut effects = Effects::default();
+        let must_be_minded = gate.relay.hand_on(|| {
+            let (epoch, ttl) = (self.epoch(hold), self.config.watchdog_timeout);
+            let handed = hold.change_quietly(|state, effects| {
+                state.hand_on(hold.kind(), ticket, epoch, ttl, Instant::now(), effects)
+            });
+            effects = handed.1;
+            // its owner's next acquire must not be taken for a re-entry
+            handed.0.inspect(|_| self.holds.retire_names())
+        });
+        hold.tell(effects);
+        if must_be_minded == Some(true) {
+            // refused: the client has ended, and with it whoever waits
+            let _ = self.relays.send(gate);
+        }
+        must_be_minded.is_some()
     }
 
     /// Waits until the server knows what was given up in our books.
@@ -109,6 +140,9 @@ impl Core {
 
     /// Gives up one hold without waiting.
     pub(crate) fn release_later(&self, hold: &Arc<Hold>, ticket: &Ticket) {
+        if self.hand_on(hold, ticket) {
+            return self.tidy(hold);
+        }
         // lost already: nothing to give up
         if let Ok(Left::Elsewhere(owner)) = hold.leave(ticket, Instant::now()) {
             self.take_off_later(hold, &owner, 1);
@@ -152,6 +186,19 @@ impl Core {
             return self.left(hold, left, Instant::now() + self.config.command_timeout()).await;
         }
         if !owner.is_exact() {
+            return Err(not_held(kind, owner));
+        }
+        // what was handed on under this name is not the caller's any more
+        let mut is_handed_on = false;
+        self.look_at_relay(kind, |baton| {
+            let is_theirs = |hold: &Arc<Hold>| {
+                let is_taken = hold.caller.base() != owner.base() && hold.standing() == Standing::Ours;
+                is_taken && hold.generation_of(owner).is_some()
+            };
+            is_handed_on = baton.as_ref().is_some_and(|baton| baton.record().is_of(owner))
+                || self.holds.of_lock(kind).iter().any(is_theirs);
+        });
+        if is_handed_on {
             return Err(not_held(kind, owner));
         }
         // given away, by this client or another one: the count is in the record only
@@ -240,21 +287,49 @@ impl Core {
     /// Frees a lock, whoever holds it. `false`: nobody did.
     pub(crate) async fn force_unlock(&self, kind: &Arc<dyn Kind>) -> Result<bool> {
         self.check_open()?;
-        // who holds it now; a hold that begins meanwhile is not ours to end
+        // who holds it now, or is handed it; a hold that begins meanwhile is not ours to end
         let ours: Vec<_> = self.holds.of_lock(kind).into_iter().map(|hold| UnderWay { core: self, hold }).collect();
-        let generations: Vec<_> = ours.iter().map(|ours| ours.hold.generation()).collect();
+        let mut records = Vec::new();
+        self.look_at_relay(kind, |baton| {
+            let held = ours.iter().filter_map(|ours| ours.hold.generation());
+            records.extend(held.map(|generation| Record::of(&generation)));
+            records.extend(baton.as_ref().map(Baton::record));
+        });
         match self.store.force_release(&kind.force_release()).await {
             Ok(Forced::Freed) => {
-                for (ours, generation) in ours.iter().zip(generations) {
-                    if let Some(generation) = generation {
-                        ours.hold.lose_generation(&generation, LossReason::RecordMissing);
+                let is_one = |record: Record| records.contains(&record);
+                let mut told = Vec::new();
+                self.look_at_relay(kind, |baton| {
+                    baton.take_if(|baton| is_one(baton.record()));
+                    for hold in self.holds.of_lock(kind) {
+                        let lose = |state: &mut State, effects: &mut Effects| {
+                            if state.held().is_some_and(|(generation, _)| is_one(Record::of(generation))) {
+                                state.lose(LossReason::RecordMissing, effects);
+                            }
+                        };
+                        told.push((hold.change_quietly(lose).1, UnderWay { core: self, hold }));
                     }
+                });
+                for (effects, ours) in told {
+                    ours.hold.tell(effects);
                 }
                 Ok(true)
             }
             Ok(Forced::WasFree) => Ok(false),
             Ok(Forced::WrongKind) => Err(Error::WrongLockKind { lock: kind.name().to_string() }),
             Err(error) => Err(store_error(kind.name(), error)),
+        }
+    }
+
+    /// Looks at a lock's holds, or changes them, while none is handed on, and at what lies between two of them.
+    fn look_at_relay(&self, kind: &Arc<dyn Kind>, look: impl FnOnce(&mut Option<Baton>)) {
+        let gate = match kind.wake(&OwnerId::current(&self.client)) {
+            Wake::Channel(channel) => self.hub.get(&channel),
+            Wake::Signal(_) | Wake::Poll(_) => None,
+        };
+        match gate {
+            Some(gate) => gate.relay.look(look),
+            None => look(&mut None),
         }
     }
 

@@ -6,7 +6,7 @@ use std::{future::Future, sync::Arc, thread, time::Duration};
 
 use tokio::{
     runtime::{Builder, Handle},
-    sync::oneshot,
+    sync::{mpsc, oneshot},
 };
 
 use super::{
@@ -63,6 +63,7 @@ async fn start(endpoint: Endpoint, config: Config, runtime: Handle, driver: Opti
     let _ = store.link("").barrier().await;
     let (signals, lists) = Hub::new();
     let (janitor, list) = Janitor::new();
+    let (relays, relayed) = mpsc::unbounded_channel();
     let core = Arc::new(Core {
         client,
         holds: Holds::new(config.command_timeout(), config.meter),
@@ -71,11 +72,13 @@ async fn start(endpoint: Endpoint, config: Config, runtime: Handle, driver: Opti
         hub,
         signals,
         janitor,
+        relays,
         renewals_are_refused: AtomicBool::new(false),
         runtime: runtime.clone(),
         closed: AtomicBool::new(false),
     });
     tokio::spawn(janitor::run(Arc::clone(&core), list));
+    tokio::spawn(janitor::mind_relays(Arc::clone(&core), relayed));
     keep_running("watchdog", &core, watchdog::run);
     let subscriber = Arc::clone(&core);
     tokio::spawn(

@@ -11,7 +11,7 @@ use std::{
 use super::{
     generation::{Books, End, Generation},
     kind::{About, Adopts},
-    lease::Millis,
+    lease::{Keep, Millis},
     refusal::Refusal,
 };
 use crate::{clock::Instant, error::LossReason, owner::OwnerId, store::Epoch};
@@ -106,7 +106,9 @@ pub(crate) struct Door {
 
 /// What a hold must know of others.
 #[derive(Debug)]
-pub(crate) struct Around {
+pub(crate) struct Around<'a> {
+    /// What the owner is called without a suffix. Names are made of this: it may have held the lock under another's.
+    pub(super) caller: &'a OwnerId,
     /// What the same owner has of the sibling kind.
     pub(super) sibling: Option<HeldSibling>,
     /// A guard lives of what the same owner has lost of the sibling kind.
@@ -216,31 +218,6 @@ pub(super) enum Due {
     Ended,
     /// A request has been under way for longer than one can be.
     Stuck,
-}
-
-/// What a renewal asks for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Keep {
-    /// This TTL.
-    For(Duration),
-    /// What is left of a lease.
-    Until(Instant),
-    /// Nothing: it only asks whether the record is there.
-    AsItIs,
-}
-
-impl Keep {
-    /// The TTL that a renewal sent now asks for, in whole milliseconds.
-    pub(crate) fn ttl(self, now: Instant) -> Duration {
-        let shortest = Duration::from_millis(1);
-        match self {
-            Self::For(ttl) => ttl,
-            Self::Until(end) => {
-                Duration::from_millis(end.saturating_duration_since(now).as_millis() as u64).max(shortest)
-            }
-            Self::AsItIs => shortest,
-        }
-    }
 }
 
 /// A request that is stuck is looked for up to so much later: many go together.
@@ -421,6 +398,13 @@ impl State {
         self.server = ServerSide::Holds(0);
         self.late = None;
         Abandoned { owner: self.owner.clone(), moves_to: self.moves_to.take(), epoch, ends: self.record_ends() }
+    }
+
+    /// Nobody knows any more how many holds the server records.
+    pub(super) fn stop_watching(&mut self) {
+        if let Some((_, mut books)) = self.held() {
+            books.stop_watching();
+        }
     }
 
     /// Ends the generation that is held, if one is.

@@ -8,7 +8,7 @@ use std::{pin::pin, sync::Arc};
 use futures_util::future::join_all;
 
 use super::{
-    acquire::{Acquire, Entered},
+    attempt::{Acquire, Entered},
     core::{Core, LOCKS_AT_ONCE},
     failure::{NO_ANSWER, TOO_LATE, silent, store_error},
     hold::{Hold, Next},

@@ -4,7 +4,7 @@
 use std::{sync::Arc, time::Duration};
 
 use super::{
-    acquire::{Acquire, Entered},
+    attempt::{Acquire, Entered},
     core::Core,
     failure::silent,
     generation::{End, Generation, Ticket},

@@ -3,12 +3,13 @@
 use std::sync::{Arc, MutexGuard};
 
 use super::{
-    generation::{Books, End, Generation, Grant, Ticket},
+    generation::{Books, End, Generation, Grant, Leg, Ticket},
     kind::Adopts,
+    lease::Keep,
     refusal::Refusal,
     state::{
-        Abandoned, Answered, Around, Door, Due, Effects, HeldSibling, Keep, Left, Planned, Request, STUCK_SLACK,
-        ServerSide, Standing, State, Unsettled, slack,
+        Abandoned, Answered, Around, Door, Due, Effects, HeldSibling, Left, Planned, Request, STUCK_SLACK, ServerSide,
+        Standing, State, Unsettled, slack,
     },
 };
 use crate::{
@@ -22,7 +23,7 @@ use crate::{
 
 impl State {
     /// What the next acquire should send.
-    pub(super) fn plan(&mut self, door: Door, around: Around, now: Instant, effects: &mut Effects) -> Planned {
+    pub(super) fn plan(&mut self, door: Door, around: Around<'_>, now: Instant, effects: &mut Effects) -> Planned {
         let refuse = Planned::Refused;
         if self.standing != Standing::Ours {
             return Planned::Gone;
@@ -69,7 +70,7 @@ impl State {
             Some(HeldSibling { owner, .. }) => (self.owner, self.suffix) = (owner, None),
             // a place in the queue is kept under its name
             None if self.server == ServerSide::Waits || again || self.suffix == Some(around.suffix) => {}
-            None => (self.owner, self.suffix) = (self.owner.with_suffix(around.suffix), Some(around.suffix)),
+            None => (self.owner, self.suffix) = (around.caller.with_suffix(around.suffix), Some(around.suffix)),
         }
         Planned::Send(Request { owner: self.owner.clone(), count: count + 1, before: self.server, is_release: false })
     }
@@ -123,7 +124,7 @@ impl State {
         if nested.is_none() && grant.lease.valid_until(grant.sent) <= now {
             return Ok(None);
         }
-        let generation = nested.unwrap_or_else(|| Generation::new(request.owner.clone(), grant));
+        let generation = nested.unwrap_or_else(|| Generation::new(&request.owner, grant, Leg::first(now, epoch)));
         let ticket = generation.add(grant);
         self.current = Some(generation);
         Ok(Some(ticket))
@@ -402,13 +403,6 @@ impl State {
             ServerSide::Holds(known) if !in_doubt && known > books.count => Unsettled::Owed(known - books.count),
             _ => Unsettled::InDoubt(books.count),
         })
-    }
-
-    /// Nobody knows any more how many holds the server records.
-    pub(super) fn stop_watching(&mut self) {
-        if let Some((_, mut books)) = self.held() {
-            books.stop_watching();
-        }
     }
 
     /// Gives up on a request that is never answered to anybody. `None`: it was answered meanwhile.

@@ -15,7 +15,7 @@ use super::{
     due::LOOK,
     hold::{Look, Renewal},
     kind::Kind,
-    state::Keep,
+    lease::Keep,
 };
 use crate::{
     clock::Instant,

@@ -30,7 +30,7 @@ impl Fenced {
 
 impl Kind for Fenced {
     fn about(&self) -> About {
-        About { label: "fenced", token: true, ..self.record.about() }
+        About { label: "fenced", token: true, relayed: false, ..self.record.about() }
     }
 
     fn verbs(&self) -> &dyn Verbs {

@@ -33,7 +33,7 @@ pub(crate) use self::{
 };
 pub use self::{read_write::ReadWriteLock, red::RedLockOptions};
 use crate::{
-    engine::{Anchor, Kind, acquire::Acquire},
+    engine::{Anchor, Kind, attempt::Acquire},
     error::{Error, Result},
     guard::LockGuard,
     hand_over::HandOver,

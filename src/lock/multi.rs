@@ -7,7 +7,7 @@ use futures_util::future::{join_all, select_all};
 
 use crate::{
     clock::Instant,
-    engine::{Anchor, Kind, acquire::Acquire, random_fraction, together::Outcome},
+    engine::{Anchor, Kind, attempt::Acquire, random_fraction, together::Outcome},
     error::{Error, Result, StoreError, StoreErrorKind},
     guard::{Forget, Held, LockGuard, of_one_client},
     options::{AcquireOptions, Wait},

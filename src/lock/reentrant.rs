@@ -47,7 +47,7 @@ impl Reentrant {
 
 impl Kind for Reentrant {
     fn about(&self) -> About {
-        About { rival: Some("fair"), ..About::plain("reentrant") }
+        About { rival: Some("fair"), relayed: true, ..About::plain("reentrant") }
     }
 
     fn verbs(&self) -> &dyn Verbs {

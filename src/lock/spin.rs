@@ -26,7 +26,7 @@ impl Spin {
 
 impl Kind for Spin {
     fn about(&self) -> About {
-        About { label: "spin", ..self.record.about() }
+        About { label: "spin", relayed: false, ..self.record.about() }
     }
 
     fn verbs(&self) -> &dyn Verbs {

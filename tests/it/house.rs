@@ -209,7 +209,7 @@ fn a_file_uses_its_own_floor_and_those_below() {
 }
 
 /// The parts of the engine, from the bottom up.
-const ENGINE: [&str; 28] = [
+const ENGINE: [&str; 31] = [
     "failure",
     "refusal",
     "retry",
@@ -219,9 +219,11 @@ const ENGINE: [&str; 28] = [
     "generation",
     "state",
     "transitions",
+    "baton",
     "hold",
     "holds",
     "jobs",
+    "wait/relay",
     "wait/gate",
     "wait/hub",
     "core",
@@ -230,6 +232,7 @@ const ENGINE: [&str; 28] = [
     "wait/lists",
     "wait/place",
     "wait/waiter",
+    "attempt",
     "acquire",
     "inspect",
     "watchdog",

@@ -43,6 +43,7 @@ mod read_write;
 mod red;
 mod reentrant;
 mod refusals;
+mod relay;
 mod resend;
 mod residue;
 mod rivals;

@@ -11,8 +11,7 @@ use crate::{
     net,
 };
 
-/// Tasks of each process, and locks that all fight for.
-pub(crate) const TASKS: u64 = 3;
+/// Locks that all fight for.
 pub(crate) const LOCKS: u64 = 2;
 /// As many processes as crashes may make.
 pub(crate) const MOST_PROCESSES: usize = 40;
@@ -24,6 +23,8 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     Reentrant,
+    /// One lock that many tasks of a process want for a moment.
+    Relay,
     Mutex,
     NonReentrant,
     Fair,
@@ -40,8 +41,9 @@ pub(crate) enum Kind {
     Mixed,
 }
 
-pub(crate) const KINDS: [(&str, Kind); 13] = [
+pub(crate) const KINDS: [(&str, Kind); 14] = [
     ("reentrant", Kind::Reentrant),
+    ("relay", Kind::Relay),
     ("mutex", Kind::Mutex),
     ("non_reentrant", Kind::NonReentrant),
     ("fair", Kind::Fair),
@@ -87,6 +89,21 @@ impl Kind {
         if self.is_red() { 2 } else { 3 }
     }
 
+    /// Tasks of each process.
+    pub(crate) fn tasks(self) -> u64 {
+        if self == Self::Relay { 8 } else { 3 }
+    }
+
+    /// Which of the locks a task wants next.
+    pub(crate) fn next_lock(self, rng: &mut Rng) -> String {
+        lock_name(if self == Self::Relay { 0 } else { rng.below(LOCKS) })
+    }
+
+    /// Of a hundred holds, how many end at once.
+    pub(crate) fn momentary(self) -> u64 {
+        if self == Self::Relay { 90 } else { 0 }
+    }
+
     pub(crate) fn is_red(self) -> bool {
         self.servers() > 1
     }
@@ -95,7 +112,14 @@ impl Kind {
     pub(crate) fn nests(self) -> bool {
         matches!(
             self,
-            Self::Reentrant | Self::Fair | Self::Fenced | Self::ReadWrite | Self::Spin | Self::Multi | Self::Mixed
+            Self::Reentrant
+                | Self::Relay
+                | Self::Fair
+                | Self::Fenced
+                | Self::ReadWrite
+                | Self::Spin
+                | Self::Multi
+                | Self::Mixed
         )
     }
 
@@ -134,7 +158,7 @@ impl Kind {
                 client.multi_lock(members)
             }
             // or one of them
-            Self::Multi | Self::Reentrant => client.reentrant_lock(name),
+            Self::Multi | Self::Reentrant | Self::Relay => client.reentrant_lock(name),
             Self::Red3 | Self::Red5 => {
                 let options = RedLockOptions::new().expiry(Duration::from_nanos(TTL)).timeout_factor(0.2);
                 LockClient::red_lock(clients, name, options)

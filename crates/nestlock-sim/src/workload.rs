@@ -13,13 +13,11 @@ use nestlock::{AcquireOptions, Error, LockClient, LockGuard};
 use tokio::sync::Notify;
 
 use crate::{
-    checks::{
-        self, Doing, Gift, Given, Leaving, Mode, Who, book, count, count_error, does, enter, leave, lock_name, wrong,
-    },
+    checks::{self, Doing, Gift, Given, Leaving, Mode, Who, book, count, count_error, does, enter, leave, wrong},
     faults,
     kernel::{self, MILLI, Rng, SECOND, note, now},
     net::{self, Cut},
-    plan::{Choice, LOCKS, MOST_PROCESSES, PATIENCE, Plan, TASKS, TTL},
+    plan::{Choice, MOST_PROCESSES, PATIENCE, Plan, TTL},
 };
 
 /// No new locking before the end; what remains has to come to one.
@@ -170,8 +168,8 @@ async fn app(urls: Vec<String>, process: usize, plan: Plan, orders: Arc<Orders>)
             Task { who: (process, task), clients, rng, plan, orders }
         };
         let is_over = Arc::new(AtomicBool::new(false));
-        let heir = plan.gives.then(|| tokio::spawn(task(TASKS).inherit(Arc::clone(&is_over))));
-        let tasks: Vec<_> = (0..TASKS)
+        let heir = plan.gives.then(|| tokio::spawn(task(plan.kind.tasks()).inherit(Arc::clone(&is_over))));
+        let tasks: Vec<_> = (0..plan.kind.tasks())
             .map(|number| {
                 does((process, number), Doing::Other("begins".into()));
                 tokio::spawn(task(number).run())
@@ -263,7 +261,7 @@ impl Task {
 
     /// Takes a lock, perhaps several times, and gives it back.
     async fn round(&mut self) {
-        let name = lock_name(self.rng.below(LOCKS));
+        let name = self.plan.kind.next_lock(&mut self.rng);
         if self.plan.gives && self.rng.chance(50) {
             self.take_given().await;
         }
@@ -287,7 +285,7 @@ impl Task {
         if counts {
             self.check_count(&held).await;
         }
-        if !held.is_empty() {
+        if !held.is_empty() && !self.rng.chance(self.plan.kind.momentary()) {
             nap(match self.rng.below(10) {
                 0 => self.rng.between(1_000, 6_000),
                 1..4 => self.rng.between(50, 400),
@@ -335,7 +333,7 @@ impl Task {
             checks::waits_as(self.who, &owner);
             how = how.owner(owner);
         }
-        let is_leased = self.rng.chance(25);
+        let is_leased = self.rng.chance(if kind == crate::plan::Kind::Relay { 5 } else { 25 });
         if is_leased {
             // shorter than the round trip, it would be over before it is known
             how = how.lease(Duration::from_millis(self.rng.between(20 + 5 * self.plan.distance, 3_000)));

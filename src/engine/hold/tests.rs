@@ -45,7 +45,7 @@ fn a_stale_ticket_never_gives_back_a_later_hold() {
             let hold = new(&holds);
             let lease = Duration::from_secs(30);
             let stale = entered(&holds, &hold, Instant::now(), lease).unwrap();
-            hold.lose_generation(&stale.generation, LossReason::RecordMissing);
+            hold.lose(LossReason::RecordMissing);
             let inside = hold.plan(DOOR, holds.around(&hold), Instant::now());
             assert!(matches!(inside, Err(Error::Lost { .. })), "a guard of what was lost lives");
             let fresh = entered(&holds, &hold, Instant::now(), lease).unwrap();

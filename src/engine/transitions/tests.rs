@@ -151,7 +151,9 @@ impl World {
 
     fn acquire(&mut self, fate: Fate, door: Door, watched: bool, effects: &mut Effects) {
         let Door { after_loss, waits, .. } = door;
-        let around = Around { sibling: None, lost_sibling: None, suffix: self.suffix, value_in_doubt: false };
+        let caller = self.state.owner.clone();
+        let around =
+            Around { caller: &caller, sibling: None, lost_sibling: None, suffix: self.suffix, value_in_doubt: false };
         let inside_a_loss = self.guards.iter().any(|guard| {
             self.state.is_current(&guard.ticket.generation)
                 && (matches!(guard.end, Some(End::Lost(_))) || guard.ticket.generation.books().deadline <= self.now)

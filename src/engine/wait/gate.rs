@@ -5,9 +5,10 @@
 
 use std::sync::{Arc, PoisonError};
 
+use super::relay::Relay;
 use crate::{
     clock::Instant,
-    engine::kind::Kind,
+    engine::{baton::Baton, kind::Kind},
     meter::Source,
     sync::{
         Mutex, MutexGuard, Semaphore,
@@ -25,6 +26,8 @@ pub(crate) struct Gate {
     alone: Side,
     /// Those who may hold it together, where the lock has two sides.
     together: Option<Box<Side>>,
+    /// Where its waiters hand the lock on.
+    pub(crate) relay: Relay,
     /// Listening was asked for, and nobody has stopped since. Sequentially consistent, as the number of waiters: a waiter is
     /// counted and then looks here, whoever stops says so here and then counts, and one must see the other.
     listened: AtomicBool,
@@ -109,6 +112,7 @@ impl Gate {
             kind: Arc::clone(kind),
             alone: Side::new(),
             together: kind.about().has_two_sides().then(|| Box::new(Side::new())),
+            relay: Relay::new(),
             listened: AtomicBool::new(true),
             was_live: AtomicBool::new(false),
             by_reconnect: AtomicBool::new(false),
@@ -183,8 +187,20 @@ impl Gate {
         !self.listened.swap(true, Ordering::SeqCst)
     }
 
-    pub(super) fn close(&self) {
+    /// Turns its waiters away.
+    pub(super) fn turn_away(&self) {
         self.sides().for_each(|side| side.permits.close());
+    }
+
+    /// The same for good. What its waiters were about to hand on is nobody's any more.
+    pub(super) fn close(&self) -> Option<Baton> {
+        self.turn_away();
+        self.relay.close()
+    }
+
+    /// Whether messages are heard, but for those that a broken connection costs: of that all are told.
+    pub(super) fn is_live(&self) -> bool {
+        self.was_live.load(Ordering::Acquire)
     }
 
     /// Ends listening, unless more than `so_many` wait: whoever comes to wait asks for it again.

@@ -7,7 +7,7 @@ use tokio::sync::mpsc;
 use super::gate::Gate;
 use crate::{
     clock::Instant,
-    engine::kind::Kind,
+    engine::{baton::Baton, kind::Kind},
     sync::{
         DashMap, Entry,
         atomic::{AtomicBool, Ordering},
@@ -59,7 +59,7 @@ impl Hub {
             }
         };
         if self.closed.load(Ordering::Acquire) {
-            gate.close();
+            gate.turn_away();
         }
         gate
     }
@@ -87,11 +87,11 @@ impl Hub {
         self.gates.contains_key(channel)
     }
 
-    pub(super) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.gates.is_empty()
     }
 
-    pub(super) fn get(&self, channel: &str) -> Option<Arc<Gate>> {
+    pub(crate) fn get(&self, channel: &str) -> Option<Arc<Gate>> {
         self.gates.get(channel).map(|gate| Arc::clone(&gate))
     }
 
@@ -122,13 +122,12 @@ impl Hub {
         self.gates.len()
     }
 
-    /// Turns all waiters away, now and later.
-    pub(crate) fn close(&self) {
+    /// Turns all waiters away, now and later. What they were about to hand on.
+    pub(crate) fn close(&self) -> Vec<Baton> {
         self.closed.store(true, Ordering::Release);
-        for gate in self.all() {
-            gate.close();
-        }
+        let left = self.all().iter().filter_map(|gate| gate.close()).collect();
         self.gates.clear();
+        left
     }
 }
 

@@ -22,7 +22,8 @@ use super::{
 use crate::{
     clock::Instant,
     engine::{
-        acquire::{Acquire, Entered},
+        attempt::{Acquire, Entered},
+        baton::Baton,
         core::Core,
         hold::Hold,
         holds::Holds,
@@ -74,6 +75,7 @@ impl World {
             hub: Arc::new(hub),
             signals,
             janitor,
+            relays: mpsc::unbounded_channel().0,
             renewals_are_refused: AtomicBool::new(false),
             runtime: stopped(),
             closed: AtomicBool::new(false),
@@ -133,10 +135,13 @@ impl World {
     }
 
     /// What a guard stands for: the server records its owner, and its client goes on with this very hold.
-    fn check_held(&self, owner: &OwnerId, hold: &Arc<Hold>) {
+    fn check_held(&self, caller: &OwnerId, owner: &OwnerId, hold: &Arc<Hold>) {
+        if caller.base() != owner.base() {
+            self.seen.note("it was handed on");
+        }
         let (holder, count) = self.server.record("l").expect("a guard lives");
         assert!(*holder == *owner.as_str() && count > 0, "{owner:?}: {holder}, {count}");
-        let known = self.core.holds.get(&self.kind, owner).expect("a guard lives");
+        let known = self.core.holds.get(&self.kind, caller).expect("a guard lives");
         assert!(Arc::ptr_eq(&known, hold), "{owner:?} has two holds");
     }
 
@@ -150,7 +155,7 @@ impl World {
             self.seen.note("a nested guard");
         }
         moments(3).await;
-        self.check_held(&ticket.generation.owner, &hold);
+        self.check_held(&owner, &ticket.generation.owner, &hold);
         self.guards.fetch_sub(1, SeqCst);
         if gives_up {
             return self.core.release_later(&hold, &ticket);
@@ -213,7 +218,8 @@ async fn all(tasks: Vec<JoinHandle<()>>) {
 
 #[test]
 fn nobody_waits_in_vain_whoever_is_dropped() {
-    let must_see = ["a waiter", "a gate was removed", "an acquire was dropped", "a release was dropped"];
+    let must_see =
+        ["a waiter", "a gate was removed", "an acquire was dropped", "a release was dropped", "it was handed on"];
     explore(1_000, &must_see, |seen| {
         let world = World::new(seen);
         block_on(async {
@@ -267,7 +273,7 @@ fn an_owner_has_one_hold_whoever_comes_while_it_is_forgotten() {
 fn half(world: &World, shares: bool) -> Waiter<'_> {
     let name = LockName::new("", "rw", 1024).unwrap();
     let kind: Arc<dyn Kind> = if shares { Arc::new(lock::Read::new(&name)) } else { Arc::new(lock::Write::new(&name)) };
-    world.core.join(&kind, &Arc::from("rw"), true)
+    world.core.join(&kind, &Arc::from("rw"), true, Baton::lease(world.core.config.watchdog_timeout))
 }
 
 /// Those who wait at the two sides of one gate.

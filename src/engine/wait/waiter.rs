@@ -16,8 +16,13 @@ use super::{
 use crate::{
     clock::Instant,
     engine::{
+        baton::Baton,
         core::Core,
+        generation::Ticket,
+        hold::Hold,
         kind::{Kind, Wake},
+        lease::Lease,
+        state::Request,
     },
     meter::Source,
     owner::OwnerId,
@@ -31,12 +36,19 @@ pub(crate) struct Waiter<'a> {
     pub(super) gate: Arc<Gate>,
     /// Whether it may hold the lock together with others.
     shares: bool,
+    /// It could go on with a hold as its client's last holder leaves it.
+    takes: bool,
     /// Where the lock has a queue: the place in it.
     place: Option<Box<Place<'a>>>,
 }
 
 impl Drop for Waiter<'_> {
     fn drop(&mut self) {
+        if self.takes
+            && let Some(baton) = self.gate.relay.leave()
+        {
+            self.core.janitor.lay(baton.into());
+        }
         self.hub.leave(&self.gate, self.shares);
     }
 }
@@ -46,6 +58,8 @@ impl Drop for Waiter<'_> {
 pub(crate) enum Woken {
     /// A message came. The permit goes to the next waiter unless the try is made.
     Told(OwnedSemaphorePermit),
+    /// The last holder hands the lock on. The permit goes to the next waiter who takes part, unless it is taken.
+    Handed(OwnedSemaphorePermit),
     /// It is this waiter's turn to look.
     Poll,
     /// The time is over.
@@ -56,12 +70,18 @@ pub(crate) enum Woken {
 
 impl Core {
     fn join_at<'a>(&'a self, hub: &'a Hub, kind: &Arc<dyn Kind>, channel: &Arc<str>, quiet: bool) -> Waiter<'a> {
-        Waiter { core: self, hub, gate: hub.join(kind, channel, quiet), shares: kind.about().shared, place: None }
+        let gate = hub.join(kind, channel, quiet);
+        Waiter { core: self, hub, gate, shares: kind.about().shared, takes: false, place: None }
     }
 
-    /// Waits at a channel from now on. `quiet`: no message can have been sent there yet.
-    pub(crate) fn join(&self, kind: &Arc<dyn Kind>, channel: &Arc<str>, quiet: bool) -> Waiter<'_> {
-        self.join_at(&self.hub, kind, channel, quiet)
+    /// Waits at a channel from now on. `quiet`: no message can have been sent there yet. `lease`: which it asks for.
+    pub(crate) fn join(&self, kind: &Arc<dyn Kind>, channel: &Arc<str>, quiet: bool, lease: Lease) -> Waiter<'_> {
+        let mut waiter = self.join_at(&self.hub, kind, channel, quiet);
+        waiter.takes = self.config.relay && kind.about().relayed && lease == Baton::lease(self.config.watchdog_timeout);
+        if waiter.takes {
+            waiter.gate.relay.join();
+        }
+        waiter
     }
 
     /// Waits for an element of a list from now on.
@@ -70,12 +90,12 @@ impl Core {
     }
 
     /// As [`Core::join`], if somebody waits there already. Whoever listens before trying needs to try but once.
-    pub(crate) fn join_existing(&self, kind: &Arc<dyn Kind>, owner: &OwnerId) -> Option<Waiter<'_>> {
+    pub(crate) fn join_existing(&self, kind: &Arc<dyn Kind>, owner: &OwnerId, lease: Lease) -> Option<Waiter<'_>> {
         if self.hub.is_empty() {
             return None;
         }
         let Wake::Channel(channel) = kind.wake(owner) else { return None };
-        self.hub.has(&channel).then(|| self.join(kind, &channel, false))
+        self.hub.has(&channel).then(|| self.join(kind, &channel, false, lease))
     }
 }
 
@@ -118,6 +138,28 @@ impl<'a> Waiter<'a> {
         *next = if *next <= now { poll } else { poll.min(*next) };
     }
 
+    /// Whether it is in vain to ask for the lock now: another task of this client has it, and hands it on or tells of its
+    /// release.
+    pub(crate) fn knows_better_than_to_ask(&self, kind: &Arc<dyn Kind>, owner: &OwnerId) -> bool {
+        let goes_on = self.takes && self.gate.is_live() && self.gate.relay.goes_on(Instant::now());
+        goes_on && self.core.holds.get(kind, owner).is_none_or(|hold| hold.count() == 0)
+    }
+
+    /// Takes what the last holder hands on.
+    pub(crate) fn take(&self, hold: &Arc<Hold>, request: &Request, lease: Lease) -> Option<Ticket> {
+        let take = |baton: &_| {
+            let (ticket, told) = hold.change_quietly(|state, _| state.take(request, baton, lease, Instant::now()));
+            debug_assert!(told.ended.is_none(), "what begins ends nothing");
+            ticket
+        };
+        self.gate.relay.take(take)
+    }
+
+    /// Whether something is handed on: whose permit was for naught need not tell the next one.
+    pub(crate) fn is_handed_something(&self) -> bool {
+        self.gate.relay.has_baton()
+    }
+
     /// Whether everybody was told since this waiter `tried`: it need not sleep.
     pub(crate) fn was_told_since(&self, tried: Instant) -> bool {
         self.side().told_all().is_some_and(|told| told > tried)
@@ -141,9 +183,22 @@ impl<'a> Waiter<'a> {
         async move {
             let told = Arc::clone(&self.side().permits).acquire_owned();
             tokio::pin!(told);
+            let hand = || Arc::clone(&self.gate.relay.permits).acquire_owned();
+            let handed = hand();
+            tokio::pin!(handed);
             loop {
                 tokio::select! {
                     biased;
+                    permit = &mut handed, if self.takes => {
+                        let Ok(permit) = permit else { return Woken::Closed };
+                        if self.gate.relay.has_baton() {
+                            self.count(Source::Message);
+                            return Woken::Handed(permit);
+                        }
+                        // somebody else has it, or it was taken back
+                        permit.forget();
+                        handed.set(hand());
+                    }
                     permit = &mut told => {
                         let Ok(permit) = permit else { return Woken::Closed };
                         self.count(self.gate.told_by());

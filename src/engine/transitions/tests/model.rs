@@ -23,6 +23,19 @@ pub(super) enum Action {
     Acquire {
         after_loss: bool,
     },
+    /// Whoever took over what was handed on acquires it once more.
+    AcquireInside(usize),
+    /// A guard hands its hold on.
+    HandOn {
+        hold: usize,
+        guard: usize,
+    },
+    /// Somebody takes what is handed on: another caller, or the same again.
+    Take {
+        by_another: bool,
+    },
+    /// Nobody has taken it.
+    TakeBack,
     /// A guard is given up: by a call of `unlock`, or dropped.
     Leave {
         hold: usize,
@@ -104,8 +117,13 @@ impl World {
         if !one.answers.is_empty() {
             actions.push(Action::Hear);
         }
+        if one.baton.is_some() {
+            actions.extend([Action::Take { by_another: true }, Action::Take { by_another: false }, Action::TakeBack]);
+        }
         for (at, hold) in one.holds.iter().enumerate() {
             for guard in 0..hold.guards.len() {
+                let can = budget.hand_ons > 0 && one.baton.is_none() && hold.turn.is_none();
+                actions.extend(can.then_some(Action::HandOn { hold: at, guard }));
                 actions.extend([true, false].map(|awaited| Action::Leave { hold: at, guard, awaited }));
             }
             if hold.turn.is_none() {
@@ -124,6 +142,8 @@ impl World {
                 actions.push(Action::Acquire { after_loss: true });
             }
         }
+        let inside = (0..one.holds.len()).filter(|at| budget.acquires > 0 && one.is_anothers(*at) && may_acquire(*at));
+        actions.extend(inside.map(Action::AcquireInside));
         if !one.ghosts.is_empty() {
             actions.push(Action::Bust);
         }
@@ -163,6 +183,16 @@ impl World {
                 self.budget.acquires -= 1;
                 one.acquire(after_loss, now);
             }
+            Action::AcquireInside(hold) => {
+                self.budget.acquires -= 1;
+                one.go_on_acquiring(hold, false, now);
+            }
+            Action::HandOn { hold, guard } => {
+                self.budget.hand_ons -= 1;
+                return one.hand_on(hold, guard, now);
+            }
+            Action::Take { by_another } => return one.take(by_another, now),
+            Action::TakeBack => one.take_back(),
             Action::Leave { hold, guard, awaited } => one.leave(hold, guard, awaited, now),
             Action::Unlock { hold, which } => one.unlock(hold, which, now),
             Action::Settle(hold) => return one.settle(hold, now),
@@ -270,8 +300,17 @@ impl World {
 
 // --- the bounds ---
 
-const TWO: Budget =
-    Budget { acquires: 2, cuts: 0, cancels: 0, timeouts: 0, refusals: 0, deletes: 0, orphans: 0, renewals: 0 };
+const TWO: Budget = Budget {
+    acquires: 2,
+    cuts: 0,
+    cancels: 0,
+    timeouts: 0,
+    refusals: 0,
+    deletes: 0,
+    orphans: 0,
+    renewals: 0,
+    hand_ons: 0,
+};
 
 /// Every state that can be reached. `max_holds`: how often the first client holds it at most.
 fn explore(budget: Budget, max_holds: u32) {
@@ -301,6 +340,7 @@ fn play(actions: &[Action], max_holds: u32) {
         deletes: all,
         orphans: all,
         renewals: all,
+        hand_ons: all,
     };
     let mut world = World::new(budget, max_holds);
     for action in actions {
@@ -342,6 +382,25 @@ fn whenever_it_is_renewed_the_rules_stand() {
 #[test]
 fn whenever_somebody_deletes_the_record_the_rules_stand() {
     explore(Budget { deletes: 1, ..TWO }, 2);
+}
+
+#[test]
+fn whoever_it_is_handed_on_to_the_rules_stand() {
+    explore(Budget { acquires: 1, hand_ons: 2, ..TWO }, 1);
+    explore(Budget { hand_ons: 1, ..TWO }, 1);
+    explore(Budget { acquires: 1, hand_ons: 1, cuts: 1, ..TWO }, 1);
+}
+
+#[test]
+#[ignore = "takes some minutes"]
+fn whatever_happens_where_it_is_handed_on_the_rules_stand() {
+    explore(Budget { hand_ons: 2, ..TWO }, 2);
+    explore(Budget { hand_ons: 1, cuts: 1, ..TWO }, 1);
+    explore(Budget { hand_ons: 1, cancels: 1, ..TWO }, 1);
+    explore(Budget { hand_ons: 1, timeouts: 1, ..TWO }, 1);
+    explore(Budget { hand_ons: 1, orphans: 1, ..TWO }, 1);
+    explore(Budget { hand_ons: 1, renewals: 1, ..TWO }, 2);
+    explore(Budget { hand_ons: 1, deletes: 1, ..TWO }, 2);
 }
 
 #[test]

@@ -24,7 +24,7 @@ pub(super) const TTL: Duration = GRAIN.saturating_mul(10_000);
 /// After how long a request cannot be under way any more.
 pub(super) const OVERDUE: Duration = GRAIN.saturating_mul(1_500);
 
-static LOCK: LazyLock<Arc<dyn Kind>> =
+pub(super) static LOCK: LazyLock<Arc<dyn Kind>> =
     LazyLock::new(|| Arc::new(Reentrant::new(&LockName::new("", "lock", 1024).unwrap())));
 
 /// What a request asks for.

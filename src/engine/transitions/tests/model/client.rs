@@ -2,10 +2,11 @@
 
 use std::sync::{Arc, LazyLock};
 
-use super::super::server::{Answer, OVERDUE, Sent, TTL, Verb};
+use super::super::server::{Answer, LOCK, OVERDUE, Sent, TTL, Verb};
 use crate::{
     clock::Instant,
     engine::{
+        baton::Baton,
         generation::{End, Generation, Ticket},
         kind::About,
         lease::{Lease, Millis},
@@ -42,6 +43,8 @@ pub(super) struct Turn {
 /// What is known to those who have a handle of one hold.
 #[derive(Debug)]
 pub(super) struct Hold {
+    /// What its owner is called without a suffix.
+    pub(super) caller: OwnerId,
     pub(super) state: State,
     /// Not in the hands of somebody else.
     pub(super) registered: bool,
@@ -54,7 +57,7 @@ pub(super) struct Hold {
 impl Hold {
     pub(super) fn new(owner: &OwnerId, now: Instant) -> Self {
         let state = State::new(owner.clone(), now);
-        Self { state, registered: true, turn: None, guards: Vec::new(), unlocks: Vec::new() }
+        Self { caller: owner.clone(), state, registered: true, turn: None, guards: Vec::new(), unlocks: Vec::new() }
     }
 
     pub(super) fn valid_guards(&self, now: Instant) -> impl Iterator<Item = &Ticket> {
@@ -110,7 +113,15 @@ pub(super) struct Client {
     pub(super) answers: Vec<(Option<Answer>, To)>,
     /// Names that the janitor has still to release.
     pub(super) ghosts: Vec<OwnerId>,
+    /// What is handed on, and nobody has taken.
+    pub(super) baton: Option<Baton>,
+    /// Who acquires nothing but what is handed on, and inside that.
+    pub(super) another: OwnerId,
     pub(super) told: Vec<Told>,
+}
+
+fn door(max_holds: u32, after_loss: bool) -> Door {
+    Door { about: About::plain("reentrant"), waits: false, adopts: None, max_holds, after_loss }
 }
 
 impl Client {
@@ -124,6 +135,8 @@ impl Client {
             sent: Vec::new(),
             answers: Vec::new(),
             ghosts: Vec::new(),
+            baton: None,
+            another: format!("{owner}-another").parse().unwrap(),
             told: Vec::new(),
         }
     }
@@ -154,7 +167,54 @@ impl Client {
 
     /// The hold that the owner's next call finds.
     pub(super) fn registered(&self) -> Option<usize> {
-        self.holds.iter().position(|hold| hold.registered)
+        self.holds.iter().position(|hold| hold.registered && hold.caller == self.owner)
+    }
+
+    pub(super) fn is_anothers(&self, at: usize) -> bool {
+        let hold = &self.holds[at];
+        hold.registered && hold.caller == self.another && hold.turn.is_none() && hold.state.wanted() > 0
+    }
+
+    /// As `Core::hand_on`. `false`: it cannot be.
+    pub(super) fn hand_on(&mut self, at: usize, guard: usize, now: Instant) -> bool {
+        let (ticket, epoch) = (self.holds[at].guards.remove(guard), self.epoch);
+        let handed = self.change(at, |state, effects| state.hand_on(&LOCK, &ticket, epoch, TTL, now, effects));
+        if handed.is_some() {
+            self.suffix += 1;
+            self.told.push(Told::Unlocked(Arc::clone(&ticket.generation), Ok(())));
+            self.baton = handed;
+            self.tidy(at);
+        }
+        self.baton.is_some()
+    }
+
+    /// As `Waiter::take`. `false`: it cannot be.
+    pub(super) fn take(&mut self, by_another: bool, now: Instant) -> bool {
+        let caller = if by_another { self.another.clone() } else { self.owner.clone() };
+        let known = self.holds.iter().position(|hold| hold.registered && hold.caller == caller);
+        let at = known.unwrap_or_else(|| {
+            self.holds.push(Hold::new(&caller, now));
+            self.holds.len() - 1
+        });
+        if self.holds[at].turn.is_some() {
+            return false;
+        }
+        let (baton, epoch) = (self.baton.take().expect("it is handed on"), self.epoch);
+        let around =
+            Around { caller: &caller, sibling: None, lost_sibling: None, suffix: self.suffix, value_in_doubt: false };
+        let planned = self.change(at, |state, effects| state.plan(self::door(1, false), around, now, effects));
+        let Planned::Send(request) = planned else { return false };
+        self.change(at, |state, _| state.send(&request, epoch, now));
+        let taken = self.change(at, |state, _| state.take(&request, &baton, *LEASE, now));
+        let Some(ticket) = taken else { return false };
+        self.told.push(Told::Begun(ticket.generation.owner.clone()));
+        self.holds[at].guards.push(ticket);
+        true
+    }
+
+    /// Nobody has taken it: it is released.
+    pub(super) fn take_back(&mut self) {
+        self.ghosts.extend(self.baton.take().map(|baton| baton.owner));
     }
 
     fn post(&mut self, owner: &OwnerId, verb: Verb, to: To) {
@@ -195,14 +255,13 @@ impl Client {
     }
 
     pub(super) fn go_on_acquiring(&mut self, at: usize, after_loss: bool, now: Instant) {
-        let door = Door {
-            about: About::plain("reentrant"),
-            waits: false,
-            adopts: None,
-            max_holds: self.max_holds,
-            after_loss,
-        };
-        let around = Around { sibling: None, lost_sibling: None, suffix: self.suffix, value_in_doubt: false };
+        if self.holds[at].caller == self.another && self.holds[at].state.wanted() == 0 {
+            return self.tidy(at);
+        }
+        let door = door(self.max_holds, after_loss);
+        let caller = self.holds[at].caller.clone();
+        let around =
+            Around { caller: &caller, sibling: None, lost_sibling: None, suffix: self.suffix, value_in_doubt: false };
         let hold = &self.holds[at];
         let lost = |generation| hold.state.is_current(generation) && !is_valid(generation, now);
         let inside_a_loss = hold.guards.iter().any(|guard| lost(&guard.generation));

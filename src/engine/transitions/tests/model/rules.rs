@@ -92,7 +92,8 @@ impl World {
         };
         // what somebody takes away has its guards until they notice
         let (one, other) = (if self.history.tampered { Vec::new() } else { valid(0) }, valid(1));
-        if !one.is_empty() && !other.is_empty() {
+        let holders = self.clients[0].holds.iter().filter(|hold| hold.valid_guards(self.now).next().is_some()).count();
+        if !one.is_empty() && (!other.is_empty() || holders > 1) {
             return Some("one owner");
         }
         if !one.iter().chain(&other).all(|owner| self.server.count(owner).is_some()) {
@@ -133,6 +134,8 @@ impl World {
                 Action::Leave { hold, guard: 0, awaited: false }
             } else if let Some(hold) = one.holds.iter().position(|hold| !hold.unlocks.is_empty()) {
                 Action::Unlock { hold, which: 0 }
+            } else if one.baton.is_some() {
+                Action::TakeBack
             } else if !one.ghosts.is_empty() {
                 Action::Bust
             } else if let Some(hold) = settle() {

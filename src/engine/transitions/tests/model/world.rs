@@ -14,7 +14,8 @@ use super::{
 use crate::{
     clock::Instant,
     engine::{
-        generation::Generation,
+        baton::ROUND,
+        generation::{Generation, Leg},
         state::{Request, ServerSide, State},
     },
     owner::OwnerId,
@@ -34,6 +35,7 @@ pub(super) struct Budget {
     pub(super) deletes: u8,
     pub(super) orphans: u8,
     pub(super) renewals: u8,
+    pub(super) hand_ons: u8,
 }
 
 #[derive(Debug)]
@@ -155,6 +157,7 @@ impl Met {
             Turn { request, sent: turn.sent, wants: self.copy_wants(&turn.wants) }
         });
         Hold {
+            caller: hold.caller.clone(),
             state: self.copy_state(&hold.state),
             registered: hold.registered,
             turn,
@@ -173,6 +176,8 @@ impl Met {
             sent: client.sent.iter().map(|(sent, to)| (sent.clone(), self.copy_to(to))).collect(),
             answers: client.answers.iter().map(|(answer, to)| (*answer, self.copy_to(to))).collect(),
             ghosts: client.ghosts.clone(),
+            baton: client.baton.clone(),
+            another: client.another.clone(),
             told: Vec::new(),
         }
     }
@@ -223,9 +228,15 @@ impl<H: Hasher> Compared<'_, H> {
         if known.is_none() {
             self.met.0.push((Arc::clone(generation), Arc::clone(generation)));
             self.owner(&generation.owner);
+            self.leg(generation.leg);
             let now = self.now;
             generation.books().hash_by(self.hasher, |hasher, at| at.saturating_duration_since(now).hash(hasher));
         }
+    }
+
+    fn leg(&mut self, leg: Leg) {
+        self.value((leg.number, leg.epoch));
+        self.instant(leg.confirmed + ROUND);
     }
 
     fn to(&mut self, to: &To) {
@@ -280,6 +291,7 @@ impl<H: Hasher> Compared<'_, H> {
 
     fn hold(&mut self, hold: &Hold) {
         self.state(&hold.state);
+        self.value(hold.caller.as_str());
         self.value((hold.registered, hold.guards.len(), hold.unlocks.len(), hold.turn.is_some()));
         for guard in &hold.guards {
             guard.hash_own(self.hasher);
@@ -314,6 +326,13 @@ impl<H: Hasher> Compared<'_, H> {
             self.to(to);
         }
         client.ghosts.iter().for_each(|ghost| self.owner(ghost));
+        self.value(client.baton.is_some());
+        if let Some(baton) = &client.baton {
+            self.owner(&baton.owner);
+            self.leg(baton.leg);
+            self.sent(baton.since);
+            self.instant(baton.ends);
+        }
     }
 }
 

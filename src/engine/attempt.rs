@@ -1,0 +1,262 @@
+//! One attempt to acquire, in the owner's turn.
+
+use std::{
+    num::NonZeroU64,
+    pin::{Pin, pin},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use super::{
+    core::Core,
+    failure::{TOO_LATE, silent, store_error},
+    generation::{Grant, Ticket},
+    hold::{Hold, Next},
+    kind::{Adopts, Kind, Terms, Wake},
+    lease::{Lease, Millis},
+    settle::UnderWay,
+    state::{Door, Request},
+    wait::{place::Place, waiter::Waiter},
+};
+use crate::{
+    clock::Instant,
+    error::{Error, LossReason, Result, StoreError},
+    options::{AcquireOptions, Wait, checked_lease},
+    owner::OwnerId,
+    store::{Acquired, Inspected},
+};
+
+/// So many holds are not handed over while a subscription is under way: a waiter with as many before him has missed no
+/// message, and need not try again when he listens. Should he have, he looks for himself within the poll cap.
+const FAR: u32 = 16;
+
+/// A hold that was acquired, and the ticket to it.
+pub(crate) type Entered = (Arc<Hold>, Ticket);
+
+/// One acquire, with everything resolved.
+pub(crate) struct Acquire<'a> {
+    pub(super) core: &'a Core,
+    pub(super) kind: &'a Arc<dyn Kind>,
+    pub(super) owner: OwnerId,
+    pub(super) lease: Lease,
+    pub(super) waits: bool,
+    /// Whose hold is adopted.
+    pub(super) from: Option<&'a OwnerId>,
+    /// When that was asked for first, and may have been executed: what is in doubt since is asked for again.
+    asked: Mutex<Option<Instant>>,
+    /// See [`AcquireOptions::after_a_loss`].
+    pub(super) after_loss: bool,
+    pub(super) started: Instant,
+    /// When the wait is over; `None`: never.
+    pub(super) deadline: Option<Instant>,
+}
+
+/// What came of one attempt.
+pub(super) enum Attempt<'a> {
+    Entered(Entered),
+    Busy(Busy<'a>),
+    /// It may work a little later. Nothing is held.
+    Failed(Error),
+    /// The same: another call of this owner is under way all the while.
+    NoTurn(Error),
+    /// The time is over, and no answer has come. What was sent is undone.
+    GivenUp,
+    /// The books have changed meanwhile: at once again.
+    Again,
+}
+
+pub(super) struct Busy<'a> {
+    pub(super) ttl: Option<Duration>,
+    /// How to learn that it is worth trying again.
+    pub(super) wake: Wake,
+    pub(super) place: Option<Place<'a>>,
+    /// Whether many are before this waiter.
+    pub(super) far: bool,
+}
+
+impl<'a> Acquire<'a> {
+    pub(crate) fn new(core: &'a Core, kind: &'a Arc<dyn Kind>, options: &AcquireOptions, wait: Wait) -> Result<Self> {
+        let started = Instant::now();
+        let checked = |lease| checked_lease(kind.name(), lease).map(Millis::of);
+        let watched = |ttl| Lease::Watched { ttl, times: options.rare().max_renewals };
+        let lease = match (options.lease, options.rare().watchdog_timeout) {
+            (Some(lease), _) => Lease::Fixed(checked(lease)?),
+            (None, Some(ttl)) => watched(checked(ttl)?),
+            (None, None) if kind.about().endless => Lease::Endless,
+            (None, None) => watched(Millis::of(core.config.watchdog_timeout)),
+        };
+        Ok(Self {
+            core,
+            kind,
+            lease,
+            waits: wait != Wait::No,
+            from: None,
+            asked: Mutex::default(),
+            after_loss: options.rare().after_loss,
+            started,
+            deadline: wait.until(started),
+            owner: core.resolve(kind, options)?,
+        })
+    }
+
+    /// How it acquires this lock.
+    pub(super) fn door(&self, kind: &Arc<dyn Kind>, waits: bool) -> Door {
+        let about = kind.about();
+        let max_holds = self.core.config.max_holds.min(about.max_holds);
+        Door { about, waits, adopts: self.adopts(), max_holds, after_loss: self.after_loss }
+    }
+
+    fn adopts(&self) -> Option<Adopts> {
+        self.from.map(|_| if self.asked().is_some() { Adopts::Again } else { Adopts::First })
+    }
+
+    fn asked(&self) -> MutexGuard<'_, Option<Instant>> {
+        self.asked.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// One attempt, in the owner's turn. `relay`: where the last holder hands the lock on.
+    pub(super) async fn attempt(&self, relay: Option<&Waiter<'a>>, deadline: Option<Instant>) -> Result<Attempt<'a>> {
+        let Self { core, kind, .. } = *self;
+        if self.owner.is_value()
+            && let Some(attempt) = self.attempt_by_a_value_that_was_given_away(deadline).await
+        {
+            return attempt;
+        }
+        let under_way = UnderWay { core, hold: core.holds.get_or_insert(kind, &self.owner) };
+        let hold = &under_way.hold;
+        let _turn = match core.turn(hold, deadline).await {
+            Ok(turn) => turn,
+            Err(error) => return Ok(Attempt::NoTurn(store_error(kind.name(), error))),
+        };
+
+        // what this owner left behind comes first
+        let (request, sent) = loop {
+            let now = Instant::now();
+            match hold.plan(self.door(kind, self.waits), core.holds.around(hold), now)? {
+                Next::Send(request) => break (request, now),
+                Next::Forget => {
+                    core.holds.forget(hold);
+                    return Ok(Attempt::Again);
+                }
+                Next::Agree => {}
+            }
+            match self.in_time(deadline, pin!(core.settle(hold))).await {
+                Some(Ok(())) => {}
+                Some(Err(error)) => return self.failed(error),
+                None => return Ok(Attempt::GivenUp),
+            }
+        };
+        hold.send(&request, self.lease, core.epoch(hold), sent);
+        // looked at after the hold is in doubt: a shutdown that this look misses will wait for this turn
+        let refused = core.check_open().err().map(Err).or_else(|| core.holds.rival(hold, request.count));
+        if let Some(refused) = refused {
+            hold.not_executed(&request);
+            return match self.in_time(deadline, pin!(core.settle_rival(refused?))).await {
+                Some(Ok(())) => Ok(Attempt::Again),
+                Some(Err(_)) if !self.waits => Err(hold.not_reentrant_error(&request.owner)),
+                Some(Err(error)) => self.failed(error),
+                None => Ok(Attempt::GivenUp),
+            };
+        }
+        if let Some(ticket) = relay.and_then(|relay| relay.take(hold, &request, self.lease)) {
+            return Ok(Attempt::Entered((Arc::clone(hold), self.entered(hold, ticket)?)));
+        }
+        let (owner, lease_ms) = (&request.owner, self.lease.millis());
+        // adopted by an earlier request, whose answer was lost, it has that one's lease
+        let (call, since) = match self.from {
+            Some(from) => (kind.adopt(from, owner, lease_ms), *self.asked().get_or_insert(sent)),
+            None => (kind.acquire(Terms { owner, lease_ms, holds: request.count, waits: self.waits }), sent),
+        };
+        let Some(answer) = self.in_time(deadline, pin!(core.store.acquire(&call))).await else {
+            return Ok(Attempt::GivenUp);
+        };
+        match answer {
+            Ok(Acquired::Yes { token }) => match self.take_in(hold, &request, since, token)? {
+                Some(ticket) => Ok(Attempt::Entered((Arc::clone(hold), ticket))),
+                // nor would another answer come in time
+                None if self.from.is_some() => Err(store_error(kind.name(), silent(TOO_LATE))),
+                None => self.failed(silent(TOO_LATE)),
+            },
+            Ok(Acquired::Busy { ttl, ahead }) => {
+                let queued = self.waits && kind.about().queues;
+                let place = queued.then(|| Place::new(core, hold));
+                hold.busy(&request, queued, core.epoch(hold));
+                let far = ahead.is_some_and(|ahead| ahead >= FAR);
+                Ok(Attempt::Busy(Busy { ttl, wake: kind.wake(&request.owner), place, far }))
+            }
+            Ok(Acquired::Lost) if self.from.is_some() => {
+                hold.busy(&request, false, core.epoch(hold));
+                Err(hold.not_held_error(&request.owner))
+            }
+            Ok(Acquired::Lost) => Err(hold.refused_as_lost(&request)),
+            Ok(Acquired::WrongKind) => {
+                hold.refused_as_another_kind(&request);
+                Err(Error::WrongLockKind { lock: kind.name().to_string() })
+            }
+            Err(error) => {
+                if !error.may_have_executed() {
+                    hold.not_executed(&request);
+                    self.asked().take_if(|asked| *asked == sent);
+                }
+                self.failed(error)
+            }
+        }
+    }
+
+    /// The server cannot tell whoever acquires under a text from whoever this client gave it away to: only while the
+    /// latter holds nothing may it be asked. In a box, as it is rare.
+    fn attempt_by_a_value_that_was_given_away(
+        &self,
+        deadline: Option<Instant>,
+    ) -> Pin<Box<dyn Future<Output = Option<Result<Attempt<'a>>>> + Send + '_>> {
+        Box::pin(async move {
+            let given_away = self.core.holds.given_away(self.kind, &self.owner)?;
+            Some(match self.in_time(deadline, pin!(self.core.store.inspect(&self.kind.inspect()))).await {
+                Some(Ok(Inspected::Held { ttl, holders })) if holders.iter().any(|(owner, _)| *owner == self.owner) => {
+                    Ok(Attempt::Busy(Busy { ttl, wake: self.kind.wake(&self.owner), place: None, far: false }))
+                }
+                Some(Ok(Inspected::WrongKind)) => Err(Error::WrongLockKind { lock: self.kind.name().to_string() }),
+                Some(Ok(_)) => {
+                    given_away.lose(LossReason::RecordMissing);
+                    self.core.tidy(&given_away);
+                    return None;
+                }
+                Some(Err(error)) => self.failed(error),
+                None => Ok(Attempt::GivenUp),
+            })
+        })
+    }
+
+    /// Takes in that the server has acquired. `None`: so late that the lease is over already.
+    pub(super) fn take_in(
+        &self,
+        hold: &Arc<Hold>,
+        request: &Request,
+        sent: Instant,
+        token: Option<NonZeroU64>,
+    ) -> Result<Option<Ticket>> {
+        let core = self.core;
+        // where others hold the record too, they may cut its TTL short: Redisson's readers do
+        let is_told_again = self.kind.about().shared && !self.lease.is_watched();
+        let kept_every = is_told_again.then(|| Millis::of(core.config.watchdog_timeout / 3));
+        let grant = Grant { sent, lease: self.lease, kept_every, token };
+        let ticket = hold.granted(request, &grant, core.epoch(hold))?;
+        ticket.map(|ticket| self.entered(hold, ticket)).transpose()
+    }
+
+    /// Looked at after the hold is entered: a shutdown that this look misses will end it.
+    fn entered(&self, hold: &Arc<Hold>, ticket: Ticket) -> Result<Ticket> {
+        if let Err(closed) = self.core.check_open() {
+            hold.lose(LossReason::ShutDown);
+            self.core.release_later(hold, &ticket);
+            return Err(closed);
+        }
+        Ok(ticket)
+    }
+
+    fn failed(&self, error: StoreError) -> Result<Attempt<'a>> {
+        let transient = error.is_transient();
+        let error = store_error(self.kind.name(), error);
+        if transient { Ok(Attempt::Failed(error)) } else { Err(error) }
+    }
+}

@@ -1,0 +1,393 @@
+//! A lock that many of one client wait for goes from one to the next, and the server is not asked.
+
+use std::{
+    future::Future,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    task::Poll,
+    time::Duration,
+};
+
+use futures::future::poll_fn;
+use nestlock::{AcquireOptions, Error, LockClient, LockGuard, LossReason, OwnerId};
+
+use crate::support::{
+    Server,
+    child::{ByHand, channel},
+    eventually,
+};
+
+/// So far beyond each test's patience that a missed wake-up shows.
+const NEVER: Duration = Duration::from_secs(60);
+
+fn ms(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+async fn client(server: &Server) -> LockClient {
+    server.client_with(|builder| builder.poll_cap(NEVER)).await
+}
+
+/// So many of this client wait, and sleep.
+async fn asleep(server: &Server, client: &LockClient, waiters: usize) {
+    eventually("the waiters sleep", || async {
+        // what they asked for is answered, and the one who looks again when messages are heard has done so
+        let scripts = server.script_count();
+        tokio::time::sleep(ms(30)).await;
+        client.stats().waiters == waiters
+            && server.channels().contains(&channel("l"))
+            && server.script_count() == scripts
+    })
+    .await;
+}
+
+/// A hold that was handed on: the name of whoever had it first, and the guard of whoever took it over.
+async fn handed_on(server: &Server, client: &LockClient) -> (OwnerId, LockGuard) {
+    let lock = client.reentrant_lock("l").unwrap();
+    // a busy machine may take longer than the 2 ms in which it can be
+    for _ in 0..500 {
+        let other = ByHand::hold(server, "l", NEVER);
+        let gives = Arc::new(AtomicU64::new(0));
+        let waiter = || {
+            let (lock, gives) = (lock.clone(), Arc::clone(&gives));
+            tokio::spawn(async move {
+                let guard = lock.lock().await.unwrap();
+                let owner = guard.owner();
+                if gives.fetch_add(1, Ordering::SeqCst) == 0 {
+                    guard.unlock().await.unwrap();
+                    return (owner, None);
+                }
+                (owner, Some(guard))
+            })
+        };
+        let both = [waiter(), waiter()];
+        asleep(server, client, 2).await;
+        other.release();
+        let [mut one, mut two] = [None, None];
+        for (waiter, place) in both.into_iter().zip([&mut one, &mut two]) {
+            *place = Some(waiter.await.unwrap());
+        }
+        let (mut first, mut second) = (one.unwrap(), two.unwrap());
+        if first.1.is_some() {
+            std::mem::swap(&mut first, &mut second);
+        }
+        let guard = second.1.expect("the one or the other has it still");
+        if guard.owner() == first.0 {
+            return (first.0, guard);
+        }
+        guard.unlock().await.unwrap();
+    }
+    panic!("no hold was handed on");
+}
+
+/// Holds that begin and end within the 2 ms after the server's answer: the record goes on under the name of the first, and
+/// what asks the server is two scripts for each round, not two for each hold.
+#[tokio::test]
+async fn many_holds_are_one_record() {
+    let server = Server::start();
+    let client = client(&server).await;
+    let lock = client.reentrant_lock("l").unwrap();
+    let inside = Arc::new(AtomicU64::new(0));
+    let before = server.script_count();
+    let tasks: Vec<_> = (0..16)
+        .map(|_| {
+            let (lock, inside) = (lock.clone(), Arc::clone(&inside));
+            tokio::spawn(async move {
+                for _ in 0..200 {
+                    let guard = lock.lock().await.unwrap();
+                    assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two at once");
+                    tokio::task::yield_now().await;
+                    assert_eq!(inside.fetch_sub(1, Ordering::SeqCst), 1, "two at once");
+                    assert!(!guard.is_lost());
+                    guard.unlock().await.unwrap();
+                }
+            })
+        })
+        .collect();
+    for task in tasks {
+        task.await.unwrap();
+    }
+    client.idle().await;
+    assert!(!server.exists("l"), "{:?}", server.record("l"));
+    let scripts = (server.script_count() - before) as f64 / 3_200.0;
+    println!("{scripts:.3} scripts a hold");
+    // asked for each by itself it is 2 at the very least
+    assert!(scripts < 1.0, "{scripts} scripts a hold");
+}
+
+/// Whoever wants to be asked for each, is.
+#[tokio::test]
+async fn each_release_asks_the_server_if_so_configured() {
+    let server = Server::start();
+    let client = server.client_with(|builder| builder.relay(false)).await;
+    let lock = client.reentrant_lock("l").unwrap();
+    let before = server.script_count();
+    let tasks: Vec<_> = (0..8)
+        .map(|_| {
+            let lock = lock.clone();
+            tokio::spawn(async move {
+                for _ in 0..50 {
+                    lock.lock().await.unwrap().unlock().await.unwrap();
+                }
+            })
+        })
+        .collect();
+    for task in tasks {
+        task.await.unwrap();
+    }
+    assert!(server.script_count() - before >= 800);
+}
+
+/// The server's last word is too old by then: the release asks, and says what it finds.
+#[tokio::test]
+async fn what_was_held_for_longer_is_released_at_the_server() {
+    let server = Server::start();
+    let client = client(&server).await;
+    let lock = client.reentrant_lock("l").unwrap();
+    let guard = lock.lock().await.unwrap();
+    let waiting = tokio::spawn({
+        let lock = lock.clone();
+        async move { lock.lock().await.unwrap().unlock().await.unwrap() }
+    });
+    asleep(&server, &client, 1).await;
+    server.call(&["DEL", "l"]);
+    let lost = guard.unlock().await.unwrap_err();
+    assert!(matches!(lost, Error::Lost { reason: LossReason::RecordMissing, .. }), "{lost}");
+    server.call(&["PUBLISH", &channel("l"), "0"]);
+    waiting.await.unwrap();
+}
+
+/// Whoever has given it up is not the owner any more, whatever the record says.
+#[tokio::test]
+async fn whoever_has_handed_it_on_does_not_re_enter_it() {
+    let server = Server::start();
+    let client = client(&server).await;
+    let (first, guard) = handed_on(&server, &client).await;
+    let lock = client.reentrant_lock("l").unwrap();
+    let by_first = || AcquireOptions::new().owner(first.clone());
+    assert!(lock.try_lock_with(by_first()).await.unwrap().is_none(), "two guards");
+    let again = lock.release(&first).await;
+    assert!(matches!(again, Err(Error::NotHeld { .. })), "it released what another task has: {again:?}");
+    assert!(!guard.is_lost());
+    guard.unlock().await.unwrap();
+    assert!(!server.exists("l"));
+    // under a name of its own
+    let guard = lock.try_lock_with(by_first()).await.unwrap().expect("it is free");
+    assert_ne!(guard.owner(), first);
+    guard.unlock().await.unwrap();
+}
+
+/// It counts what it acquires besides, is renewed, and is released as any other.
+#[tokio::test]
+async fn what_was_handed_on_is_held_like_any_other() {
+    let server = Server::start();
+    let timeout = ms(600);
+    let client = server.client_with(|builder| builder.poll_cap(NEVER).watchdog_timeout(timeout)).await;
+    let (name, guard) = handed_on(&server, &client).await;
+    let lock = client.reentrant_lock("l").unwrap();
+    OwnerId::scope(async { assert!(lock.try_lock().await.unwrap().is_none(), "two owners") }).await;
+    tokio::time::sleep(3 * timeout).await;
+    assert!(!guard.is_lost(), "it is renewed");
+    assert_eq!(server.record("l"), [(name.to_string(), 1)]);
+    guard.extend(ms(5_000)).await.unwrap();
+    assert!(server.pttl("l") > 4_000);
+    guard.unlock().await.unwrap();
+    assert!(!server.exists("l"));
+    client.idle().await;
+    assert_eq!(client.stats().holds, 0);
+}
+
+#[tokio::test]
+async fn what_was_handed_on_is_lost_when_it_is_forced_free() {
+    let server = Server::start();
+    let client = client(&server).await;
+    let (_, guard) = handed_on(&server, &client).await;
+    assert!(client.reentrant_lock("l").unwrap().force_unlock().await.unwrap());
+    assert!(guard.is_lost(), "this client has freed it itself");
+    let lost = guard.unlock().await;
+    assert!(matches!(lost, Err(Error::Lost { reason: LossReason::RecordMissing, .. })), "{lost:?}");
+}
+
+/// Under the name that the server knows it by.
+#[tokio::test]
+async fn what_was_handed_on_can_be_given_away() {
+    let server = Server::start();
+    let client = client(&server).await;
+    let (_, guard) = handed_on(&server, &client).await;
+    let lock = client.reentrant_lock("l").unwrap();
+    let owner = guard.forget();
+    assert!(lock.try_lock().await.unwrap().is_none());
+    lock.release(&owner).await.unwrap();
+    assert!(!server.exists("l"));
+}
+
+#[tokio::test]
+async fn what_was_handed_on_is_released_by_a_shutdown() {
+    let server = Server::start();
+    let client = client(&server).await;
+    let (_, guard) = handed_on(&server, &client).await;
+    client.shutdown().await.unwrap();
+    assert!(!server.exists("l"));
+    assert!(guard.is_lost());
+}
+
+/// A hold that goes from hand to hand while others are forced free, dropped, or not polled any more: one has it at a time,
+/// nobody waits for ever, and nothing is left.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_has_it_at_a_time_whoever_is_dropped_or_not_polled() {
+    let server = Server::start();
+    let client = server.client_with(|builder| builder.poll_cap(ms(300))).await;
+    let inside = Arc::new(AtomicU64::new(0));
+    let lock = client.reentrant_lock("l").unwrap();
+    let work = |n: u64| {
+        let (lock, inside) = (lock.clone(), Arc::clone(&inside));
+        tokio::spawn(async move {
+            let mut held = 0;
+            for round in 0..150 {
+                // some give up while they wait, at any point
+                let patience = Duration::from_micros((n * 7 + round * 13) % 41 * 50);
+                let waiting = OwnerId::scope(lock.lock());
+                let guard = if n % 3 == 0 {
+                    tokio::select! {
+                        guard = waiting => guard.unwrap(),
+                        () = tokio::time::sleep(patience) => continue,
+                    }
+                } else {
+                    waiting.await.unwrap()
+                };
+                held += 1;
+                assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two at once");
+                if round % 5 == 0 {
+                    tokio::task::yield_now().await;
+                }
+                assert!(!guard.is_lost());
+                assert_eq!(inside.fetch_sub(1, Ordering::SeqCst), 1, "two at once");
+                if round % 4 == 0 { drop(guard) } else { guard.unlock().await.unwrap() }
+            }
+            held
+        })
+    };
+    let tasks: Vec<_> = (0..12).map(work).collect();
+    let unpolled: Vec<_> = (0..20).map(|_| client.reentrant_lock("l").unwrap()).collect();
+    let mut parked = Vec::new();
+    for lock in &unpolled {
+        let mut future = Box::pin(OwnerId::scope(lock.lock()));
+        // polled a few times, so that it waits; and then, whatever it was told, never again
+        for _ in 0..20 {
+            if let Poll::Ready(guard) = poll_fn(|cx| Poll::Ready(future.as_mut().poll(cx))).await {
+                guard.unwrap().unlock().await.unwrap();
+                future = Box::pin(OwnerId::scope(lock.lock()));
+            }
+            tokio::time::sleep(ms(1)).await;
+        }
+        parked.push(future);
+    }
+    let mut held = 0;
+    for task in tasks {
+        held += tokio::time::timeout(NEVER, task).await.expect("nobody waits for ever").unwrap();
+    }
+    assert!(held >= 8 * 150, "{held}");
+    drop(parked);
+    client.idle().await;
+    eventually("nothing is left", || async { !server.exists("l") && client.stats().holds == 0 }).await;
+}
+
+/// A waiter that is told and not polled any more: the next one has the lock within a moment.
+#[tokio::test]
+async fn what_nobody_takes_is_for_the_next() {
+    let server = Server::start();
+    let client = server.client_with(|builder| builder.poll_cap(ms(500))).await;
+    let lock = client.reentrant_lock("l").unwrap();
+    for _ in 0..20 {
+        let other = ByHand::hold(&server, "l", NEVER);
+        let mut unpolled = Box::pin(OwnerId::scope(lock.lock()));
+        let one = tokio::spawn({
+            let lock = lock.clone();
+            async move { lock.lock().await.unwrap().unlock().await.unwrap() }
+        });
+        // it sleeps by then
+        while client.stats().waiters < 2 {
+            assert!(poll_fn(|cx| Poll::Ready(unpolled.as_mut().poll(cx).is_pending())).await);
+            tokio::time::sleep(ms(1)).await;
+        }
+        asleep(&server, &client, 2).await;
+        other.release();
+        one.await.unwrap();
+        let next = OwnerId::scope(lock.try_lock_for(Duration::from_secs(20))).await.unwrap();
+        next.expect("nobody has it").unlock().await.unwrap();
+        drop(unpolled);
+        client.idle().await;
+    }
+    eventually("nothing is left", || async { !server.exists("l") && client.stats().holds == 0 }).await;
+}
+
+/// A holder that re-enters while others wait goes on, and hands on what it had first.
+#[tokio::test]
+async fn a_holder_re_enters_while_others_wait() {
+    let server = Server::start();
+    let client = client(&server).await;
+    let lock = client.reentrant_lock("l").unwrap();
+    let tasks: Vec<_> = (0..8)
+        .map(|_| {
+            let lock = lock.clone();
+            tokio::spawn(async move {
+                for _ in 0..30 {
+                    let outer = lock.lock().await.unwrap();
+                    let inner = lock.lock().await.unwrap();
+                    assert_eq!(outer.owner(), inner.owner());
+                    inner.unlock().await.unwrap();
+                    assert!(!outer.is_lost());
+                    outer.unlock().await.unwrap();
+                }
+            })
+        })
+        .collect();
+    for task in tasks {
+        tokio::time::timeout(NEVER, task).await.expect("nobody waits for itself").unwrap();
+    }
+    client.idle().await;
+    assert!(!server.exists("l"));
+}
+
+/// Who asks for a lease of its own, a token or another kind is not handed anything, and has its turn.
+#[tokio::test]
+async fn whoever_cannot_take_it_over_has_its_turn() {
+    let server = Server::start();
+    let client = client(&server).await;
+    let (plain, fenced) = (client.reentrant_lock("l").unwrap(), client.fenced_lock("l").unwrap());
+    let crowd: Vec<_> = (0..8)
+        .map(|_| {
+            let lock = plain.clone();
+            tokio::spawn(async move {
+                for _ in 0..200 {
+                    lock.lock().await.unwrap().unlock().await.unwrap();
+                }
+            })
+        })
+        .collect();
+    let (leased, tokens) = (plain.clone(), fenced.clone());
+    let leased = tokio::spawn(async move {
+        for _ in 0..20 {
+            let guard = leased.lock_with(AcquireOptions::new().lease(ms(2_000))).await.unwrap();
+            assert!(guard.remaining() <= ms(2_000));
+            guard.unlock().await.unwrap();
+        }
+    });
+    let tokens = tokio::spawn(async move {
+        let mut last = 0;
+        for _ in 0..20 {
+            let guard = tokens.lock().await.unwrap();
+            let token = guard.fencing_token().expect("a token").get();
+            assert!(token > last, "{token} after {last}");
+            last = token;
+            guard.unlock().await.unwrap();
+        }
+    });
+    for task in crowd.into_iter().chain([leased, tokens]) {
+        tokio::time::timeout(NEVER, task).await.expect("each has its turn").unwrap();
+    }
+    client.idle().await;
+    assert!(!server.exists("l"));
+}
