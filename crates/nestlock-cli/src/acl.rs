@@ -19,24 +19,43 @@ const EVERY_KEY: &str = "~*";
 /// Older versions do not understand rules about channels.
 const CHANNELS_HAVE_RULES: (u64, u64, u64) = (6, 2, 0);
 
+/// To look through all keys, and at locks.
+const LOOK: &[&str] = &[
+    "client|id",
+    "client|list",
+    "dbsize",
+    "get",
+    "hgetall",
+    "hlen",
+    "llen",
+    "pttl",
+    "pubsub|numsub",
+    "scan",
+    "strlen",
+];
+/// The same, and to hear of releases.
+const TOP: &[&str] = &[
+    "client|id",
+    "client|list",
+    "dbsize",
+    "get",
+    "hgetall",
+    "hlen",
+    "llen",
+    "pttl",
+    "pubsub|numsub",
+    "scan",
+    "strlen",
+    "psubscribe",
+];
+
 /// What the tools ask besides; `client|id` is fred's.
 fn of_tool(tool: For) -> &'static [&'static str] {
     match tool {
         For::Exec => &[],
         For::Force => &["client|id"],
-        For::Ls | For::Top => &[
-            "client|id",
-            "client|list",
-            "dbsize",
-            "get",
-            "hgetall",
-            "hlen",
-            "llen",
-            "pttl",
-            "pubsub|numsub",
-            "scan",
-            "strlen",
-        ],
+        For::Ls => LOOK,
+        For::Top => TOP,
         For::Who => &["client|id", "client|list"],
         For::Doctor => &["client|id", "config|get", "del"],
         For::Bench => &["client|id", "client|list", "script|load", "hset", "del"],

@@ -18,11 +18,22 @@ pub(crate) struct Args {
 /// Where the locks are.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Server {
-    /// The server's URL. Other users see it in the list of processes: prefer the variable [env: NESTLOCK_URL]
-    #[arg(long, global = true, value_name = "URL")]
+    /// The server's URL
+    #[arg(
+        long,
+        help = "The server's URL. Other users see it in the list of processes: prefer the variable [env: NESTLOCK_URL]",
+        global = true,
+        value_name = "URL"
+    )]
     pub(crate) url: Option<String>,
-    /// A file whose first line is the server's URL [env: NESTLOCK_URL_FILE]
-    #[arg(long, global = true, value_name = "FILE", conflicts_with = "url")]
+    /// A file whose first line is the server's URL
+    #[arg(
+        long,
+        help = "A file whose first line is the server's URL [env: NESTLOCK_URL_FILE]",
+        global = true,
+        value_name = "FILE",
+        conflicts_with = "url"
+    )]
     pub(crate) url_file: Option<PathBuf>,
     /// What stands before each name on the server
     #[arg(long, global = true, env = "NESTLOCK_PREFIX", default_value = "", value_name = "TEXT")]
@@ -73,6 +84,7 @@ Stopped by Control-Z, nestlock stops too, and nobody renews the lock meanwhile: 
 command is killed before it does anything. What the command leaves in its process group is ended with it, or waited for
 (--wait-group); what leaves the group, by setsid, is not seen. flock(1) holds a lock for as long as any of them lives.
 A signal that is ignored when nestlock begins, as nohup does with HUP, is not passed on.")]
+#[expect(clippy::struct_excessive_bools, reason = "each is an option of its own")]
 pub(crate) struct Exec {
     /// The lock
     pub(crate) name: String,

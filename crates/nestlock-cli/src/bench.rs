@@ -145,7 +145,9 @@ async fn measure(
     }
     let times = hand_overs(server, scratch).await?;
     let mut all = [bare, locks, Measured { what: "hand-over, fair", rates: Vec::new(), times }];
-    all.iter_mut().for_each(|measured| measured.times.sort_unstable());
+    for measured in &mut all {
+        measured.times.sort_unstable();
+    }
     Ok(all)
 }
 

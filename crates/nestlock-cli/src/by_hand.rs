@@ -121,7 +121,10 @@ pub(crate) async fn who(server: &Server, who: &Who) -> Result<u8, Failure> {
     if let Some(unknown) = people.unknown {
         warn(unknown);
     }
-    while who.watch {
+    if !who.watch {
+        return Ok(if held.is_some() { 0 } else { NOBODY });
+    }
+    loop {
         sleep(LOOK).await;
         let now = sight.held(&who.named).await?;
         let holders = |held: &Option<Held>| held.as_ref().map(|held| held.found.holders.clone());
@@ -131,7 +134,6 @@ pub(crate) async fn who(server: &Server, who: &Who) -> Result<u8, Failure> {
         }
         held = now;
     }
-    Ok(if held.is_some() { 0 } else { NOBODY })
 }
 
 /// Nobody is no line, unless somebody goes on to look.

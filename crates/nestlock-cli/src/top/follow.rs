@@ -7,7 +7,7 @@ use std::{
 
 use tokio::{
     sync::{mpsc::Sender, watch},
-    time::sleep,
+    time::{sleep, timeout},
 };
 
 use crate::{
@@ -15,19 +15,25 @@ use crate::{
     args::Server,
     locks::{self, Candidate, Findings, Wanted},
     ls::DISCOVER,
-    raw::Raw,
+    raw::{Ears, Raw},
     whose::People,
 };
 
 /// After what went wrong, it is tried again.
 const AGAIN: Duration = Duration::from_secs(1);
+/// It is done without ears that take longer to open.
+const LISTEN: Duration = Duration::from_secs(5);
 /// A server of very many locks rests so many times as long as it was asked for.
 const REST: u32 = 4;
 
 /// What the screen is told.
 pub(super) enum News {
-    /// With how long ago they were discovered.
-    Locks(Findings, Duration),
+    Locks {
+        findings: Findings,
+        since_discovery: Duration,
+        /// A second; `None`: this user may not hear of them.
+        releases: Option<f64>,
+    },
     People(People),
     /// The server does not answer.
     Trouble(String),
@@ -44,18 +50,25 @@ pub(super) async fn follow(
     mut pace: watch::Receiver<Pace>,
     tell: Sender<News>,
 ) {
-    let mut followed = Followed { wanted, raw, candidates: BTreeSet::new(), discovered: None, people: None };
+    let mut followed =
+        Followed { wanted, raw, candidates: BTreeSet::new(), discovered: None, people: None, ears: None };
+    let mut is_new = true;
     loop {
         let began = Instant::now();
         let mut outcome = followed.ask(&tell).await;
+        let took = began.elapsed();
         if let Err(error) = &outcome {
             if tell.send(News::Trouble(error.to_string())).await.is_err() {
                 return;
             }
             sleep(AGAIN).await;
             outcome = Raw::connect(server).await.map(|raw| followed.raw = raw);
+            (followed.ears, is_new) = (None, true);
+        } else if std::mem::take(&mut is_new) {
+            // after what can be seen at once
+            followed.ears = timeout(LISTEN, Ears::open(server, &followed.raw)).await.ok().flatten();
         }
-        let rest = if outcome.is_ok() { began.elapsed() * REST } else { AGAIN };
+        let rest = if outcome.is_ok() { took * REST } else { AGAIN };
         if tell.is_closed() {
             return;
         }
@@ -79,6 +92,7 @@ struct Followed<'w> {
     discovered: Option<(Instant, Duration)>,
     /// As they were asked for last.
     people: Option<(Instant, People)>,
+    ears: Option<Ears>,
 }
 
 impl Followed<'_> {
@@ -87,6 +101,12 @@ impl Followed<'_> {
             let began = Instant::now();
             self.candidates = locks::discover(&self.raw, self.wanted).await?;
             self.discovered = Some((Instant::now(), began.elapsed()));
+        }
+        let heard = self.ears.as_mut().and_then(Ears::heard);
+        let releases = heard.as_ref().map(|(releases, _)| *releases);
+        // who releases a lock may be followed by whoever waited: it is seen before all keys are looked through again
+        if self.wanted.pattern.is_none() {
+            self.candidates.extend(heard.into_iter().flat_map(|(_, names)| names).map(Candidate::Hash));
         }
         let findings = locks::read(&self.raw, self.wanted, &self.candidates).await?;
         // dear for the server: only for somebody who is not known, and seldom
@@ -97,8 +117,8 @@ impl Followed<'_> {
             self.people = Some((Instant::now(), people.clone()));
             let _ = tell.send(News::People(people)).await;
         }
-        let since = self.discovered.map_or(Duration::ZERO, |(at, _)| at.elapsed());
-        let _ = tell.send(News::Locks(findings, since)).await;
+        let since_discovery = self.discovered.map_or(Duration::ZERO, |(at, _)| at.elapsed());
+        let _ = tell.send(News::Locks { findings, since_discovery, releases }).await;
         Ok(())
     }
 

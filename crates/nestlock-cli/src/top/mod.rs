@@ -90,8 +90,11 @@ async fn run(
             signal = signals.stop() => return Ok(128 + signal as u8),
             Some(news) = news.recv() => match news {
                 // asked for before it was to stand still
-                News::Locks(..) if state.is_paused() => {}
-                News::Locks(findings, since_discovery) => state.refresh(findings, since_discovery),
+                News::Locks { .. } if state.is_paused() => {}
+                News::Locks { findings, since_discovery, releases } => {
+                    state.releases = releases;
+                    state.refresh(findings, since_discovery);
+                }
                 News::People(people) => state.meet(people),
                 News::Trouble(why) => state.trouble(why),
             },
@@ -126,7 +129,7 @@ mod tests {
     #[tokio::test]
     #[ignore = "it panics"]
     async fn panics_on_screen() {
-        on_screen(async |_| panic!("in the midst of it")).await
+        on_screen::<()>(async |_| panic!("in the midst of it")).await;
     }
 
     #[test]

@@ -86,6 +86,8 @@ pub(super) struct State {
     pub(super) since_discovery: Duration,
     pub(super) message: Option<String>,
     pub(super) trouble: Option<String>,
+    /// A second; `None`: that is not known.
+    pub(super) releases: Option<f64>,
     /// The first row that is shown.
     pub(super) offset: usize,
     people: People,
@@ -110,6 +112,7 @@ impl State {
             since_discovery: Duration::ZERO,
             message: None,
             trouble: None,
+            releases: None,
             offset: 0,
             people: People::default(),
             dirty: true,

@@ -38,9 +38,10 @@ pub(super) fn draw(state: &mut State, frame: &mut Frame<'_>) {
 
 fn title(state: &State) -> String {
     format!(
-        "nestlock top  {}  locks: {}  {}, discovered {} s ago  by {}{}{}",
+        "nestlock top  {}  locks: {}  releases: {}/s  {}, discovered {} s ago  by {}{}{}",
         state.address,
         state.total(),
+        state.releases.map_or("-".to_owned(), |releases| format!("{releases:.0}")),
         state.interval_text(),
         state.since_discovery.as_secs(),
         state.column.name(),

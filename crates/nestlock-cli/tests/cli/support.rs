@@ -172,17 +172,17 @@ pub fn far_away(world: &World, takes: Duration) -> String {
 
 /// What is under way is not in the way of what comes after it.
 fn carry(mut from: TcpStream, mut to: TcpStream, takes: Duration) {
-    let (send, sent) = mpsc::channel::<(Instant, Vec<u8>)>();
+    let (queue, queued) = mpsc::channel::<(Instant, Vec<u8>)>();
     thread::spawn(move || {
-        let mut bytes = [0; 65536];
+        let mut bytes = [0; 4096];
         while let Ok(length @ 1..) = from.read(&mut bytes) {
-            if send.send((Instant::now() + takes, bytes[..length].to_vec())).is_err() {
+            if queue.send((Instant::now() + takes, bytes[..length].to_vec())).is_err() {
                 return;
             }
         }
     });
     thread::spawn(move || {
-        for (due, bytes) in sent {
+        for (due, bytes) in queued {
             sleep(due.saturating_duration_since(Instant::now()));
             if to.write_all(&bytes).is_err() {
                 return;

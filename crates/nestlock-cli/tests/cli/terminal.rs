@@ -235,6 +235,7 @@ fn top_needs_no_more_than_what_acl_says() {
     terminal.types(&format!("stty rows 30 cols 120; NESTLOCK_URL={url} {NESTLOCK} top; echo code-$?\n"));
     // who holds them is known by the names of connections
     terminal.draws("sh on ");
+    terminal.draws("releases: 0/s");
     assert!(!terminal.screen.lock().unwrap().screen().contents().contains("may not"));
     terminal.types("jf");
     terminal.draws("Free order:7");
@@ -272,5 +273,29 @@ fn top_fits_into_a_small_terminal_and_colours_nothing_unasked() {
     terminal.types("?f");
     terminal.draws("Free");
     terminal.types("nq");
+    terminal.shows("code-0");
+}
+
+/// All keys are looked through once in ten seconds; a lock that was released is looked at before.
+#[test]
+fn top_hears_of_releases_and_says_when_it_does_not() {
+    let world = World::new();
+    let mut terminal = open_top(&world, "");
+    terminal.draws("releases: 0/s");
+    let began = Instant::now();
+    assert_eq!(world.code(&["exec", "order:9", "--", "true"]), 0);
+    let line = format!("echo held > held; {}", until("go"));
+    let _holder = world.begin(&["exec", "order:9", "-c", &line], "held");
+    terminal.draws("order:9");
+    assert!(began.elapsed() < Duration::from_secs(8), "{:?}", began.elapsed());
+    terminal.types("q");
+    terminal.shows("code-0");
+    let rules = ["ACL", "SETUSER", "some", "reset", "on", ">pw", "~*", "+@all", "-psubscribe"];
+    assert_eq!(world.server_says(&rules), "+OK\r\n");
+    let url = world.server.url().replace("redis://", "redis://some:pw@");
+    terminal.types(&format!("NESTLOCK_URL={url} {NESTLOCK} top; echo code-$?\n"));
+    terminal.draws("releases: -/s");
+    terminal.draws("order:9");
+    terminal.types("q");
     terminal.shows("code-0");
 }
