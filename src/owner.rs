@@ -131,13 +131,17 @@ fn host() -> String {
 /// ```
 #[derive(Clone)]
 pub struct OwnerId {
+    /// What a record says; of a name that is lent, what its borrower is called follows.
     text: Arc<str>,
-    /// Where the suffix begins that is added after an unknown outcome; the length of `text` without one.
+    /// Where the suffix begins that is added after an unknown outcome; the length of `text` without one. Of a name that is
+    /// lent: where its borrower's begins.
     base: u32,
     /// A text of the user's choice, which never gets a suffix.
     is_value: bool,
     /// Just what a record says, rather than whatever a task or a named owner is called now.
     is_exact: bool,
+    /// Whoever has the hold now is called otherwise: see [`OwnerId::lent_to`].
+    is_lent: bool,
 }
 
 impl OwnerId {
@@ -147,7 +151,7 @@ impl OwnerId {
         // memory never refuses
         let _ = write!(text, "{}:{task}", client.as_str());
         let text = std::str::from_utf8(&text).map_or_else(|_| String::from_utf8_lossy(&text), Cow::Borrowed);
-        Self { base: length(&text), text: (&*text).into(), is_value: false, is_exact: false }
+        Self { base: length(&text), text: (&*text).into(), is_value: false, is_exact: false, is_lent: false }
     }
 
     /// Who is calling: scope, else task, else thread.
@@ -186,7 +190,7 @@ impl OwnerId {
     }
 
     pub(crate) fn is_nobody(&self) -> bool {
-        self.text.split_once(':').is_some_and(|(_, task)| task == NOBODY)
+        self.as_str().split_once(':').is_some_and(|(_, task)| task == NOBODY)
     }
 
     /// The same owner under a name that no earlier request has used. Number 0 is the plain name.
@@ -197,7 +201,13 @@ impl OwnerId {
             0 => self.base().into(),
             _ => format!("{}.{number}", self.base()).into(),
         };
-        Self { text, is_exact: true, ..*self }
+        Self { text, base: length(self.base()), is_exact: true, is_lent: false, ..*self }
+    }
+
+    /// The same name in a record, while somebody else has the hold: it is found by what that one is called.
+    pub(crate) fn lent_to(&self, borrower: &Self) -> Self {
+        let text = format!("{self}{}", borrower.base()).into();
+        Self { text, base: length(self.as_str()), is_value: false, is_exact: true, is_lent: true }
     }
 
     /// An owner of a record whose owners are texts of the users' choice (a string lock's value): to release or extend what
@@ -227,7 +237,8 @@ impl OwnerId {
 
     /// The name without the suffix that an unknown outcome adds.
     pub(crate) fn base(&self) -> &str {
-        &self.text[..self.base as usize]
+        let (before, behind) = self.text.split_at(self.base as usize);
+        if self.is_lent { behind } else { before }
     }
 
     /// Whether it names one record's field, rather than a task or a named owner, whatever that is called now.
@@ -242,11 +253,11 @@ impl OwnerId {
     /// The owner as it is in the lock record.
     #[must_use]
     pub fn as_str(&self) -> &str {
-        &self.text
+        if self.is_lent { &self.text[..self.base as usize] } else { &self.text }
     }
 
-    pub(crate) fn as_arc(&self) -> &Arc<str> {
-        &self.text
+    pub(crate) fn to_arc(&self) -> Arc<str> {
+        if self.is_lent { self.as_str().into() } else { Arc::clone(&self.text) }
     }
 
     /// Runs `future` as an owner of its own, different from the task that runs it and from every other scope.
@@ -265,7 +276,13 @@ impl OwnerId {
 impl OwnerId {
     /// Reads an owner off a record, which other clients of the format may have written: any text is somebody.
     pub(crate) fn recorded(text: &str) -> Self {
-        text.parse().unwrap_or_else(|_| Self { text: text.into(), base: length(text), is_value: true, is_exact: true })
+        text.parse().unwrap_or_else(|_| Self {
+            text: text.into(),
+            base: length(text),
+            is_value: true,
+            is_exact: true,
+            is_lent: false,
+        })
     }
 }
 
@@ -283,13 +300,13 @@ impl FromStr for OwnerId {
         }
         let (base, _) = task.split_once('.').unwrap_or((task, ""));
         let base = length(client) + 1 + length(base);
-        Ok(Self { text: text.into(), base, is_value: false, is_exact: true })
+        Ok(Self { text: text.into(), base, is_value: false, is_exact: true, is_lent: false })
     }
 }
 
 impl PartialEq for OwnerId {
     fn eq(&self, other: &Self) -> bool {
-        self.text == other.text
+        self.as_str() == other.as_str()
     }
 }
 
@@ -297,19 +314,19 @@ impl Eq for OwnerId {}
 
 impl std::hash::Hash for OwnerId {
     fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
-        self.text.hash(state);
+        self.as_str().hash(state);
     }
 }
 
 impl fmt::Display for OwnerId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.text)
+        f.write_str(self.as_str())
     }
 }
 
 impl fmt::Debug for OwnerId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "OwnerId({})", self.text)
+        write!(f, "OwnerId({})", self.as_str())
     }
 }
 
@@ -324,6 +341,24 @@ mod tests {
         assert_eq!(later.as_str(), format!("{owner}.3"));
         assert_eq!(later.base(), owner.base());
         assert_eq!(later.with_suffix(0), owner);
+    }
+
+    #[test]
+    fn a_name_that_is_lent_says_what_the_record_says_and_is_the_borrowers() {
+        let client = ClientId::random();
+        let [one, two] = ["one", "two"].map(|name| OwnerId::named(&client, name).unwrap());
+        let recorded = one.with_suffix(3);
+        let lent = recorded.lent_to(&two.with_suffix(7));
+        assert_eq!(
+            (lent.as_str(), &*lent.to_arc(), lent.to_string()),
+            (recorded.as_str(), recorded.as_str(), recorded.to_string())
+        );
+        assert!(lent == recorded && lent.is_of(&client) && lent.is_exact());
+        assert_eq!(lent.base(), two.base());
+        assert_eq!(lent.with_suffix(9), two.with_suffix(9));
+        assert_eq!(lent.with_suffix(0), two);
+        let again = lent.lent_to(&one);
+        assert_eq!((again.as_str(), again.base()), (recorded.as_str(), one.base()));
     }
 
     #[test]

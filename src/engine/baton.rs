@@ -76,6 +76,7 @@ impl State {
         effects: &mut Effects,
     ) -> Option<Baton> {
         let (generation, leg) = (&ticket.generation, ticket.generation.leg);
+        let lease = Baton::lease(ttl);
         let is_sure = self.standing == Standing::Ours
             && self.server == ServerSide::Holds(1)
             && self.late.is_none()
@@ -83,7 +84,11 @@ impl State {
             && !self.sibling_in_doubt
             && self.is_current(generation);
         let is_recent = leg.epoch == epoch && leg.number < LEGS && now.saturating_duration_since(leg.confirmed) < ROUND;
-        let is_plain = generation.token.is_none() && generation.books().is_watched_alone(ttl, now);
+        let is_plain = generation.token.is_none() && {
+            let books = generation.books();
+            // what was extended lives for longer than whoever takes it asks for
+            books.is_watched_alone(ttl, now) && books.deadline <= lease.valid_until(generation.since)
+        };
         if !(is_sure && is_recent && is_plain) {
             return None;
         }
@@ -95,18 +100,26 @@ impl State {
     }
 
     /// Takes a hold over, instead of what was planned. `None`: this owner has something unsettled, or the lease is nearly
-    /// over; nothing has changed.
-    pub(super) fn take(&mut self, request: &Request, baton: &Baton, lease: Lease, now: Instant) -> Option<Ticket> {
+    /// over, or the link has another connection since, of which nobody asked about it; nothing has changed.
+    pub(super) fn take(
+        &mut self,
+        request: &Request,
+        baton: &Baton,
+        lease: Lease,
+        epoch: Epoch,
+        now: Instant,
+    ) -> Option<Ticket> {
         let is_free = request.before == ServerSide::Holds(0) && request.count == 1 && self.late.is_none();
-        if self.standing != Standing::Ours || !is_free || lease.valid_until(baton.since) <= now {
+        let is_sure = baton.leg.epoch == epoch && now < lease.valid_until(baton.since);
+        if self.standing != Standing::Ours || !is_free || !is_sure {
             return None;
         }
         // its own name it has again with its next plan
-        (self.owner, self.suffix) = (baton.owner.clone(), None);
+        (self.owner, self.suffix) = (baton.owner.lent_to(&request.owner), None);
         self.server = ServerSide::Holds(1);
         self.ends = self.ends.max(baton.ends);
         let grant = Grant { sent: baton.since, lease, kept_every: None, token: None };
-        let generation = Generation::new(&baton.owner, &grant, baton.leg);
+        let generation = Generation::new(&self.owner, &grant, baton.leg);
         let ticket = generation.add(&grant);
         self.current = Some(generation);
         Some(ticket)

@@ -160,6 +160,15 @@ impl Holds {
         self.given_away.get(&exact_name(kind, owner)).map(|hold| Arc::clone(&hold))
     }
 
+    /// What is recorded under this name, if somebody else of this client has it now: see [`OwnerId::lent_to`].
+    pub(super) fn lent(&self, kind: &Arc<dyn Kind>, recorded: &OwnerId) -> Option<OwnerId> {
+        let name = |hold: Arc<Hold>| hold.generation_of(recorded).map(|generation| generation.owner.clone());
+        if self.get(kind, recorded).and_then(name).is_some() {
+            return None;
+        }
+        self.of_lock(kind).into_iter().find_map(name)
+    }
+
     fn find(&self, key: Key<'_>) -> Option<Arc<Hold>> {
         self.by_lock_and_owner.get(&key as &dyn Keyed).map(|entry| Arc::clone(&entry.key().0))
     }

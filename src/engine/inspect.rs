@@ -31,7 +31,15 @@ impl Core {
     /// Asks the server who holds a lock.
     pub(crate) async fn inspect(&self, kind: &Arc<dyn Kind>) -> Result<Inspected> {
         self.check_open()?;
-        self.ask(kind).await
+        let mut inspected = self.ask(kind).await?;
+        if let Inspected::Held { holders, .. } = &mut inspected {
+            for (holder, _) in holders.iter_mut().filter(|(holder, _)| holder.is_of(&self.client)) {
+                if let Some(lent) = self.holds.lent(kind, holder) {
+                    *holder = lent;
+                }
+            }
+        }
+        Ok(inspected)
     }
 
     /// The same for the janitor, which works on after a shutdown has begun.

@@ -6,7 +6,7 @@ use futures_util::future::join_all;
 use tokio::sync::oneshot;
 
 use super::{
-    baton::{Baton, Record},
+    baton::{Baton, ROUND, Record},
     core::Core,
     failure::{silent, store_error},
     generation::{Generation, Ticket},
@@ -84,7 +84,12 @@ impl Core {
             return false;
         }
         let Wake::Channel(channel) = hold.kind().wake(&ticket.generation.owner) else { return false };
-        let Some(gate) = self.hub.get(&channel) else { return false };
+        let Some(gate) = self.hub.get(&channel).filter(|gate| gate.is_of(hold.kind())) else { return false };
+        // an answer that lay there unheard says nothing about now
+        let heard = ticket.generation.since + self.store.round_trip() + ROUND;
+        if heard <= Instant::now() {
+            return false;
+        }
         // whoever has the turn may have planned something
         let Ok(_turn) = hold.turn.try_lock() else { return false };
         let mut effects = Effects::default();
@@ -191,10 +196,7 @@ impl Core {
         // what was handed on under this name is not the caller's any more
         let mut is_handed_on = false;
         self.look_at_relay(kind, |baton| {
-            let is_theirs = |hold: &Arc<Hold>| {
-                let is_taken = hold.caller.base() != owner.base() && hold.standing() == Standing::Ours;
-                is_taken && hold.generation_of(owner).is_some()
-            };
+            let is_theirs = |hold: &Arc<Hold>| hold.standing() == Standing::Ours && hold.generation_of(owner).is_some();
             is_handed_on = baton.as_ref().is_some_and(|baton| baton.record().is_of(owner))
                 || self.holds.of_lock(kind).iter().any(is_theirs);
         });
@@ -323,11 +325,7 @@ impl Core {
 
     /// Looks at a lock's holds, or changes them, while none is handed on, and at what lies between two of them.
     fn look_at_relay(&self, kind: &Arc<dyn Kind>, look: impl FnOnce(&mut Option<Baton>)) {
-        let gate = match kind.wake(&OwnerId::current(&self.client)) {
-            Wake::Channel(channel) => self.hub.get(&channel),
-            Wake::Signal(_) | Wake::Poll(_) => None,
-        };
-        match gate {
+        match self.hub.of_lock(kind) {
             Some(gate) => gate.relay.look(look),
             None => look(&mut None),
         }
@@ -362,6 +360,13 @@ impl Core {
 
     /// Waits until nothing is left to settle.
     pub(crate) async fn idle(&self) {
+        // what is handed on is given up, and somebody's, or on the janitor's list, in a moment
+        for gate in self.hub.all() {
+            let lies_there = gate.relay.lying();
+            while lies_there.is_some() && gate.relay.lying() == lies_there {
+                self.sleep_until(Instant::now() + Duration::from_millis(1)).await;
+            }
+        }
         self.janitor.idle().await;
         // what was settled a moment ago may still be in somebody's hands
         for _ in 0..100 {

@@ -70,7 +70,7 @@ impl From<&Arc<str>> for Arg {
 
 impl From<&crate::owner::OwnerId> for Arg {
     fn from(owner: &crate::owner::OwnerId) -> Self {
-        Self::Text(Arc::clone(owner.as_arc()))
+        Self::Text(owner.to_arc())
     }
 }
 

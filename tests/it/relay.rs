@@ -11,7 +11,7 @@ use std::{
 };
 
 use futures::future::poll_fn;
-use nestlock::{AcquireOptions, Error, LockClient, LockGuard, LossReason, OwnerId};
+use nestlock::{AcquireOptions, Error, Lock, LockClient, LockGuard, LossReason, OwnerId};
 
 use crate::support::{
     Server,
@@ -390,4 +390,323 @@ async fn whoever_cannot_take_it_over_has_its_turn() {
     }
     client.idle().await;
     assert!(!server.exists("l"));
+}
+
+/// Waits until a hold of `l` lies at its gate: `unpolled` waits behind the task that gave it up.
+async fn lying<'a>(
+    server: &Server,
+    client: &LockClient,
+    lock: &'a Lock,
+) -> Option<(OwnerId, std::pin::Pin<Box<dyn Future<Output = nestlock::Result<LockGuard>> + 'a>>)> {
+    let other = ByHand::hold(server, "l", NEVER);
+    let gives = client.reentrant_lock("l").unwrap();
+    let (said, gave) = tokio::sync::oneshot::channel();
+    let before = client.stats().waiters;
+    let first = tokio::spawn(async move {
+        let guard = gives.lock().await.unwrap();
+        let owner = guard.owner();
+        guard.unlock().await.unwrap();
+        let _ = said.send(owner);
+    });
+    while client.stats().waiters == before {
+        tokio::time::sleep(ms(1)).await;
+    }
+    let mut unpolled: std::pin::Pin<Box<dyn Future<Output = _>>> = Box::pin(OwnerId::scope(lock.lock()));
+    while client.stats().waiters < before + 2 {
+        assert!(poll_fn(|cx| Poll::Ready(unpolled.as_mut().poll(cx).is_pending())).await);
+        tokio::time::sleep(ms(1)).await;
+    }
+    asleep(server, client, before + 2).await;
+    // it may have been told to look when messages were heard
+    for _ in 0..20 {
+        assert!(poll_fn(|cx| Poll::Ready(unpolled.as_mut().poll(cx).is_pending())).await);
+        tokio::time::sleep(ms(1)).await;
+    }
+    other.release();
+    let owner = gave.await.unwrap();
+    first.await.unwrap();
+    (server.record("l") == [(owner.to_string(), 1)]).then_some((owner, unpolled))
+}
+
+/// `x` and `{x}` are two locks with one channel.
+#[tokio::test]
+async fn x_is_not_handed_to_whoever_waits_for_x_in_braces() {
+    let server = Server::start();
+    let client = client(&server).await;
+    for _ in 0..20 {
+        let (one, two) = (ByHand::hold(&server, "l", NEVER), ByHand::hold(&server, "{l}", NEVER));
+        let (plain, braces) = (client.reentrant_lock("l").unwrap(), client.reentrant_lock("{l}").unwrap());
+        let first = tokio::spawn(async move { plain.lock().await.unwrap().unlock().await.unwrap() });
+        asleep(&server, &client, 1).await;
+        let second = tokio::spawn(async move { braces.lock().await.unwrap() });
+        asleep(&server, &client, 2).await;
+        one.release();
+        first.await.unwrap();
+        tokio::time::sleep(ms(60)).await;
+        assert!(!second.is_finished(), "two have it: {:?}", server.record("{l}"));
+        two.release();
+        server.call(&["PUBLISH", &channel("l"), "0"]);
+        second.await.unwrap().unlock().await.unwrap();
+        client.idle().await;
+        eventually("nothing is left", || async { !server.exists("l") && !server.exists("{l}") }).await;
+    }
+}
+
+/// What its guard says is what its owner is called, wherever that is asked for.
+#[tokio::test]
+async fn what_was_handed_on_is_re_entered_by_the_name_of_its_guard() {
+    let server = Server::start();
+    let client = client(&server).await;
+    let (_, guard) = handed_on(&server, &client).await;
+    let lock = client.reentrant_lock("l").unwrap();
+    let again = lock.try_lock_with(AcquireOptions::new().owner(guard.owner())).await.unwrap();
+    again.expect("it holds it").unlock().await.unwrap();
+    guard.unlock().await.unwrap();
+}
+
+#[tokio::test]
+async fn what_was_handed_on_is_released_by_the_name_of_its_guard() {
+    let server = Server::start();
+    let client = client(&server).await;
+    let lock = client.reentrant_lock("l").unwrap();
+    let (_, guard) = handed_on(&server, &client).await;
+    lock.release(&guard.owner()).await.unwrap();
+    assert!(!server.exists("l"));
+    drop(guard);
+}
+
+#[tokio::test]
+async fn what_was_handed_on_and_forgotten_is_released_by_its_name() {
+    let server = Server::start();
+    let client = client(&server).await;
+    let lock = client.reentrant_lock("l").unwrap();
+    let (_, guard) = handed_on(&server, &client).await;
+    let owner = guard.forget();
+    assert_eq!(server.record("l"), [(owner.to_string(), 1)]);
+    lock.release(&owner).await.unwrap();
+    assert!(!server.exists("l"));
+}
+
+/// Whoever asks who has it hears who has it now.
+#[tokio::test]
+async fn what_was_handed_on_is_held_by_who_has_it() {
+    let server = Server::start();
+    let client = client(&server).await;
+    let lock = client.reentrant_lock("l").unwrap();
+    for _ in 0..500 {
+        let other = ByHand::hold(&server, "l", NEVER);
+        let waiter = |name: &str| {
+            let (lock, owner) = (lock.clone(), client.owner(name).unwrap());
+            tokio::spawn(async move { lock.lock_with(AcquireOptions::new().owner(owner)).await.unwrap() })
+        };
+        let first = waiter("first");
+        asleep(&server, &client, 1).await;
+        let second = waiter("second");
+        asleep(&server, &client, 2).await;
+        other.release();
+        let guard = first.await.unwrap();
+        let name = guard.owner();
+        guard.unlock().await.unwrap();
+        let guard = second.await.unwrap();
+        let counts = |name: &'static str| {
+            let (lock, owner) = (lock.clone(), client.owner(name).unwrap());
+            async move { lock.hold_count(&owner).await.unwrap() }
+        };
+        assert_eq!((counts("first").await, counts("second").await), (0, 1));
+        let is_handed_on = guard.owner() == name;
+        guard.unlock().await.unwrap();
+        if is_handed_on {
+            return;
+        }
+    }
+    panic!("no hold was handed on");
+}
+
+#[tokio::test]
+async fn what_was_handed_on_is_extended_by_its_name() {
+    let server = Server::start();
+    let client = client(&server).await;
+    let lock = client.reentrant_lock("l").unwrap();
+    let (_, guard) = handed_on(&server, &client).await;
+    lock.extend(&guard.owner(), ms(90_000)).await.unwrap();
+    assert!(guard.remaining() > ms(80_000), "{:?}", guard.remaining());
+    guard.unlock().await.unwrap();
+}
+
+#[tokio::test]
+async fn what_was_handed_on_is_handed_over_and_adopted() {
+    let server = Server::start();
+    let client = client(&server).await;
+    let other = server.client().await;
+    for adopter in [&client, &other] {
+        let (_, guard) = handed_on(&server, &client).await;
+        let hand_over = guard.hand_over(ms(5_000)).await.unwrap();
+        let guard = adopter.reentrant_lock("l").unwrap().adopt(&hand_over).await.unwrap();
+        assert_eq!(server.record("l"), [(guard.owner().to_string(), 1)]);
+        guard.unlock().await.unwrap();
+        assert!(!server.exists("l"));
+    }
+}
+
+/// By whatever handle: the record is gone, and nobody goes on with it.
+#[tokio::test]
+async fn what_lies_there_and_is_forced_free_is_nobodys() {
+    let server = Server::start();
+    let client = client(&server).await;
+    let locks = [
+        ("reentrant", client.reentrant_lock("l").unwrap()),
+        ("fenced", client.fenced_lock("l").unwrap()),
+        ("spin", client.spin_lock("l").unwrap()),
+    ];
+    let waits = client.reentrant_lock("l").unwrap();
+    for (kind, by) in &locks {
+        let mut tried = 0;
+        while tried < 10 {
+            let Some((_, mut unpolled)) = lying(&server, &client, &waits).await else { continue };
+            tried += 1;
+            assert!(by.force_unlock().await.unwrap());
+            for _ in 0..10 {
+                if let Poll::Ready(guard) = poll_fn(|cx| Poll::Ready(unpolled.as_mut().poll(cx))).await {
+                    let guard = guard.unwrap();
+                    assert_eq!(server.record("l"), [(guard.owner().to_string(), 1)], "by {kind}: {}", guard.is_lost());
+                    guard.unlock().await.unwrap();
+                    break;
+                }
+                tokio::time::sleep(ms(1)).await;
+            }
+        }
+    }
+}
+
+/// Whoever was told that it is free finds it free, however short its patience.
+#[tokio::test]
+async fn what_was_released_is_free_for_whoever_asks_next() {
+    let server = Server::start();
+    let client = client(&server).await;
+    let lock = client.reentrant_lock("l").unwrap();
+    for _ in 0..30 {
+        let other = ByHand::hold(&server, "l", NEVER);
+        let waiter = || {
+            let lock = lock.clone();
+            tokio::spawn(async move { lock.lock().await.unwrap().unlock().await.unwrap() })
+        };
+        let both = [waiter(), waiter()];
+        asleep(&server, &client, 2).await;
+        other.release();
+        for waiter in both {
+            waiter.await.unwrap();
+        }
+        let next = OwnerId::scope(lock.try_lock_for(ms(0))).await.unwrap();
+        next.expect("nobody has it").unlock().await.unwrap();
+    }
+}
+
+/// A hold that was made to live long ends with who asked for that.
+#[tokio::test]
+async fn what_is_handed_on_has_the_lease_of_who_takes_it() {
+    let server = Server::start();
+    let client = client(&server).await;
+    let lock = client.reentrant_lock("l").unwrap();
+    for _ in 0..50 {
+        let other = ByHand::hold(&server, "l", NEVER);
+        let waiter = |extends: bool| {
+            let lock = lock.clone();
+            tokio::spawn(async move {
+                let guard = lock.lock().await.unwrap();
+                if extends {
+                    guard.extend(ms(3_600_000)).await.unwrap();
+                }
+                guard
+            })
+        };
+        let first = waiter(true);
+        asleep(&server, &client, 1).await;
+        let second = waiter(false);
+        asleep(&server, &client, 2).await;
+        other.release();
+        drop(first.await.unwrap());
+        let guard = second.await.unwrap();
+        let ttl = server.pttl("l");
+        assert!(ttl <= 30_000, "whoever takes it dies, and the lock is locked for {ttl} ms");
+        guard.unlock().await.unwrap();
+    }
+}
+
+/// The server's last word is as old as its answer, whenever that is looked at.
+#[tokio::test]
+async fn an_answer_that_lay_there_is_no_recent_one() {
+    let server = Server::start();
+    let client = client(&server).await;
+    let (lock, waits) = (client.reentrant_lock("l").unwrap(), client.reentrant_lock("l").unwrap());
+    let other = ByHand::hold(&server, "l", NEVER);
+    let mut both = [Box::pin(OwnerId::scope(lock.lock())), Box::pin(OwnerId::scope(waits.lock()))];
+    let mut polls = 0;
+    while client.stats().waiters < 2 || polls < 50 {
+        for waiter in &mut both {
+            assert!(poll_fn(|cx| Poll::Ready(waiter.as_mut().poll(cx).is_pending())).await);
+        }
+        polls += 1;
+        tokio::time::sleep(ms(1)).await;
+    }
+    other.release();
+    tokio::time::sleep(ms(20)).await;
+    // the request goes out, and then this thread is busy
+    for waiter in &mut both {
+        assert!(poll_fn(|cx| Poll::Ready(waiter.as_mut().poll(cx).is_pending())).await);
+    }
+    tokio::time::sleep(ms(20)).await;
+    assert!(server.exists("l"));
+    server.call(&["DEL", "l"]);
+    std::thread::sleep(ms(300));
+    let [one, two] = both;
+    let (guard, two) = match futures::future::select(one, two).await {
+        futures::future::Either::Left((guard, two)) | futures::future::Either::Right((guard, two)) => (guard, two),
+    };
+    let unlocked = guard.unwrap().unlock().await;
+    assert!(matches!(unlocked, Err(Error::Lost { .. })), "the server last said so 300 ms ago: {unlocked:?}");
+    drop(two);
+}
+
+/// While the connection was away, somebody may have freed it.
+#[tokio::test]
+async fn what_lay_there_through_a_reconnect_is_not_taken() {
+    let server = Server::start_real();
+    let client = client(&server).await;
+    let waits = client.reentrant_lock("l").unwrap();
+    for _ in 0..8 {
+        let Some((owner, mut unpolled)) = lying(&server, &client, &waits).await else { continue };
+        server.call(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
+        server.call(&["DEL", "l"]);
+        tokio::time::sleep(ms(8)).await;
+        for _ in 0..50 {
+            if let Poll::Ready(guard) = poll_fn(|cx| Poll::Ready(unpolled.as_mut().poll(cx))).await {
+                let guard = guard.unwrap();
+                if guard.owner() == owner {
+                    // told at once, by whoever asks for all after a reconnect
+                    tokio::time::sleep(ms(500)).await;
+                    assert!(guard.is_lost(), "{:?}", server.record("l"));
+                }
+                drop(guard);
+                break;
+            }
+            tokio::time::sleep(ms(1)).await;
+        }
+        drop(unpolled);
+        client.idle().await;
+    }
+}
+
+/// What nobody has any more is settled when that is waited for.
+#[tokio::test]
+async fn idle_waits_for_what_lies_there() {
+    let server = Server::start();
+    let client = client(&server).await;
+    let waits = client.reentrant_lock("l").unwrap();
+    for _ in 0..10 {
+        let Some((_, unpolled)) = lying(&server, &client, &waits).await else { continue };
+        client.idle().await;
+        assert!(!server.exists("l"), "nobody has it");
+        drop(unpolled);
+        client.idle().await;
+    }
 }

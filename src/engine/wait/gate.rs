@@ -121,6 +121,11 @@ impl Gate {
         }
     }
 
+    /// Whether holds of this lock are handed on here: `x` and `{x}` have one channel.
+    pub(crate) fn is_of(&self, kind: &Arc<dyn Kind>) -> bool {
+        self.kind.name() == kind.name() && self.kind.about().family == kind.about().family
+    }
+
     pub(super) fn side(&self, shares: bool) -> &Side {
         self.together.as_deref().filter(|_| shares).unwrap_or(&self.alone)
     }
@@ -190,12 +195,13 @@ impl Gate {
     /// Turns its waiters away.
     pub(super) fn turn_away(&self) {
         self.sides().for_each(|side| side.permits.close());
+        self.relay.close();
     }
 
     /// The same for good. What its waiters were about to hand on is nobody's any more.
     pub(super) fn close(&self) -> Option<Baton> {
         self.turn_away();
-        self.relay.close()
+        self.relay.take_back()
     }
 
     /// Whether messages are heard, but for those that a broken connection costs: of that all are told.

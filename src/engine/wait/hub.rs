@@ -95,7 +95,12 @@ impl Hub {
         self.gates.get(channel).map(|gate| Arc::clone(&gate))
     }
 
-    pub(super) fn all(&self) -> Vec<Arc<Gate>> {
+    /// Where holds of this lock are handed on, by whatever handle it is looked for.
+    pub(crate) fn of_lock(&self, kind: &Arc<dyn Kind>) -> Option<Arc<Gate>> {
+        self.gates.iter().find(|gate| gate.is_of(kind)).map(|gate| Arc::clone(&gate))
+    }
+
+    pub(crate) fn all(&self) -> Vec<Arc<Gate>> {
         self.gates.iter().map(|gate| Arc::clone(&gate)).collect()
     }
 

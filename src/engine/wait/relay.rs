@@ -75,6 +75,10 @@ impl Relay {
     /// Puts what `give` gives here, if somebody waits for it. `None`: it did not. `Some(true)`: somebody must mind it now.
     pub(crate) fn hand_on(&self, give: impl FnOnce() -> Option<Baton>) -> Option<bool> {
         let mut course = self.course();
+        if course.takers == 0 {
+            // it is released, and may be free before its message is here
+            course.goes_on_until = None;
+        }
         if course.closed || course.takers == 0 || course.baton.is_some() {
             return None;
         }
@@ -94,6 +98,12 @@ impl Relay {
         let taken = take(course.baton.as_ref()?)?;
         course.baton = None;
         Some(taken)
+    }
+
+    /// Which baton lies here, of all that were put here.
+    pub(crate) fn lying(&self) -> Option<u64> {
+        let course = self.course();
+        course.baton.as_ref().map(|_| course.number)
     }
 
     pub(crate) fn has_baton(&self) -> bool {
@@ -121,10 +131,13 @@ impl Relay {
     }
 
     /// Nothing is handed on any more.
-    pub(super) fn close(&self) -> Option<Baton> {
+    pub(super) fn close(&self) {
         self.permits.close();
-        let mut course = self.course();
-        course.closed = true;
-        course.baton.take()
+        self.course().closed = true;
+    }
+
+    /// What lies here is nobody's any more.
+    pub(super) fn take_back(&self) -> Option<Baton> {
+        self.course().baton.take()
     }
 }

@@ -77,7 +77,10 @@ impl Core {
     /// Waits at a channel from now on. `quiet`: no message can have been sent there yet. `lease`: which it asks for.
     pub(crate) fn join(&self, kind: &Arc<dyn Kind>, channel: &Arc<str>, quiet: bool, lease: Lease) -> Waiter<'_> {
         let mut waiter = self.join_at(&self.hub, kind, channel, quiet);
-        waiter.takes = self.config.relay && kind.about().relayed && lease == Baton::lease(self.config.watchdog_timeout);
+        waiter.takes = self.config.relay
+            && kind.about().relayed
+            && waiter.gate.is_of(kind)
+            && lease == Baton::lease(self.config.watchdog_timeout);
         if waiter.takes {
             waiter.gate.relay.join();
         }
@@ -148,7 +151,9 @@ impl<'a> Waiter<'a> {
     /// Takes what the last holder hands on.
     pub(crate) fn take(&self, hold: &Arc<Hold>, request: &Request, lease: Lease) -> Option<Ticket> {
         let take = |baton: &_| {
-            let (ticket, told) = hold.change_quietly(|state, _| state.take(request, baton, lease, Instant::now()));
+            let epoch = self.core.epoch(hold);
+            let (ticket, told) =
+                hold.change_quietly(|state, _| state.take(request, baton, lease, epoch, Instant::now()));
             debug_assert!(told.ended.is_none(), "what begins ends nothing");
             ticket
         };
