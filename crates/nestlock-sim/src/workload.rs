@@ -93,10 +93,20 @@ impl World {
     }
 }
 
+/// What nestlock has once in a process (with the feature `metrics`, the thread that tells of events) is here once for all
+/// of them: it must not go with one that is killed.
+async fn start_what_is_shared() {
+    let path = "/process-0/server-0";
+    net::listen(path, 0, 0);
+    let client = LockClient::connect(format!("redis+unix://{path}")).await.expect("nothing is wrong yet");
+    client.shutdown().await.expect("nothing is held");
+}
+
 /// Runs a seed to its end.
 pub(crate) async fn run(plan: &Plan) {
     let mut rng = Rng(plan.seed ^ 0xfa17);
     let mut world = World { alive: Vec::new(), last: 0, orders: BTreeMap::new() };
+    start_what_is_shared().await;
     (0..plan.kind.processes()).for_each(|_| world.boot(plan));
     while now() < plan.end {
         let strikes = !plan.faults.is_empty() && now() + QUIET < plan.end;
