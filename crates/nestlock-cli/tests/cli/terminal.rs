@@ -22,7 +22,9 @@ struct Terminal {
 impl Terminal {
     fn open(world: &World) -> Self {
         let mut script = Command::new("script");
-        script.args(["-qfec", "PS1='$ ' bash --norc --noediting -i", "/dev/null"]).current_dir(world.path(""));
+        // whoever runs the tests in the background has SIGINT ignored, and with it all that they begin
+        let shell = "env --default-signal PS1='$ ' bash --norc --noediting -i";
+        script.args(["-qfec", shell, "/dev/null"]).current_dir(world.path(""));
         script.env("NESTLOCK_URL", world.server.url()).env("SHELL", "/bin/sh");
         let mut shell = script.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("script, of bsdutils");
         let (keys, mut screen) = (shell.stdin.take().unwrap(), shell.stdout.take().unwrap());
@@ -54,14 +56,23 @@ impl Terminal {
         }
     }
 
+    /// Whether this is to be seen; if it is, the screen is wiped.
+    fn has_shown(&self, text: &str) -> bool {
+        let mut seen = self.seen.lock().unwrap();
+        let is_there = seen.contains(text);
+        if is_there {
+            seen.clear();
+        }
+        is_there
+    }
+
     /// Waits until this is to be seen, and wipes the screen.
     fn shows(&self, text: &str) {
         let start = Instant::now();
-        while !self.seen.lock().unwrap().contains(text) {
+        while !self.has_shown(text) {
             assert!(start.elapsed() < PATIENCE, "{text:?} is not shown: {:?}", self.seen.lock().unwrap());
             thread::sleep(Duration::from_millis(10));
         }
-        self.seen.lock().unwrap().clear();
     }
 }
 
@@ -122,8 +133,12 @@ fn a_job_that_is_fetched_from_the_background_has_the_terminal() {
     let mut terminal = Terminal::open(&world);
     terminal.types(&format!("{NESTLOCK} exec l --lease 60s -c 'read x; echo read-$x' &\n"));
     eventually("it is held", || world.code(&["who", "l"]) == 0);
-    terminal.types("jobs\n");
-    terminal.shows("Stopped");
+    // it reads a moment after it is held
+    eventually("it is stopped", || {
+        terminal.types("jobs\n");
+        thread::sleep(Duration::from_millis(50));
+        terminal.has_shown("Stopped")
+    });
     terminal.types("fg\n");
     terminal.shows("exec l");
     terminal.types("one\n");
