@@ -1,7 +1,7 @@
 //! Many tasks of one client on one lock: handed on among them, against each asking the server.
 //!
 //! Both in one run, in alternating rounds. `cargo bench --bench relay`.
-#![allow(missing_docs, clippy::print_stdout, clippy::cast_precision_loss)]
+#![allow(missing_docs, clippy::print_stdout, clippy::cast_precision_loss, clippy::cast_sign_loss)]
 
 mod support;
 
