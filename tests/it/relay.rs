@@ -249,7 +249,7 @@ async fn one_has_it_at_a_time_whoever_is_dropped_or_not_polled() {
                 // some give up while they wait, at any point
                 let patience = Duration::from_micros((n * 7 + round * 13) % 41 * 50);
                 let waiting = OwnerId::scope(lock.lock());
-                let guard = if n % 3 == 0 {
+                let guard = if n.is_multiple_of(3) {
                     tokio::select! {
                         guard = waiting => guard.unwrap(),
                         () = tokio::time::sleep(patience) => continue,
@@ -259,12 +259,12 @@ async fn one_has_it_at_a_time_whoever_is_dropped_or_not_polled() {
                 };
                 held += 1;
                 assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two at once");
-                if round % 5 == 0 {
+                if round.is_multiple_of(5) {
                     tokio::task::yield_now().await;
                 }
                 assert!(!guard.is_lost());
                 assert_eq!(inside.fetch_sub(1, Ordering::SeqCst), 1, "two at once");
-                if round % 4 == 0 { drop(guard) } else { guard.unlock().await.unwrap() }
+                if round.is_multiple_of(4) { drop(guard) } else { guard.unlock().await.unwrap() }
             }
             held
         })
