@@ -35,15 +35,14 @@ impl<'a> Acquire<'a> {
             let _kept =
                 self.from.map(|_| Place::new(self.core, &self.core.holds.get_or_insert(self.kind, &self.owner)));
             let (mut told, mut handed): (Option<OwnedSemaphorePermit>, Option<OwnedSemaphorePermit>) = (None, None);
-            let (mut attempts, mut was_busy, mut is_new) = (0_u32, false, true);
+            let (mut attempts, mut was_busy) = (0_u32, false);
             // in a box, as it is rare
             let mut failing: Option<Box<Failing>> = None;
             loop {
                 self.core.check_open()?;
                 let tried = Instant::now();
-                let is_first = std::mem::take(&mut is_new);
                 let knows = |waiter: &&Waiter<'_>| waiter.knows_better_than_to_ask(self.kind, &self.owner);
-                if let Some(waiter) = waiter.as_ref().filter(|_| is_first).filter(knows) {
+                if let Some(waiter) = waiter.as_ref().filter(|_| attempts == 0 && !was_busy).filter(knows) {
                     was_busy = true;
                     waiter.look_after(None);
                 } else {

@@ -33,32 +33,17 @@ const LOOK: &[&str] = &[
     "scan",
     "strlen",
 ];
-/// The same, and to hear of releases.
-const TOP: &[&str] = &[
-    "client|id",
-    "client|list",
-    "dbsize",
-    "get",
-    "hgetall",
-    "hlen",
-    "llen",
-    "pttl",
-    "pubsub|numsub",
-    "scan",
-    "strlen",
-    "psubscribe",
-];
-
 /// What the tools ask besides; `client|id` is fred's.
-fn of_tool(tool: For) -> &'static [&'static str] {
+fn of_tool(tool: For) -> Vec<&'static str> {
     match tool {
-        For::Exec => &[],
-        For::Force => &["client|id"],
-        For::Ls => LOOK,
-        For::Top => TOP,
-        For::Who => &["client|id", "client|list"],
-        For::Doctor => &["client|id", "config|get", "del"],
-        For::Bench => &["client|id", "client|list", "script|load", "hset", "del"],
+        For::Exec => Vec::new(),
+        For::Force => vec!["client|id"],
+        For::Ls => LOOK.to_vec(),
+        // and to hear of releases
+        For::Top => [LOOK, &["psubscribe"]].concat(),
+        For::Who => vec!["client|id", "client|list"],
+        For::Doctor => vec!["client|id", "config|get", "del"],
+        For::Bench => vec!["client|id", "client|list", "script|load", "hset", "del"],
     }
 }
 
@@ -85,7 +70,7 @@ pub(crate) async fn acl(server: &Server, acl: &Acl) -> Result<u8, Failure> {
     }
     let mut commands: BTreeSet<String> =
         parts.iter().flat_map(|part| part.commands).map(|word| (*word).to_owned()).collect();
-    commands.extend(acl.tool.map(of_tool).unwrap_or_default().iter().map(|word| (*word).to_owned()));
+    commands.extend(acl.tool.map(of_tool).unwrap_or_default().into_iter().map(str::to_owned));
     let version = if acl.for_server { Some(version(server).await?) } else { None };
     if version.is_some_and(|version| version < HELLO_IS_FREE) {
         commands.insert("hello".into());
