@@ -11,4 +11,4 @@ mod spawned;
 
 pub use embedded::EmbeddedServer;
 #[cfg(unix)]
-pub use spawned::{SpawnError, SpawnedServer};
+pub use spawned::{Migration, SpawnError, SpawnedCluster, SpawnedSentinel, SpawnedServer};

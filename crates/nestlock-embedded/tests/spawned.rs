@@ -2,69 +2,31 @@
 #![cfg(unix)]
 #![allow(missing_docs, clippy::print_stdout, clippy::unwrap_used)]
 
+mod support;
+
 use std::{
-    io::{BufRead, BufReader, Read, Write},
-    net::{SocketAddr, TcpStream},
+    io::Read,
+    net::TcpStream,
     os::unix::{fs::PermissionsExt, net::UnixStream, process::ExitStatusExt},
-    path::{Path, PathBuf},
-    process::{Child, ChildStdin, Command, Stdio},
-    sync::mpsc::{self, Receiver},
+    path::Path,
+    process::Command,
     thread::sleep,
     time::{Duration, Instant},
 };
 
 use nestlock_embedded::{SpawnError, SpawnedServer};
 
-fn ms(millis: u64) -> Duration {
-    Duration::from_millis(millis)
-}
-
-/// Far beyond what a loaded machine needs.
-const PATIENCE: Duration = Duration::from_secs(20);
-
-#[track_caller]
-fn eventually(what: &str, mut state: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !state() {
-        assert!(start.elapsed() < PATIENCE, "not within {PATIENCE:?}: {what}");
-        sleep(ms(2));
-    }
-}
-
-/// Sends a command, and reads the first line of the answer and what follows at once.
-fn ask(stream: &mut (impl Read + Write), command: &str) -> std::io::Result<String> {
-    stream.write_all(format!("{command}\r\n").as_bytes())?;
-    let mut answer = vec![0; 4096];
-    let count = stream.read(&mut answer)?;
-    answer.truncate(count);
-    Ok(String::from_utf8_lossy(&answer).trim_end().to_owned())
-}
-
-fn try_call(addr: SocketAddr, command: &str) -> std::io::Result<String> {
-    let mut stream = TcpStream::connect(addr)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
-    ask(&mut stream, command)
-}
-
-fn call(server: &SpawnedServer, command: &str) -> String {
-    try_call(server.addr(), command).expect("an answer")
-}
+#[cfg(target_os = "linux")]
+use self::support::processes::processes;
+use self::support::processes::{
+    Owner, PATIENCE, ROLE, ask, assert_nothing_is_left, call, eventually, ms, runs, say, signal, try_call,
+};
 
 /// The server's own process id, as it says.
 fn says(server: &SpawnedServer) -> u32 {
     let info = call(server, "INFO server");
     let line = info.lines().find_map(|line| line.strip_prefix("process_id:")).expect("a process id");
     line.trim().parse().expect("a number")
-}
-
-/// Whether there is such a process, a dead one that nobody waits for included.
-fn runs(pid: u32) -> bool {
-    Command::new("kill").args(["-0", &pid.to_string()]).stderr(Stdio::null()).status().expect("kill(1)").success()
-}
-
-fn signal(name: &str, pid: u32) {
-    let status = Command::new("kill").args([&format!("-{name}"), &pid.to_string()]).status().expect("kill(1)");
-    assert!(status.success(), "kill -{name} {pid}");
 }
 
 // --- one server ---
@@ -228,65 +190,6 @@ fn a_port_that_somebody_keeps_is_an_error_and_nothing_is_lost() {
 
 // --- who starts one, and ends ---
 
-/// Set in child processes: what to do.
-const ROLE: &str = "NESTLOCK_SPAWNED_ROLE";
-/// What every line of a child process begins with, as libtest prints as well.
-const MARK: &str = "@child ";
-
-/// This test binary, started again as one that owns a server.
-struct Owner {
-    process: Child,
-    _stdin: ChildStdin,
-    lines: Receiver<String>,
-}
-
-impl Owner {
-    fn start(role: &str, variables: &[(&str, &Path)]) -> Self {
-        let mut process = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "a_child_process_does_as_it_is_told", "--nocapture", "--test-threads=1"])
-            .env(ROLE, role)
-            .env("RUST_BACKTRACE", "0")
-            .envs(variables.iter().copied())
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
-        let (stdin, output) = (process.stdin.take().unwrap(), BufReader::new(process.stdout.take().unwrap()));
-        let (sender, lines) = mpsc::channel();
-        std::thread::spawn(move || {
-            for line in output.lines().map_while(Result::ok) {
-                if let Some((_, line)) = line.split_once(MARK) {
-                    let _ = sender.send(line.to_owned());
-                }
-            }
-        });
-        Self { process, _stdin: stdin, lines }
-    }
-
-    fn line(&self) -> String {
-        self.lines.recv_timeout(PATIENCE).expect("a line")
-    }
-
-    /// The server's process id and folder.
-    fn server(&self) -> (u32, PathBuf) {
-        let line = self.line();
-        let (pid, folder) = line.split_once(' ').expect("two words");
-        (pid.parse().expect("a number"), folder.into())
-    }
-}
-
-impl Drop for Owner {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
-}
-
-fn say(what: impl std::fmt::Display) {
-    println!("{MARK}{what}");
-}
-
 #[test]
 fn a_child_process_does_as_it_is_told() {
     let Ok(role) = std::env::var(ROLE) else { return };
@@ -316,11 +219,6 @@ fn a_child_process_does_as_it_is_told() {
         // until somebody kills us, or ends
         _ => drop(std::io::stdin().read(&mut [0])),
     }
-}
-
-fn assert_nothing_is_left(what: &str, pid: u32, folder: &Path) {
-    eventually(&format!("{what}: the server ends"), || !runs(pid));
-    eventually(&format!("{what}: the folder goes"), || !folder.exists());
 }
 
 #[test]
@@ -357,25 +255,6 @@ fn nothing_is_left_when_the_guard_is_told_to_end() {
     assert_nothing_is_left("TERM", pid, &folder);
     assert!(server.kill().is_err() && server.stop().is_err());
     assert!(server.restart().is_err());
-}
-
-/// Processes that have this folder on their command line, among their variables, or are in it: a server writes its own
-/// title over the first two.
-#[cfg(target_os = "linux")]
-fn processes(folder: &Path) -> Vec<String> {
-    let text = folder.to_str().unwrap();
-    let mut found = Vec::new();
-    for process in std::fs::read_dir("/proc").unwrap().flatten() {
-        let process = process.path();
-        // it may have ended meanwhile
-        let read = |file: &str| std::fs::read(process.join(file)).unwrap_or_default();
-        let command_line = String::from_utf8_lossy(&read("cmdline")).into_owned();
-        let is_in_it = process.join("cwd").read_link().is_ok_and(|at| at.starts_with(folder));
-        if is_in_it || command_line.contains(text) || String::from_utf8_lossy(&read("environ")).contains(text) {
-            found.push(format!("{}: {command_line}", process.display()));
-        }
-    }
-    found
 }
 
 #[cfg(target_os = "linux")]

@@ -4,6 +4,8 @@
 pub mod grammar;
 pub mod nonsense;
 pub mod play;
+#[cfg(unix)]
+pub mod processes;
 pub mod resp;
 pub mod rng;
 pub mod rounds;

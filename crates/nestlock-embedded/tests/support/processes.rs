@@ -1,0 +1,144 @@
+//! Processes of a test: what they say, whether they still run, and test binaries that own some and end.
+
+#![allow(clippy::print_stdout, clippy::unwrap_used)]
+
+use std::{
+    io::{BufRead, BufReader, Read, Write},
+    net::{SocketAddr, TcpStream},
+    path::{Path, PathBuf},
+    process::{Child, ChildStdin, Command, Stdio},
+    sync::mpsc::{self, Receiver},
+    thread::sleep,
+    time::{Duration, Instant},
+};
+
+use nestlock_embedded::SpawnedServer;
+
+pub fn ms(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+/// Far beyond what a loaded machine needs.
+pub const PATIENCE: Duration = Duration::from_secs(20);
+
+#[track_caller]
+pub fn eventually(what: &str, mut state: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !state() {
+        assert!(start.elapsed() < PATIENCE, "not within {PATIENCE:?}: {what}");
+        sleep(ms(2));
+    }
+}
+
+/// Sends a command, and reads the first line of the answer and what follows at once.
+pub fn ask(stream: &mut (impl Read + Write), command: &str) -> std::io::Result<String> {
+    stream.write_all(format!("{command}\r\n").as_bytes())?;
+    let mut answer = vec![0; 4096];
+    let count = stream.read(&mut answer)?;
+    answer.truncate(count);
+    Ok(String::from_utf8_lossy(&answer).trim_end().to_owned())
+}
+
+pub fn try_call(addr: SocketAddr, command: &str) -> std::io::Result<String> {
+    let mut stream = TcpStream::connect(addr)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    ask(&mut stream, command)
+}
+
+pub fn call(server: &SpawnedServer, command: &str) -> String {
+    try_call(server.addr(), command).expect("an answer")
+}
+
+/// Whether there is such a process, a dead one that nobody waits for included.
+pub fn runs(pid: u32) -> bool {
+    Command::new("kill").args(["-0", &pid.to_string()]).stderr(Stdio::null()).status().expect("kill(1)").success()
+}
+
+pub fn signal(name: &str, pid: u32) {
+    let status = Command::new("kill").args([&format!("-{name}"), &pid.to_string()]).status().expect("kill(1)");
+    assert!(status.success(), "kill -{name} {pid}");
+}
+
+/// Set in child processes: what to do.
+pub const ROLE: &str = "NESTLOCK_SPAWNED_ROLE";
+/// What every line of a child process begins with, as libtest prints as well.
+pub const MARK: &str = "@child ";
+
+/// This test binary, started again as one that owns a server.
+#[derive(Debug)]
+pub struct Owner {
+    pub process: Child,
+    _stdin: ChildStdin,
+    pub lines: Receiver<String>,
+}
+
+impl Owner {
+    pub fn start(role: &str, variables: &[(&str, &Path)]) -> Self {
+        let mut process = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "a_child_process_does_as_it_is_told", "--nocapture", "--test-threads=1"])
+            .env(ROLE, role)
+            .env("RUST_BACKTRACE", "0")
+            .envs(variables.iter().copied())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let (stdin, output) = (process.stdin.take().unwrap(), BufReader::new(process.stdout.take().unwrap()));
+        let (sender, lines) = mpsc::channel();
+        std::thread::spawn(move || {
+            for line in output.lines().map_while(Result::ok) {
+                if let Some((_, line)) = line.split_once(MARK) {
+                    let _ = sender.send(line.to_owned());
+                }
+            }
+        });
+        Self { process, _stdin: stdin, lines }
+    }
+
+    pub fn line(&self) -> String {
+        self.lines.recv_timeout(PATIENCE).expect("a line")
+    }
+
+    /// The server's process id and folder.
+    pub fn server(&self) -> (u32, PathBuf) {
+        let line = self.line();
+        let (pid, folder) = line.split_once(' ').expect("two words");
+        (pid.parse().expect("a number"), folder.into())
+    }
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+pub fn say(what: impl std::fmt::Display) {
+    println!("{MARK}{what}");
+}
+
+pub fn assert_nothing_is_left(what: &str, pid: u32, folder: &Path) {
+    eventually(&format!("{what}: the server ends"), || !runs(pid));
+    eventually(&format!("{what}: the folder goes"), || !folder.exists());
+}
+
+/// Processes that have this folder on their command line, among their variables, or are in it: a server writes its own
+/// title over the first two.
+#[cfg(target_os = "linux")]
+pub fn processes(folder: &Path) -> Vec<String> {
+    let text = folder.to_str().unwrap();
+    let mut found = Vec::new();
+    for process in std::fs::read_dir("/proc").unwrap().flatten() {
+        let process = process.path();
+        // it may have ended meanwhile
+        let read = |file: &str| std::fs::read(process.join(file)).unwrap_or_default();
+        let command_line = String::from_utf8_lossy(&read("cmdline")).into_owned();
+        let is_in_it = process.join("cwd").read_link().is_ok_and(|at| at.starts_with(folder));
+        if is_in_it || command_line.contains(text) || String::from_utf8_lossy(&read("environ")).contains(text) {
+            found.push(format!("{}: {command_line}", process.display()));
+        }
+    }
+    found
+}
