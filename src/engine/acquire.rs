@@ -208,11 +208,11 @@ impl<'a> Acquire<'a> {
     /// Waits until the server can be reached, and a little longer, with jitter; at most until the deadline. In a box, as
     /// it is rare.
     fn pause(&self, pause: Duration, deadline: Instant) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
-        let link = self.core.store.link(self.kind.name());
         Box::pin(async move {
-            if !link.is_up() {
+            let (store, record) = (&self.core.store, self.kind.record());
+            if !store.is_up(record) {
                 tokio::select! {
-                    () = link.wait_up() => {}
+                    () = store.wait_up(record) => {}
                     () = self.sleep_while_open(deadline) => {}
                 }
                 return;

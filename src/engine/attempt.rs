@@ -23,7 +23,7 @@ use crate::{
     error::{Error, LossReason, Result, StoreError},
     options::{AcquireOptions, Wait, checked_lease},
     owner::OwnerId,
-    store::{Acquired, Inspected},
+    store::{Acquired, Epoch, Inspected},
 };
 
 /// So many holds are not handed over while a subscription is under way: a waiter with as many before him has missed no
@@ -146,7 +146,8 @@ impl<'a> Acquire<'a> {
                 None => return Ok(Attempt::GivenUp),
             }
         };
-        hold.send(&request, self.lease, core.epoch(hold), sent);
+        let route = core.route(hold, sent);
+        hold.send(&request, self.lease, route.epoch(), sent);
         // looked at after the hold is in doubt: a shutdown that this look misses will wait for this turn
         let refused = core.check_open().err().map(Err).or_else(|| core.holds.rival(hold, request.count));
         if let Some(refused) = refused {
@@ -167,29 +168,29 @@ impl<'a> Acquire<'a> {
             Some(from) => (kind.adopt(from, owner, lease_ms), *self.asked().get_or_insert(sent)),
             None => (kind.acquire(Terms { owner, lease_ms, holds: request.count, waits: self.waits }), sent),
         };
-        let Some(answer) = self.in_time(deadline, pin!(core.store.acquire(&call))).await else {
+        let Some(answer) = self.in_time(deadline, pin!(core.store.acquire(&route, &call))).await else {
             return Ok(Attempt::GivenUp);
         };
         match answer {
-            Ok(Acquired::Yes { token }) => match self.take_in(hold, &request, since, token)? {
+            Ok((Acquired::Yes { token }, epoch)) => match self.take_in(hold, &request, since, token, epoch)? {
                 Some(ticket) => Ok(Attempt::Entered((Arc::clone(hold), ticket))),
                 // nor would another answer come in time
                 None if self.from.is_some() => Err(store_error(kind.name(), silent(TOO_LATE))),
                 None => self.failed(silent(TOO_LATE)),
             },
-            Ok(Acquired::Busy { ttl, ahead }) => {
+            Ok((Acquired::Busy { ttl, ahead }, epoch)) => {
                 let queued = self.waits && kind.about().queues;
                 let place = queued.then(|| Place::new(core, hold));
-                hold.busy(&request, queued, core.epoch(hold));
+                hold.busy(&request, queued, epoch);
                 let far = ahead.is_some_and(|ahead| ahead >= FAR);
                 Ok(Attempt::Busy(Busy { ttl, wake: kind.wake(&request.owner), place, far }))
             }
-            Ok(Acquired::Lost) if self.from.is_some() => {
-                hold.busy(&request, false, core.epoch(hold));
+            Ok((Acquired::Lost, epoch)) if self.from.is_some() => {
+                hold.busy(&request, false, epoch);
                 Err(hold.not_held_error(&request.owner))
             }
-            Ok(Acquired::Lost) => Err(hold.refused_as_lost(&request)),
-            Ok(Acquired::WrongKind) => {
+            Ok((Acquired::Lost, _)) => Err(hold.refused_as_lost(&request)),
+            Ok((Acquired::WrongKind, _)) => {
                 hold.refused_as_another_kind(&request);
                 Err(Error::WrongLockKind { lock: kind.name().to_string() })
             }
@@ -234,13 +235,14 @@ impl<'a> Acquire<'a> {
         request: &Request,
         sent: Instant,
         token: Option<NonZeroU64>,
+        epoch: Epoch,
     ) -> Result<Option<Ticket>> {
         let core = self.core;
         // where others hold the record too, they may cut its TTL short: Redisson's readers do
         let is_told_again = self.kind.about().shared && !self.lease.is_watched();
         let kept_every = is_told_again.then(|| Millis::of(core.config.watchdog_timeout / 3));
         let grant = Grant { sent, lease: self.lease, kept_every, token };
-        let ticket = hold.granted(request, &grant, core.epoch(hold))?;
+        let ticket = hold.granted(request, &grant, epoch)?;
         ticket.map(|ticket| self.entered(hold, ticket)).transpose()
     }
 

@@ -273,7 +273,7 @@ impl Hold {
         self.lost_error(&request.owner, LossReason::RecordMissing)
     }
 
-    /// The acquire was confirmed while the link was in `epoch`. `Ok(None)`: so late that the lease is over already, or
+    /// The acquire was confirmed by a connection. `Ok(None)`: so late that the lease is over already, or
     /// that nobody counts on it any more.
     ///
     /// # Errors
@@ -419,15 +419,15 @@ impl Hold {
 
     /// The release that makes the server agree, which is about to be sent: from here on the server's side is in doubt.
     /// `None`: it agrees already, or it is not ours to tell.
-    pub(crate) fn send_release(self: &Arc<Self>, epoch: Epoch) -> Option<Request> {
+    pub(crate) fn send_release(self: &Arc<Self>, epoch: Epoch, now: Instant) -> Option<Request> {
         self.change(|state, _| {
             let request = state.plan_release()?;
-            state.send(&request, epoch, Instant::now());
+            state.send(&request, epoch, now);
             Some(request)
         })
     }
 
-    /// The server answered the release while the link was in `epoch`.
+    /// The server answered the release.
     pub(super) fn released(self: &Arc<Self>, request: &Request, released: Released, epoch: Epoch) -> Answered {
         self.change(|state, effects| state.released(request, released, epoch, effects))
     }

@@ -4,7 +4,7 @@ use std::{iter, sync::Arc, time::Duration};
 
 use tokio::{
     sync::{mpsc, oneshot},
-    time::sleep,
+    time::{sleep, timeout},
 };
 
 use super::{
@@ -35,8 +35,8 @@ fn retry() -> Retry {
 }
 
 /// Pauses before a request about this lock is repeated: for as long as the link is down, and a little longer.
-async fn pause(core: &Core, lock: &str, retry: &mut Retry) {
-    core.store.wait_up(lock, LONGEST_PAUSE).await;
+async fn pause(core: &Core, record: &str, retry: &mut Retry) {
+    let _ = timeout(LONGEST_PAUSE, core.store.wait_up(record)).await;
     sleep(retry.next()).await;
 }
 
@@ -158,7 +158,7 @@ async fn settle(core: &Core, hold: Arc<Hold>) {
         }
         let Some(error) = refused else { continue };
         log::later!(DEBUG, lock = hold.lock_name(), error = error; "settling again");
-        pause(core, hold.lock_name(), &mut retry).await;
+        pause(core, hold.kind().record(), &mut retry).await;
     }
     core.tidy(&hold);
 }
@@ -169,7 +169,6 @@ async fn settle(core: &Core, hold: Arc<Hold>) {
 /// release now, and once more after the command timeout. What comes later still dies by its lease.
 async fn bust(core: &Core, ghost: &Ghost) {
     let lock = ghost.kind.name();
-    let link = core.store.link(lock);
     // what is on its way still may begin a lease when it arrives
     let arrives = core.default_end(&ghost.kind) + core.config.watchdog_timeout;
     let deadline = deadline(core, &ghost.kind, ghost.ends.max(arrives));
@@ -177,8 +176,8 @@ async fn bust(core: &Core, ghost: &Ghost) {
     let mut once_more = true;
     loop {
         match release_ghost(core, ghost).await {
-            Ok(()) => {
-                if link.epoch() == ghost.epoch || !once_more {
+            Ok(is_over) => {
+                if is_over || !once_more {
                     return;
                 }
                 once_more = false;
@@ -194,18 +193,21 @@ async fn bust(core: &Core, ghost: &Ghost) {
                 return;
             }
         }
-        pause(core, lock, &mut retry).await;
+        pause(core, ghost.kind.record(), &mut retry).await;
     }
 }
 
-/// Where it may be moved to comes last: then nothing is left to be moved.
-async fn release_ghost(core: &Core, ghost: &Ghost) -> Result<(), StoreError> {
+/// Where it may be moved to comes last: then nothing is left to be moved. Whether that proves that nothing comes any more.
+async fn release_ghost(core: &Core, ghost: &Ghost) -> Result<bool, StoreError> {
+    let mut is_over = true;
     for owner in iter::once(&ghost.owner).chain(&ghost.moves_to) {
-        if core.store.release(&ghost.kind.release(owner, 0)).await? != Released::NotHeld {
+        let (released, epoch) = core.release_in_no_books(&ghost.kind, &ghost.kind.release(owner, 0)).await?;
+        is_over &= epoch == ghost.epoch;
+        if released != Released::NotHeld {
             log::later!(DEBUG, lock = ghost.kind.name(), owner = owner; "removed a hold that nobody had");
         }
     }
-    Ok(())
+    Ok(is_over)
 }
 
 /// Takes one hold off what the server records, whoever keeps the count besides.
@@ -232,7 +234,7 @@ async fn take_off(
         if !again || Instant::now() > deadline {
             return;
         }
-        pause(core, kind.name(), &mut retry).await;
+        pause(core, kind.record(), &mut retry).await;
     }
 }
 
@@ -247,12 +249,13 @@ async fn set_count(core: &Core, hold: &Arc<Hold>, holds: u32) {
             // as long as it lives anyhow
             let lease_ms = hold.record_ends().saturating_duration_since(Instant::now()).as_millis().max(1) as u64;
             let terms = Terms { owner: &owner, lease_ms, holds, waits: false };
-            core.store.acquire(&hold.kind().acquire(terms)).await.is_ok()
+            let route = core.route(hold, Instant::now());
+            core.store.acquire(&route, &hold.kind().acquire(terms)).await.is_ok()
         };
-        if raised && core.store.release(&hold.kind().release(&owner, holds)).await.is_ok() {
+        if raised && core.release_in_no_books(hold.kind(), &hold.kind().release(&owner, holds)).await.is_ok() {
             return;
         }
-        pause(core, hold.lock_name(), &mut retry).await;
+        pause(core, hold.kind().record(), &mut retry).await;
     }
 }
 

@@ -59,7 +59,7 @@ impl Repeat {
         }
         core.sleep_until(Instant::now() + self.retry.next()).await;
         tokio::select! {
-            () = core.store.link(hold.lock_name()).wait_up() => {}
+            () = core.store.wait_up(hold.kind().record()) => {}
             () = core.sleep_until(self.deadline) => {}
         }
         Ok(())
@@ -244,7 +244,8 @@ impl Core {
         }
         loop {
             *in_doubt = Some(seen);
-            match self.store.release(&kind.release_if(owner, seen.saturating_sub(1), seen)).await {
+            let release = kind.release_if(owner, seen.saturating_sub(1), seen);
+            match self.release_in_no_books(kind, &release).await.map(|(released, _)| released) {
                 Ok(released @ (Released::Free | Released::StillHeld)) => return Ok(released),
                 Ok(Released::NotHeld) => return Err(not_held(kind, owner)),
                 // somebody else was quicker

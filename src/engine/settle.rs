@@ -6,13 +6,15 @@ use super::{
     core::Core,
     hold::Hold,
     jobs::Ghost,
+    kind::Kind,
     state::{Abandoned, Answered, Leftover, Request},
 };
 use crate::{
+    clock::Instant,
     error::{StoreError, StoreErrorKind},
     meter::Meter,
     owner::OwnerId,
-    store::{Epoch, Released},
+    store::{Call, Epoch, Released, Route},
 };
 
 /// Why a hold waits for another call of its owner.
@@ -29,17 +31,35 @@ pub(crate) enum Agreement {
 }
 
 impl Core {
-    /// The number of the connection that carries requests about this hold.
+    /// The way of a request about this hold.
+    pub(crate) fn route(&self, hold: &Hold, asked: Instant) -> Route {
+        self.store.route(hold.kind().record(), asked)
+    }
+
+    /// The number of the connection that carries requests about this hold by now.
     pub(crate) fn epoch(&self, hold: &Hold) -> Epoch {
-        self.store.link(hold.lock_name()).epoch()
+        self.store.link(hold.kind().record()).epoch()
+    }
+
+    /// A release that is in nobody's books: of a ghost, or of what was given away. With the number of the connection that
+    /// brought the answer.
+    pub(super) async fn release_in_no_books(
+        &self,
+        kind: &Arc<dyn Kind>,
+        release: &Call,
+    ) -> Result<(Released, Epoch), StoreError> {
+        let route = self.store.route(kind.record(), Instant::now());
+        self.store.release(&route, release).await
     }
 
     /// Makes the server record our count, if it does not. In the hold's turn. Sent twice it changes nothing; dropped
     /// midway, the doubt stays and the next in line repeats it.
     pub(crate) async fn agree(&self, hold: &Arc<Hold>) -> Agreement {
-        let Some(request) = hold.send_release(self.epoch(hold)) else { return Agreement::Reached { held: true } };
-        match self.store.release(&hold.kind().release(&request.owner, request.count)).await {
-            Ok(released) => Agreement::Reached { held: self.agreed(hold, &request, released) },
+        let now = Instant::now();
+        let route = self.route(hold, now);
+        let Some(request) = hold.send_release(route.epoch(), now) else { return Agreement::Reached { held: true } };
+        match self.store.release(&route, &hold.kind().release(&request.owner, request.count)).await {
+            Ok((released, epoch)) => Agreement::Reached { held: self.agreed(hold, &request, released, epoch) },
             Err(error) if error.may_have_executed() => Agreement::Silent(error),
             Err(error) => {
                 hold.not_executed(&request);
@@ -72,8 +92,8 @@ impl Core {
     }
 
     /// Takes in what the server answered a release. Whether it had recorded this owner, or may have.
-    pub(crate) fn agreed(&self, hold: &Arc<Hold>, request: &Request, released: Released) -> bool {
-        self.heard(hold, hold.released(request, released, self.epoch(hold)))
+    pub(crate) fn agreed(&self, hold: &Arc<Hold>, request: &Request, released: Released, epoch: Epoch) -> bool {
+        self.heard(hold, hold.released(request, released, epoch))
     }
 
     /// Looks after the names that an answer has left behind. Whether the server had recorded this owner, or may have.

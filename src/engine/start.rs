@@ -22,7 +22,7 @@ use crate::{
     log,
     options::{Config, Wire},
     owner::{ClientId, connection_name},
-    store::{Endpoint, Sink, Store, has_io_here},
+    store::{Dials, Endpoint, Sink, Store, has_io_here},
     sync::atomic::AtomicBool,
 };
 
@@ -58,7 +58,7 @@ async fn start(endpoint: Endpoint, config: Config, runtime: Handle, driver: Opti
     });
     let client = ClientId::random();
     let name = connection_name(config.application.as_deref(), &client).into();
-    let store = Store::connect(&endpoint, &config, &name, &runtime, driver, sink).await?;
+    let store = Store::connect(Dials::new(endpoint, config.clone(), name, runtime.clone(), driver, sink)).await?;
     // how long a round trip takes is known from here on. If it is not answered, the first request will be told
     let _ = store.link("").barrier().await;
     let (signals, lists) = Hub::new();

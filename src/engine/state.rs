@@ -63,7 +63,7 @@ pub(super) enum ServerSide {
     Holds(u32),
     /// It is in the lock's queue, and holds nothing.
     Waits,
-    /// A request is under way or its answer was lost; the first such went out in this epoch of the link.
+    /// Requests are under way or their answers were lost; they went out in this epoch.
     InDoubt {
         epoch: Epoch,
         /// Whether none asks for more than a first hold, or gives one back.
@@ -159,7 +159,7 @@ pub(super) struct Answered {
     pub(super) untold: Option<Abandoned>,
 }
 
-/// A name that late executions may still use; the oldest was sent in this epoch.
+/// A name that late executions may still use; they were sent in this epoch.
 #[derive(Debug)]
 pub(crate) struct Abandoned {
     pub(crate) owner: OwnerId,
@@ -305,10 +305,10 @@ impl State {
         }
     }
 
-    /// The epoch of the oldest request that may still be executed.
-    pub(super) fn oldest_doubt(&self, before: ServerSide) -> Option<Epoch> {
+    /// The epoch of the requests that may still be executed.
+    pub(super) fn doubts(&self, before: ServerSide) -> Option<Epoch> {
         match before {
-            ServerSide::InDoubt { epoch, .. } => Some(self.late.map_or(epoch, |late| late.min(epoch))),
+            ServerSide::InDoubt { epoch, .. } => Some(self.late.map_or(epoch, |late| late.and(epoch))),
             _ => self.late,
         }
     }
@@ -379,7 +379,7 @@ impl State {
 
     pub(super) fn doubt(&mut self, epoch: Epoch, outermost: bool, now: Instant) {
         let (epoch, before) = match self.server {
-            ServerSide::InDoubt { epoch, outermost } => (epoch, outermost),
+            ServerSide::InDoubt { epoch: doubt, outermost } => (doubt.and(epoch), outermost),
             _ => (epoch, true),
         };
         self.server = ServerSide::InDoubt { epoch, outermost: outermost && before };
@@ -391,7 +391,7 @@ impl State {
         if matches!(before, ServerSide::InDoubt { epoch: doubt, .. } if doubt != epoch) {
             self.late_until = self.ends;
         }
-        self.late = self.oldest_doubt(before).filter(|doubt| *doubt != epoch);
+        self.late = self.doubts(before).filter(|doubt| *doubt != epoch);
     }
 
     pub(super) fn abandon(&mut self, epoch: Epoch) -> Abandoned {

@@ -72,8 +72,9 @@ impl Acquire<'_> {
         if requests.iter().any(|(_, request)| request.owner != owner) {
             return Ok(Outcome::NotThisWay);
         }
+        let route = core.route(requests[0].0, sent);
         for (hold, request) in &requests {
-            hold.send(request, self.lease, core.epoch(hold), sent);
+            hold.send(request, self.lease, route.epoch(), sent);
         }
         let not_executed = || {
             for (hold, request) in &requests {
@@ -90,11 +91,11 @@ impl Acquire<'_> {
 
         let names = kinds.iter().map(|kind| Arc::clone(kind.name()));
         let call = Call::new(scripts.acquire, names, vec![Arg::from(&owner), self.lease.millis().into()]);
-        match core.store.acquire_together(&call).await {
-            Ok(None) => {
+        match core.store.acquire_together(&route, &call).await {
+            Ok((None, epoch)) => {
                 let (mut entered, mut late) = (Vec::new(), false);
                 for (hold, request) in &requests {
-                    match self.take_in(hold, request, sent, None)? {
+                    match self.take_in(hold, request, sent, None, epoch)? {
                         Some(ticket) => entered.push((Arc::clone(hold), ticket)),
                         None => late = true,
                     }
@@ -107,9 +108,9 @@ impl Acquire<'_> {
                 }
                 Ok(Outcome::Entered(entered))
             }
-            Ok(Some((at, why))) => {
+            Ok((Some((at, why)), epoch)) => {
                 for (hold, request) in &requests {
-                    hold.busy(request, false, core.epoch(hold));
+                    hold.busy(request, false, epoch);
                 }
                 match why {
                     Acquired::WrongKind => Err(Error::WrongLockKind { lock: kinds[at].name().to_string() }),
@@ -177,9 +178,11 @@ impl Core {
     async fn agree_together(&self, holds: &[&Arc<Hold>]) -> Result<(), StoreError> {
         let Some(scripts) = scripts(self, holds.iter().map(|hold| hold.kind())) else { return Ok(()) };
         let (mut turns, mut asked) = (Vec::with_capacity(holds.len()), Vec::with_capacity(holds.len()));
+        let now = Instant::now();
+        let route = self.route(holds[0], now);
         for hold in holds {
             let Ok(turn) = hold.turn.try_lock() else { continue };
-            match hold.send_release(self.epoch(hold)) {
+            match hold.send_release(route.epoch(), now) {
                 Some(release) if release.ends_a_hold() => {
                     turns.push(turn);
                     asked.push((*hold, release));
@@ -201,10 +204,10 @@ impl Core {
             [Arg::from(&release.owner), channel]
         };
         let args = asked.iter().flat_map(of_one);
-        match self.store.release_together(&Call::new(scripts.release, names, args)).await {
-            Ok(answers) => {
+        match self.store.release_together(&route, &Call::new(scripts.release, names, args)).await {
+            Ok((answers, epoch)) => {
                 for ((hold, release), released) in asked.iter().zip(answers) {
-                    self.agreed(hold, release, released);
+                    self.agreed(hold, release, released, epoch);
                 }
             }
             Err(error) if error.may_have_executed() => return Err(error),

@@ -186,17 +186,18 @@ impl Core {
         };
         let settled_otherwise =
             || Error::Unconfirmed { lock: hold.lock_name().to_string(), source: silent(SETTLED_OTHERWISE) };
-        let request = hold.send_move(&generation, moves, self.epoch(hold)).ok_or_else(settled_otherwise)?;
+        let route = self.route(hold, Instant::now());
+        let request = hold.send_move(&generation, moves, route.epoch()).ok_or_else(settled_otherwise)?;
         let transfer = hold.kind().transfer(&request.owner, &moves.to, millis(moves.keep));
-        match self.store.acquire(&transfer).await {
-            Ok(Acquired::Yes { .. }) => {
-                let answered = hold.moved(&request, self.epoch(hold)).ok_or_else(settled_otherwise)?;
+        match self.store.acquire(&route, &transfer).await {
+            Ok((Acquired::Yes { .. }, epoch)) => {
+                let answered = hold.moved(&request, epoch).ok_or_else(settled_otherwise)?;
                 self.heard(hold, answered);
                 // no await from here on: whoever polls is told
                 Ok(None)
             }
-            Ok(_) => {
-                self.agreed(hold, &request, Released::NotHeld);
+            Ok((_, epoch)) => {
+                self.agreed(hold, &request, Released::NotHeld, epoch);
                 Err(hold.lost_error(&request.owner, LossReason::RecordMissing))
             }
             Err(error) => {

@@ -98,7 +98,7 @@ impl State {
         }
     }
 
-    /// The acquire was confirmed while the link was in `epoch`. `Ok(None)`: so late that the lease is over already, or
+    /// The acquire was confirmed over the connection `epoch`. `Ok(None)`: so late that the lease is over already, or
     /// that nobody counts on it any more. `Err`: the hold that it was to be nested in was lost meanwhile.
     pub(super) fn granted(
         &mut self,
@@ -172,7 +172,7 @@ impl State {
         }
     }
 
-    /// The server answered the release while the link was in `epoch`.
+    /// The server answered the release over the connection `epoch`.
     pub(super) fn released(
         &mut self,
         request: &Request,
@@ -412,7 +412,7 @@ impl State {
             return None;
         }
         self.standing = Standing::Orphaned;
-        let epoch = self.oldest_doubt(self.server)?;
+        let epoch = self.doubts(self.server)?;
         Some(self.abandon(epoch))
     }
 
@@ -422,7 +422,7 @@ impl State {
         if self.wanted() > 0 || self.standing != Standing::Ours {
             return None;
         }
-        let epoch = self.oldest_doubt(self.server)?;
+        let epoch = self.doubts(self.server)?;
         Some(self.abandon(epoch))
     }
 

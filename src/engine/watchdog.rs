@@ -106,7 +106,7 @@ fn look(core: &Arc<Core>) -> Vec<Renewal> {
             Look::Ended => core.tidy(&hold),
             // it waits in a queue, and cannot ask: what is not polled loses its place, by the server's clock. Where it could
             // have asked, nobody polls it, and what is in doubt may be the lock itself
-            Look::Stuck if !core.store.link(hold.lock_name()).is_up() && hold.bear_with_queue() => {}
+            Look::Stuck if !core.store.is_up(hold.kind().record()) && hold.bear_with_queue() => {}
             Look::Stuck => {
                 log::later!(
                     WARN, lock = hold.lock_name(), owner = hold.owner();

@@ -52,17 +52,51 @@ enum State {
     Down,
 }
 
-/// One of the connections that a link has had: answers of one epoch came in the order of their requests.
+/// One of the connections that a client has had: answers of one epoch came in the order of their requests. No two links
+/// of a client have the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Epoch(u64);
 
 impl Epoch {
-    /// Before there is a connection.
-    const NONE: Self = Self(0);
-    pub(crate) const FIRST: Self = Self::NONE.next();
+    /// No connection's. Requests in doubt that went over several are over when none of them can come any more: no answer
+    /// proves it.
+    pub(crate) const NONE: Self = Self(0);
+    #[cfg(test)]
+    pub(crate) const FIRST: Self = Self(1);
 
+    /// Of both, that no answer proves which is not over both.
+    pub(crate) fn and(self, other: Self) -> Self {
+        if self == other { self } else { Self::NONE }
+    }
+
+    #[cfg(test)]
     pub(crate) const fn next(self) -> Self {
         Self(self.0 + 1)
+    }
+}
+
+/// Numbers the connections of one client.
+#[derive(Debug)]
+pub(super) struct Epochs {
+    last: AtomicU64,
+    /// The last one that carries scripts.
+    of_scripts: watch::Sender<Epoch>,
+}
+
+impl Default for Epochs {
+    fn default() -> Self {
+        Self { last: AtomicU64::new(0), of_scripts: watch::Sender::new(Epoch::NONE) }
+    }
+}
+
+impl Epochs {
+    fn next(&self) -> Epoch {
+        Epoch(self.last.fetch_add(1, Ordering::Relaxed) + 1)
+    }
+
+    /// Changes whenever a connection that carries scripts can be used, to its number.
+    pub(super) fn of_scripts(&self) -> watch::Receiver<Epoch> {
+        self.of_scripts.subscribe()
     }
 }
 
@@ -87,8 +121,8 @@ pub(crate) struct Link {
     carries: Carries,
     round_trip: RoundTrip,
     pace: Arc<Pace>,
-    /// The connection that may be used, or could be until a moment ago.
-    connection: RwLock<Option<Connection>>,
+    /// The connection that may be used, or could be until a moment ago, and its number.
+    connection: RwLock<Option<(Epoch, Connection)>>,
     state: watch::Sender<State>,
     /// How long a request waits for the next connection.
     patience: Duration,
@@ -96,14 +130,15 @@ pub(crate) struct Link {
     ready: watch::Sender<Epoch>,
     /// The epoch of a connection that is of no use any more.
     given_up: watch::Sender<Epoch>,
-    /// The same as `ready`, for those who only look.
-    epoch: AtomicU64,
     closed: AtomicBool,
 }
 
 impl fmt::Debug for Link {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Link").field("state", &*self.state.borrow()).field("epoch", &self.epoch).finish_non_exhaustive()
+        f.debug_struct("Link")
+            .field("state", &*self.state.borrow())
+            .field("epoch", &self.epoch())
+            .finish_non_exhaustive()
     }
 }
 
@@ -140,9 +175,8 @@ impl Link {
             connection: RwLock::new(None),
             state: watch::Sender::new(State::Down),
             patience: BLINK.min(dial.command_timeout),
-            ready: watch::Sender::new(Epoch::FIRST),
+            ready: watch::Sender::new(Epoch::NONE),
             given_up: watch::Sender::new(Epoch::NONE),
-            epoch: AtomicU64::new(0),
             closed: AtomicBool::new(false),
             dial,
         })
@@ -267,16 +301,21 @@ impl Link {
 
     /// Requests may be sent over the connection that was just made.
     fn set_up(&self, connection: &Connection) {
-        let epoch = self.epoch().next();
-        // first: what is asked over the new connection is never counted to the old one
-        self.epoch.store(epoch.0, Ordering::Release);
-        *self.connection.write().unwrap_or_else(PoisonError::into_inner) = Some(connection.clone());
+        let epoch = self.dial.epochs.next();
+        *self.connection.write().unwrap_or_else(PoisonError::into_inner) = Some((epoch, connection.clone()));
         self.set(State::Up);
-        contain(|| _ = self.ready.send_if_modified(|was| std::mem::replace(was, epoch) != epoch));
+        contain(|| _ = self.ready.send_replace(epoch));
+        if self.carries == Carries::Requests && self.dial.sink.is_none() {
+            contain(|| _ = self.dial.epochs.of_scripts.send_replace(epoch));
+        }
+    }
+
+    fn numbered(&self) -> Option<(Epoch, Connection)> {
+        self.connection.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     fn current(&self) -> Option<Connection> {
-        self.connection.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.numbered().map(|(_, connection)| connection)
     }
 
     /// Requests that are not answered yet.
@@ -284,7 +323,7 @@ impl Link {
         self.current().map_or(0, |connection| connection.under_way())
     }
 
-    /// Changes whenever a new connection can be used: to its epoch. The first one counts as seen.
+    /// Changes whenever a new connection can be used: to its epoch.
     pub(crate) fn connections(&self) -> watch::Receiver<Epoch> {
         self.ready.subscribe()
     }
@@ -294,11 +333,11 @@ impl Link {
     }
 
     /// The connection for a request. While there is none it is refused: later it may mean something else.
-    async fn up(&self) -> Result<Connection, StoreError> {
+    async fn up(&self) -> Result<(Epoch, Connection), StoreError> {
         if !self.is_up() {
             self.wait_a_blink().await?;
         }
-        self.current().ok_or_else(not_connected)
+        self.numbered().ok_or_else(not_connected)
     }
 
     async fn wait_a_blink(&self) -> Result<(), StoreError> {
@@ -332,36 +371,36 @@ impl Link {
         let _ = self.state.subscribe().wait_for(|state| *state == State::Up).await;
     }
 
-    /// Which connection it is by now. It counts before the first request goes over it.
+    /// Which connection it is by now.
     pub(crate) fn epoch(&self) -> Epoch {
-        Epoch(self.epoch.load(Ordering::Acquire))
+        let connection = self.connection.read().unwrap_or_else(PoisonError::into_inner);
+        connection.as_ref().map_or(Epoch::NONE, |(epoch, _)| *epoch)
     }
 
     /// Runs a script: EVALSHA, and where the server does not know it, EVAL. Nothing else is ever sent twice: what is asked
-    /// again was not sent when the connection ended.
+    /// again was not sent when the connection ended. With the number of the connection that brought the answer.
     ///
     /// Dropped midway, the request may still execute; it was asked by the first poll, so that whatever is sent
-    /// after the drop comes second. Nothing is sent a command timeout after the first poll: a future that was not polled
-    /// for so long may have been given up by everybody, and what it asks for may be somebody else's by now.
-    pub(crate) async fn eval(&self, call: &Call) -> Result<Value, StoreError> {
-        let mut until = self.until(clock::Instant::now());
+    /// after the drop comes second. Nothing is sent when `until` is over: a future that was not polled for so long may have
+    /// been given up by everybody, and what it asks for may be somebody else's by now.
+    pub(super) async fn eval(&self, call: &Call, mut until: Until) -> Result<(Value, Epoch), StoreError> {
         if !self.is_up() {
             self.wait_a_blink().await?;
             until = until.again(clock::Instant::now());
         }
-        let mut connection = self.current().ok_or_else(not_connected)?;
+        let (mut epoch, mut connection) = self.numbered().ok_or_else(not_connected)?;
         let (mut digest, mut tries) = (true, MAX_UNSENT);
         loop {
             let request = if digest { Request::Digest(call) } else { Request::Source(call) };
             match connection.call(request, until).await {
                 Ok(answer) => {
                     self.round_trip.take(until.asked());
-                    return Ok(answer);
+                    return Ok((answer, epoch));
                 }
                 Err(Failure::Refused(error)) if digest && error.starts_with("NOSCRIPT") => digest = false,
                 Err(Failure::Unsent) if tries > 0 => {
                     tries -= 1;
-                    connection = Box::pin(self.after(&connection)).await?;
+                    (epoch, connection) = Box::pin(self.after(&connection)).await?;
                 }
                 Err(failure) => return Err(self.failed(failure)),
             }
@@ -373,12 +412,12 @@ impl Link {
     }
 
     /// The connection after one that has ended, which is known a moment later.
-    async fn after(&self, ended: &Connection) -> Result<Connection, StoreError> {
+    async fn after(&self, ended: &Connection) -> Result<(Epoch, Connection), StoreError> {
         let mut connections = self.connections();
         let next = async {
             loop {
                 let next = self.up().await?;
-                if !next.is(ended) {
+                if !next.1.is(ended) {
                     return Ok(next);
                 }
                 // the supervisor has not heard of it yet
@@ -409,7 +448,8 @@ impl Link {
         error
     }
 
-    fn until(&self, asked: clock::Instant) -> Until {
+    /// The time of a request that is asked now.
+    pub(super) fn until(&self, asked: clock::Instant) -> Until {
         Until::new(asked, self.dial.command_timeout)
     }
 
@@ -439,11 +479,11 @@ impl Link {
     }
 
     async fn channels(&self, verb: Channels, channels: &[String]) -> Result<(), StoreError> {
-        let mut connection = self.up().await?;
+        let (_, mut connection) = self.up().await?;
         loop {
             match connection.channels(verb, channels, self.until(clock::Instant::now())).await {
                 // it may have ended a moment ago
-                Err(Failure::Unsent) => connection = self.after(&connection).await?,
+                Err(Failure::Unsent) => (_, connection) = self.after(&connection).await?,
                 done => return done.map_err(|failure| self.failed(failure)),
             }
         }
@@ -485,7 +525,7 @@ impl Link {
     /// A command that is not a script and need not be repeated.
     async fn custom(&self, words: impl Iterator<Item = &str>, limit: Duration) -> Result<Value, StoreError> {
         let words: Vec<&str> = words.collect();
-        let connection = self.up().await?;
+        let (_, connection) = self.up().await?;
         let answer = connection.call(Request::Words(&words), Until::new(clock::Instant::now(), limit)).await;
         answer.map_err(|failure| self.failed(failure))
     }

@@ -10,8 +10,8 @@ use tokio::{
     sync::{mpsc, oneshot},
 };
 
-use super::*;
-use crate::sync::spawn;
+use super::{pace::Pace, *};
+use crate::{error::StoreErrorKind, sync::spawn};
 
 pub(crate) mod scripts;
 
@@ -19,12 +19,18 @@ pub(crate) mod scripts;
 static STOPPED: LazyLock<Runtime> = LazyLock::new(|| Builder::new_current_thread().enable_time().build().unwrap());
 
 /// One for all tests: it leads nowhere.
-static NOWHERE: LazyLock<(Endpoint, Arc<Link>, Arc<Pace>)> = LazyLock::new(|| {
-    let (endpoint, pace) = (Endpoint::from_url("redis://127.0.0.1:1").unwrap(), Arc::new(Pace::new()));
-    let dial = Dial::new(&endpoint, &Config::default(), &"".into(), &stopped(), None, None);
-    let link = Link::new(dial, &pace, link::Carries::Requests);
-    (endpoint, link, pace)
+static NOWHERE: LazyLock<Arc<Link>> = LazyLock::new(|| {
+    let dial = dials("redis://127.0.0.1:1", Config::default(), stopped()).for_scripts();
+    Link::new(dial, &Arc::new(Pace::new()), link::Carries::Requests)
 });
+
+/// How the links of a client connect that hears no messages.
+pub(super) fn dials(url: &str, config: Config, own: Handle) -> Dials {
+    Dials::new(Endpoint::from_url(url).unwrap(), config, NAME.into(), own, None, Arc::new(|_| {}))
+}
+
+/// What its connections are called.
+pub(super) const NAME: &str = "a-name";
 
 script!(STRING_RELEASE = "string/release", keys = 1, args = 1);
 
@@ -153,19 +159,7 @@ pub(crate) type Message = (String, &'static str);
 
 impl Store {
     pub(crate) fn played_by(server: &Arc<Server>) -> Self {
-        let (endpoint, link, pace) = &*NOWHERE;
-        Self {
-            scripts: Arc::clone(link),
-            subscriptions: Arc::clone(link),
-            address: String::new(),
-            run_id: None,
-            lists: OnceCell::new(),
-            pace: Arc::clone(pace),
-            endpoint: endpoint.clone(),
-            config: Config::default(),
-            name: "".into(),
-            own: stopped(),
-            played: Some(Arc::clone(server)),
-        }
+        let dials = dials("redis://127.0.0.1:1", Config::default(), stopped());
+        Self { one: One::nowhere(&NOWHERE), dials, address: String::new(), played: Some(Arc::clone(server)) }
     }
 }

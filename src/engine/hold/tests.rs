@@ -76,7 +76,7 @@ fn a_hold_that_was_taken_anew_does_not_expire() {
                 assert!(hold.leave(&stale, Instant::now()).is_err());
             }
             // the record is gone, too
-            if let Some(request) = hold.send_release(Epoch::FIRST) {
+            if let Some(request) = hold.send_release(Epoch::FIRST, Instant::now()) {
                 hold.released(&request, Released::NotHeld, Epoch::FIRST);
             }
             let fresh = entered(&holds, &hold, Instant::now(), Duration::from_secs(30)).unwrap();
@@ -118,7 +118,7 @@ fn a_hold_that_was_given_away_is_neither_planned_nor_settled() {
             let ticket = entered(&holds, &hold, Instant::now(), Duration::from_secs(30)).unwrap();
             assert!(matches!(hold.give_away(&ticket), Some(Unsettled::Nothing)));
             assert!(matches!(hold.plan(DOOR, holds.around(&hold), Instant::now()), Ok(Next::Forget)));
-            assert!(hold.send_release(Epoch::FIRST).is_none());
+            assert!(hold.send_release(Epoch::FIRST, Instant::now()).is_none());
             assert_eq!(hold.leftover(), Leftover::Held);
             hold.lose(LossReason::RecordMissing);
             assert_eq!(hold.leftover(), Leftover::Nothing);
@@ -152,7 +152,7 @@ async fn comes_and_goes(holds: &Holds, kind: &Arc<dyn Kind>, owner: &OwnerId, ha
             hold.lose(LossReason::RecordMissing);
         } else {
             assert!(matches!(hold.leave(&ticket, Instant::now()), Ok(Left::Here(_))));
-            let request = hold.send_release(Epoch::FIRST).expect("it was held");
+            let request = hold.send_release(Epoch::FIRST, Instant::now()).expect("it was held");
             hold.released(&request, Released::Free, Epoch::FIRST);
             drop(turn);
         }
@@ -209,7 +209,7 @@ fn a_hold_is_forgotten_whoever_looks_at_it_when_it_ends() {
         let of_user = Arc::clone(&holds);
         let user = spawn(async move {
             assert!(matches!(last.leave(&ticket, Instant::now()), Ok(Left::Here(_))));
-            let request = last.send_release(Epoch::FIRST).expect("it was held");
+            let request = last.send_release(Epoch::FIRST, Instant::now()).expect("it was held");
             last.released(&request, Released::Free, Epoch::FIRST);
             of_user.reap(&last);
         });

@@ -13,13 +13,10 @@ use tokio::runtime::{Builder, Handle};
 use super::*;
 use crate::{
     options::Config,
-    store::{Endpoint, tests::call},
+    store::tests::{NAME, call, dials},
 };
 
-/// What the connection is called: the last word of the handshake.
-const NAME: &str = "a-name";
-
-/// Answers the handshake: HELLO, twice CLIENT SETINFO, and HELLO with the name.
+/// Answers the handshake: HELLO, twice CLIENT SETINFO, and HELLO with the name, its last word.
 fn greet(listener: &TcpListener) -> TcpStream {
     let (mut stream, mut come) = (listener.accept().unwrap().0, Vec::new());
     while !come.ends_with(format!("{NAME}\r\n").as_bytes()) {
@@ -53,16 +50,16 @@ fn what_is_asked_again_has_one_command_timeout() {
     let own = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     own.block_on(async {
         let config = Config { command_timeout: Some(TIMEOUT), ..Config::default() };
-        let (endpoint, pace) = (Endpoint::from_url(&url).unwrap(), Arc::new(Pace::new()));
-        let dial = Dial::new(&endpoint, &config, &NAME.into(), &Handle::current(), None, None);
-        let link = Link::connect(dial, &pace).await.unwrap();
+        let dial = dials(&url, config, Handle::current()).for_scripts();
+        let link = Link::connect(dial, &Arc::new(Pace::new())).await.unwrap();
         // more than the socket takes
         let large = "x".repeat(1 << 20);
         for _ in 0..16 {
-            assert!(poll_immediate(link.eval(&call(&large))).await.is_none());
+            assert!(poll_immediate(link.eval(&call(&large), link.until(clock::Instant::now()))).await.is_none());
         }
         let (asked, victim) = (Instant::now(), call("victim"));
-        let told = async { (link.eval(&victim).await.unwrap_err(), asked.elapsed()) };
+        let told =
+            async { (link.eval(&victim, link.until(clock::Instant::now())).await.unwrap_err(), asked.elapsed()) };
         let cutting = async {
             sleep(TIMEOUT.mul_f64(0.75)).await;
             cut.send(()).unwrap();

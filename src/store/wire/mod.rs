@@ -22,14 +22,16 @@ use uuid::Uuid;
 pub(super) use self::by_fred::address;
 pub(crate) use self::{resp::Value, stream::has_io_here};
 use super::{
-    Endpoint, refusal,
+    Dials,
+    link::Epochs,
+    refusal,
     script::{Arg, Call},
 };
 use crate::{
     clock::Instant,
     error::{StoreError, StoreErrorKind},
     log,
-    options::{Config, Wire},
+    options::Wire,
 };
 
 /// How many requests may be under way on one connection.
@@ -196,26 +198,21 @@ pub(super) struct Dial {
     /// The runtime that reads answers, while it runs.
     pub(super) driver: Option<Handle>,
     pub(super) sink: Option<Sink>,
+    pub(super) epochs: Arc<Epochs>,
 }
 
 impl Dial {
-    pub(super) fn new(
-        endpoint: &Endpoint,
-        config: &Config,
-        name: &Arc<str>,
-        own: &Handle,
-        driver: Option<Handle>,
-        sink: Option<Sink>,
-    ) -> Self {
+    pub(super) fn new(dials: &Dials, driver: Option<Handle>, sink: Option<Sink>) -> Self {
         Self {
-            server: endpoint.server.clone(),
-            wire: endpoint.wire(config),
-            connect_timeout: config.connect_timeout,
-            command_timeout: config.command_timeout(),
-            name: Arc::clone(name),
-            own: own.clone(),
+            server: dials.endpoint.server.clone(),
+            wire: dials.endpoint.wire(&dials.config),
+            connect_timeout: dials.config.connect_timeout,
+            command_timeout: dials.config.command_timeout(),
+            name: Arc::clone(&dials.name),
+            own: dials.own.clone(),
             driver,
             sink,
+            epochs: Arc::clone(&dials.epochs),
         }
     }
 

@@ -1,0 +1,277 @@
+//! Where servers are, and how to log in: from a URL, or from a configuration of fred's.
+
+use fred::types::config::{Config as FredConfig, Server, ServerConfig};
+
+use super::wire;
+use crate::{
+    error::{Error, Result},
+    options::{Config, Wire},
+};
+
+/// Where the servers are, and how to log in: made from a URL, or from a configuration of fred's.
+#[derive(Clone)]
+#[cfg_attr(not(feature = "fred-config"), expect(unreachable_pub, reason = "public with the feature"))]
+pub struct Endpoint {
+    /// Credentials, database and TLS; it leads to the first address.
+    pub(super) server: FredConfig,
+    pub(super) place: Place,
+    /// As the URL says.
+    wire: Option<Wire>,
+}
+
+/// What the addresses are.
+#[derive(Debug, Clone)]
+pub(super) enum Place {
+    /// One server's.
+    Server,
+    /// Nodes of a cluster.
+    Cluster(Vec<Server>),
+    /// Sentinels, which know where the service is.
+    Sentinel(Sentinels),
+    /// One service's: the server among them that is the master.
+    List(Vec<Server>),
+}
+
+/// Who knows where a master is.
+#[derive(Clone)]
+pub(super) struct Sentinels {
+    pub(super) at: Vec<Server>,
+    pub(super) service: String,
+    /// Theirs; `None`: the servers'.
+    #[expect(dead_code, reason = "nobody asks sentinels yet")]
+    pub(super) login: Option<(Option<String>, Option<String>)>,
+}
+
+impl std::fmt::Debug for Sentinels {
+    /// Without user and password.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Sentinels").field("at", &self.at).field("service", &self.service).finish_non_exhaustive()
+    }
+}
+
+impl std::fmt::Debug for Endpoint {
+    /// Without user and password.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Endpoint({})", self.address())
+    }
+}
+
+#[cfg(feature = "fred-config")]
+impl From<FredConfig> for Endpoint {
+    fn from(server: FredConfig) -> Self {
+        let place = match &server.server {
+            ServerConfig::Centralized { .. } | ServerConfig::Unix { .. } => Place::Server,
+            ServerConfig::Clustered { hosts, .. } => Place::Cluster(hosts.clone()),
+            ServerConfig::Sentinel { hosts, service_name, .. } => {
+                Place::Sentinel(Sentinels { at: hosts.clone(), service: service_name.clone(), login: None })
+            }
+        };
+        Self { server, place, wire: None }
+    }
+}
+
+/// What a scheme asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Scheme {
+    Server,
+    Cluster,
+    Sentinel,
+}
+
+const FORMS: &str = "use redis://, redis-cluster:// or redis-sentinel://, with rediss for TLS, or redis+unix://";
+
+fn refuse<T>(reason: impl Into<String>) -> Result<T> {
+    Err(Error::InvalidConfig { reason: reason.into() })
+}
+
+impl Endpoint {
+    /// Reads `redis://`, `redis-cluster://`, `redis-sentinel://`, the same with TLS (`rediss..`), each with user, password,
+    /// several addresses between commas, a database, and options after `?`; or `redis+unix://`.
+    pub(crate) fn from_url(url: &str) -> Result<Self> {
+        let Some((name, rest)) = url.split_once("://") else { return refuse(format!("it is no URL; {FORMS}")) };
+        // what follows the scheme may hold a password: no error quotes it
+        let (tls, scheme) = match name {
+            "redis+unix" => return Self::of_socket(url),
+            "redis" | "valkey" => (false, Scheme::Server),
+            "rediss" | "valkeys" => (true, Scheme::Server),
+            "redis-cluster" | "valkey-cluster" => (false, Scheme::Cluster),
+            "rediss-cluster" | "valkeys-cluster" => (true, Scheme::Cluster),
+            "redis-sentinel" | "valkey-sentinel" => (false, Scheme::Sentinel),
+            "rediss-sentinel" | "valkeys-sentinel" => (true, Scheme::Sentinel),
+            _ => return refuse(format!("the URL's scheme is {name:?}; {FORMS}")),
+        };
+        if tls && !cfg!(feature = "rustls") {
+            return refuse(format!("{name}:// needs TLS; enable the feature `rustls` of nestlock"));
+        }
+        let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
+        let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
+        let (login, hosts) = match authority.rsplit_once('@') {
+            Some((login, hosts)) => (format!("{login}@"), hosts),
+            None => (String::new(), authority),
+        };
+        let mut options = Options::read(query)?;
+        let (database, service) = match scheme {
+            Scheme::Sentinel => {
+                let (service, database) = path.split_once('/').unwrap_or((path, ""));
+                let service = options.service.take().unwrap_or_else(|| service.to_owned());
+                if service.is_empty() {
+                    return refuse(
+                        "the URL names no service; write it behind the addresses: redis-sentinel://a,b,c/name",
+                    );
+                }
+                (database, service)
+            }
+            _ => (path, String::new()),
+        };
+        if scheme == Scheme::Cluster && !matches!(database, "" | "0") {
+            return refuse("a cluster has one database; leave it out of the URL");
+        }
+        let base = if tls { "rediss" } else { "redis" };
+        let port = if scheme == Scheme::Sentinel { 26379 } else { 6379 };
+        let mut at = Vec::new();
+        for host in hosts.split(',').chain(options.nodes.iter().map(String::as_str)) {
+            let parsed = parse(&format!("{base}://{host}"))?;
+            let Some(server) = first(&parsed) else { return refuse("the URL names no host") };
+            let bare = host.rsplit_once(']').map_or(host, |(_, rest)| rest);
+            at.push(if bare.contains(':') { server } else { Server { port, ..server } });
+        }
+        let Some(address) = at.first().cloned() else { return refuse("the URL names no host") };
+        let mut server = parse(&format!("{base}://{login}localhost/{database}"))?;
+        server.server = ServerConfig::Centralized { server: address };
+        let sentinel_login = options.login(base)?;
+        let place = match scheme {
+            Scheme::Cluster => Place::Cluster(at),
+            Scheme::Sentinel => Place::Sentinel(Sentinels { at, service, login: sentinel_login }),
+            Scheme::Server if at.len() == 1 => Place::Server,
+            Scheme::Server => Place::List(at),
+        };
+        Ok(Self { server, place, wire: options.wire })
+    }
+
+    fn of_socket(url: &str) -> Result<Self> {
+        let (url, query) = url.split_once('?').unwrap_or((url, ""));
+        let options = Options::read(query)?;
+        Ok(Self { server: parse(url)?, place: Place::Server, wire: options.wire })
+    }
+
+    /// Which client carries requests and messages.
+    pub(crate) fn wire(&self, config: &Config) -> Wire {
+        self.wire.unwrap_or(config.wire)
+    }
+
+    /// Where it leads, for people: never the password.
+    pub(super) fn address(&self) -> String {
+        let list = |at: &[Server]| at.iter().map(|at| format!("{}:{}", at.host, at.port)).collect::<Vec<_>>().join(",");
+        match &self.place {
+            Place::Server => wire::address(&self.server),
+            Place::Cluster(at) | Place::List(at) => list(at),
+            Place::Sentinel(sentinels) => format!("{}/{}", list(&sentinels.at), sentinels.service),
+        }
+    }
+}
+
+/// What stands after `?`.
+#[derive(Default)]
+struct Options {
+    wire: Option<Wire>,
+    nodes: Vec<String>,
+    service: Option<String>,
+    user: Option<String>,
+    password: Option<String>,
+}
+
+impl Options {
+    fn read(query: &str) -> Result<Self> {
+        let mut options = Self::default();
+        for option in query.split('&').filter(|option| !option.is_empty()) {
+            let (name, value) = option.split_once('=').unwrap_or((option, ""));
+            match (name, value) {
+                ("wire", "own") => options.wire = Some(Wire::Own),
+                ("wire", "fred") => options.wire = Some(Wire::Fred),
+                ("node", node) => options.nodes.push(node.to_owned()),
+                ("sentinelServiceName", service) => options.service = Some(service.to_owned()),
+                ("sentinelUsername", user) => options.user = Some(user.to_owned()),
+                ("sentinelPassword", password) => options.password = Some(password.to_owned()),
+                _ => {
+                    return refuse(
+                        "the URL has an option after `?` that is none of wire=own, wire=fred, node=host:port, \
+                         sentinelServiceName=, sentinelUsername= and sentinelPassword=",
+                    );
+                }
+            }
+        }
+        Ok(options)
+    }
+
+    /// The sentinels' user and password, which are written as those of a URL.
+    fn login(&self, base: &str) -> Result<Option<(Option<String>, Option<String>)>> {
+        if self.user.is_none() && self.password.is_none() {
+            return Ok(None);
+        }
+        let [user, password] = [&self.user, &self.password].map(|word| word.as_deref().unwrap_or(""));
+        let read = parse(&format!("{base}://{user}:{password}@localhost"))?;
+        Ok(Some((read.username, read.password)))
+    }
+}
+
+fn parse(url: &str) -> Result<FredConfig> {
+    match FredConfig::from_url(url) {
+        Ok(server) => Ok(server),
+        Err(error) => refuse(format!("the URL cannot be read ({})", error.kind().to_str())),
+    }
+}
+
+fn first(server: &FredConfig) -> Option<Server> {
+    match &server.server {
+        ServerConfig::Centralized { server } => Some(server.clone()),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(url: &str) -> Endpoint {
+        Endpoint::from_url(url).unwrap_or_else(|error| panic!("{url}: {error}"))
+    }
+
+    #[test]
+    fn each_form_is_read() {
+        for (url, address) in [
+            ("redis://a", "a:6379"),
+            ("valkey://u:p@a:1/3", "a:1"),
+            ("redis://a,b:2", "a:6379,b:2"),
+            ("redis-cluster://u:p@a:1,b,[::1]:3", "a:1,b:6379,[::1]:3"),
+            ("valkey-cluster://[::1]", "[::1]:6379"),
+            ("redis-cluster://a:1?node=b:2&node=c:3", "a:1,b:2,c:3"),
+            ("redis-sentinel://p%40@a,b:2/my/5", "a:26379,b:2/my"),
+            ("redis-sentinel://a?sentinelServiceName=my", "a:26379/my"),
+        ] {
+            assert_eq!(at(url).address(), address, "{url}");
+        }
+        let sentinel = at("redis-sentinel://u:p%40@a,b/my/5?sentinelUsername=s&sentinelPassword=%2Fq&wire=fred");
+        assert_eq!((sentinel.server.username.as_deref(), sentinel.server.password.as_deref()), (Some("u"), Some("p@")));
+        assert_eq!((sentinel.server.database, sentinel.wire), (Some(5), Some(Wire::Fred)));
+        let Place::Sentinel(sentinels) = &sentinel.place else { panic!("{sentinel:?}") };
+        assert_eq!(sentinels.login, Some((Some("s".into()), Some("/q".into()))));
+        assert!(!format!("{sentinels:?}").contains('q'));
+    }
+
+    #[test]
+    fn what_is_no_such_url_is_refused() {
+        for url in [
+            "redis-cluster://a/1",
+            "redis-sentinel://a",
+            "redis-sentinel://a,b/",
+            "redis://a,,b",
+            "redis://a,b:x",
+            "redis://",
+            "redis-cluster://",
+            "redis-cluster://a?nodes=b",
+            "redis-clusters://a",
+        ] {
+            assert!(matches!(Endpoint::from_url(url), Err(Error::InvalidConfig { .. })), "{url}");
+        }
+    }
+}

@@ -1,0 +1,70 @@
+//! One server, or one service whose server changes: a link for scripts, one for messages, and one that BLPOP blocks.
+
+use std::sync::Arc;
+
+use tokio::{sync::OnceCell, time::timeout};
+
+use super::{Dials, link::Link, pace::Pace};
+use crate::error::{Error, Result, StoreError, StoreErrorKind};
+
+/// A server, seen through its links.
+#[derive(Debug)]
+pub(super) struct One {
+    pub(super) scripts: Arc<Link>,
+    pub(super) messages: Arc<Link>,
+    /// Made when somebody waits for a list first.
+    lists: OnceCell<Arc<Link>>,
+    /// What tells the server from all others, as it said when the client connected.
+    run_id: Option<String>,
+    pace: Arc<Pace>,
+}
+
+impl One {
+    /// Connects. On the client's own runtime.
+    pub(super) async fn connect(dials: &Dials) -> Result<Self> {
+        let unreachable = |source: StoreError| Error::Connect {
+            address: dials.endpoint.address(),
+            source: source.before_any_request(),
+        };
+        let pace = Arc::new(Pace::new());
+        let both = async {
+            let scripts = Link::connect(dials.for_scripts(), &pace).await?;
+            let messages = Link::connect(dials.for_messages(), &pace).await?;
+            // some that speak the protocol say the same everywhere
+            let run_id = scripts.run_id().await.filter(|id| id.len() == 40 && id.bytes().any(|byte| byte != b'0'));
+            Ok((scripts, messages, run_id))
+        };
+        let late = |_| {
+            let late = format!("no connection within {:?}", dials.config.connect_timeout);
+            Err(StoreError::new(StoreErrorKind::Timeout, false, late))
+        };
+        let links = timeout(dials.config.connect_timeout, both).await.unwrap_or_else(late);
+        let (scripts, messages, run_id) = links.map_err(unreachable)?;
+        Ok(Self { scripts, messages, lists: OnceCell::new(), run_id, pace })
+    }
+
+    /// One that leads nowhere.
+    #[cfg(test)]
+    pub(super) fn nowhere(link: &Arc<Link>) -> Self {
+        let pace = Arc::new(Pace::new());
+        Self { scripts: Arc::clone(link), messages: Arc::clone(link), lists: OnceCell::new(), run_id: None, pace }
+    }
+
+    /// Whether both are known to be one server. One that was restarted between the two connects is not recognised.
+    pub(super) fn is(&self, other: &Self) -> bool {
+        self.run_id.is_some() && self.run_id == other.run_id
+    }
+
+    /// The link that waits for elements of lists. On the client's own runtime.
+    pub(super) async fn lists(&self, dials: &Dials) -> Result<&Arc<Link>, StoreError> {
+        let link = self.lists.get_or_init(|| async { Link::blocking(dials.for_lists(), &self.pace) }).await;
+        match timeout(dials.config.connect_timeout, link.wait_up()).await {
+            Ok(()) => Ok(link),
+            Err(_) => Err(StoreError::new(StoreErrorKind::Unavailable, false, "not connected")),
+        }
+    }
+
+    pub(super) fn links(&self) -> impl Iterator<Item = &Arc<Link>> {
+        [Some(&self.scripts), Some(&self.messages), self.lists.get()].into_iter().flatten()
+    }
+}
