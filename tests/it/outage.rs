@@ -112,7 +112,7 @@ async fn clusters_and_sentinels_are_refused_with_a_way_out() {
     };
     for (server, url, wanted) in [
         (ServerConfig::new_clustered(hosts()), "redis-cluster://127.0.0.1:1", "RedLock"),
-        (ServerConfig::new_sentinel(hosts(), "service"), "redis-sentinel://127.0.0.1:1", "master"),
+        (ServerConfig::new_sentinel(hosts(), "service"), "redis-sentinel://127.0.0.1:1/service", "master"),
     ] {
         let config = FredConfig { server, ..FredConfig::default() };
         refused(wanted, LockClient::builder().connect_to(config).await.unwrap_err());
