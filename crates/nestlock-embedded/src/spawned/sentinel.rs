@@ -17,8 +17,13 @@ use crate::ports;
 const MOST: usize = 100;
 /// Sentinels whose votes are split try again after 6 s only.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Half of the down-after time. Before 7.0, it is always 1 s.
-const PING_PERIOD: &str = "SENTINEL DEBUG PING-PERIOD 250";
+/// A failover that has not come about by then has been given up.
+const GIVES_UP: Duration = Duration::from_secs(10);
+/// What keeps sentinels from having a new master followed by another one at once, for which 500 ms are too short by
+/// themselves. They ping it after one period or the down-after time, whichever is shorter: too late, for silence of that
+/// time is an end. And what others said of the master before, that it was down, is forgotten after five of the other
+/// period. Before 7.0, both are always 1 s.
+const PERIODS: &str = "SENTINEL DEBUG PING-PERIOD 250 ASK-PERIOD 50";
 /// Between two looks at all servers.
 const LOOK: Duration = Duration::from_millis(10);
 
@@ -162,25 +167,36 @@ impl SpawnedSentinel {
             return Err(invalid("a failover needs a replica"));
         }
         let (order, mut refusal) = (format!("SENTINEL FAILOVER {}", Self::MASTER_NAME), None);
+        // One sentinel only: those that hear of a new master later would have it followed by another one.
+        let mut told: Option<(&SpawnedServer, Instant)> = None;
         let outcome = self.until("a replica is made the master", || {
             let reports = self.reports();
             if self.is_master_instead_of(old, &reports).is_some() {
                 return None;
             }
-            // only who still names the old one: another failover would follow
-            let Some(sentinel) = reports.who_names(old.port) else { return Some("the sentinels are changing".into()) };
+            let sentinel = match told {
+                Some((sentinel, when)) if when.elapsed() < GIVES_UP || !reports.names(sentinel, old.port) => {
+                    return Some(format!("{} has been told", sentinel.addr()));
+                }
+                Some((sentinel, _)) => sentinel,
+                None => match reports.who_names(old.port) {
+                    Some(sentinel) => sentinel,
+                    None => return Some("no sentinel names the old master".into()),
+                },
+            };
             match link_to(sentinel).and_then(|mut link| link.call(&order)) {
-                Ok(_) => Some(format!("{} has been told", sentinel.addr())),
+                Ok(_) => told = Some((sentinel, Instant::now())),
                 Err(SpawnError::Refused { answer, .. })
                     if answer.starts_with("INPROG") || answer.starts_with("NOGOODSLAVE") =>
                 {
-                    Some(answer)
+                    return Some(answer);
                 }
                 Err(error) => {
                     refusal = Some(error);
-                    None
+                    return None;
                 }
             }
+            Some(format!("{} has been told", sentinel.addr()))
         });
         refusal.map_or(outcome, Err)?;
         self.wait_for_another_master(old)
@@ -224,7 +240,7 @@ impl SpawnedSentinel {
         for sentinel in &self.sentinels {
             let mut link = link_to(sentinel)?;
             link.call("SENTINEL DEBUG INFO-PERIOD 200 PUBLISH-PERIOD 200")?;
-            link.call(PING_PERIOD)?;
+            link.call(PERIODS)?;
         }
         Ok(())
     }
@@ -272,9 +288,7 @@ fn start_sentinels(servers: &[SpawnedServer], count: usize) -> Result<Vec<Spawne
             let hello = format!("127.0.0.1,{},{id},0,{name},127.0.0.1,{master},0", other.port);
             link.call(&format!("PUBLISH __sentinel__:hello {hello}"))?;
         }
-        // A sentinel first pings a new master after that period, but at most the down-after time: as late as it would take
-        // the silence for an end, and have another master elected at once.
-        match link.call(PING_PERIOD) {
+        match link.call(PERIODS) {
             Err(SpawnError::Refused { .. }) => {
                 link.call(&format!("SENTINEL SET {name} down-after-milliseconds 1500"))?;
             }

@@ -95,6 +95,11 @@ impl<'a> Reports<'a> {
         self.sentinels().find(|(_, report)| report.master == Some(master)).map(|(sentinel, _)| sentinel)
     }
 
+    /// Whether this sentinel names this master.
+    pub(super) fn names(&self, sentinel: &SpawnedServer, master: u16) -> bool {
+        self.sentinels().any(|(other, report)| other.port == sentinel.port && report.master == Some(master))
+    }
+
     /// Whether a server says that it is a master.
     pub(super) fn is_master(&self, port: u16) -> bool {
         self.servers.iter().any(|(server, role)| server.port == port && matches!(role, Ok(Role::Master(_))))
