@@ -125,3 +125,6 @@ impl State {
         Some(ticket)
     }
 }
+
+#[cfg(test)]
+mod tests;

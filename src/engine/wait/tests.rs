@@ -269,6 +269,38 @@ fn an_owner_has_one_hold_whoever_comes_while_it_is_forgotten() {
     });
 }
 
+/// Who acquires once more what it was handed has it already, and does not wait for its own release, whoever else waits.
+#[test]
+fn a_holder_that_re_enters_what_was_handed_on_waits_for_nobody() {
+    explore(1_000, &["a waiter", "it was handed on", "a nested guard"], |seen| {
+        let world = World::new(seen);
+        block_on(async {
+            // who has nested is not handed on any more: it takes one that has not
+            let work = |(name, nests): (&'static str, bool)| {
+                let world = Arc::clone(&world);
+                spawn(async move {
+                    let owner = world.owner(name);
+                    let (hold, outer) = world.acquire(&owner, false).await.expect("it waits for as long as it takes");
+                    world.check_held(&owner, &outer.generation.owner, &hold);
+                    if nests {
+                        let (again, inner) = world.acquire(&owner, false).await.expect("it has it already");
+                        assert!(Arc::ptr_eq(&hold, &again) && hold.count() == 2, "{again:?}");
+                        if !outer.generation.owner.as_str().starts_with(owner.base()) {
+                            world.seen.note("a nested guard");
+                        }
+                        world.core.release(&again, inner).await.unwrap();
+                    }
+                    // what is left of it is forgotten then, as where a guard is given up
+                    let under_way = UnderWay { core: &world.core, hold };
+                    world.core.release(&under_way.hold, outer).await.unwrap();
+                })
+            };
+            all([("a", false), ("b", true), ("c", true)].map(work).into()).await;
+            world.check_clean().await;
+        });
+    });
+}
+
 /// Waits for one half of a read-write lock, whose gate has two sides.
 fn half(world: &World, shares: bool) -> Waiter<'_> {
     let name = LockName::new("", "rw", 1024).unwrap();

@@ -75,9 +75,9 @@ fn hold(world: &World, kind: &str) -> Running {
 /// Nobody says of which kind it is: the record does.
 #[test]
 fn the_kind_is_what_the_record_says() {
-    for (kind, told) in
-        [("write", "write"), ("read", "read"), ("signal", "signal"), ("fair", "reentrant"), ("fenced", "reentrant")]
-    {
+    let kinds =
+        [("write", "write"), ("read", "read"), ("signal", "signal"), ("fair", "reentrant"), ("fenced", "reentrant")];
+    let look = |kind: &str, told: &str| {
         let world = World::new();
         let holder = hold(&world, kind);
         let owner = world.text(&format!("held-{kind}"));
@@ -87,7 +87,13 @@ fn the_kind_is_what_the_record_says() {
         let (code, freed) = said(&world, &["force", "l"]);
         assert!(code == Some(0) && freed.starts_with(&format!("freed l {owner} 1 ")), "{kind}: {freed}");
         assert_eq!((world.code(&["who", "l"]), holder.code()), (1, Some(76)), "{kind}");
-    }
+    };
+    // each holder looks whether it still has it when its next renewal is due, some 10 s later
+    std::thread::scope(|scope| {
+        for (kind, told) in kinds {
+            scope.spawn(move || look(kind, told));
+        }
+    });
 }
 
 /// The next in a fair queue is told, though nobody said that there is one.
