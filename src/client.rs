@@ -14,7 +14,7 @@ use crate::{
         Fair, Fenced, FencedKey, Lock, MultiLock, NonReentrant, Read, ReadWriteLock, RedLock, RedLockOptions,
         Reentrant, Signal, Spin, StringRecord, Write,
     },
-    options::{Backoff, Config, SignalOptions, Wire},
+    options::{Backoff, Config, Messages, SignalOptions, Wire},
     owner::OwnerId,
     store::Endpoint,
     token::FencingToken,
@@ -249,12 +249,13 @@ impl LockClient {
     /// Leases are whole seconds on the server: a part of a second counts as one there, never here. To release or extend
     /// what a Python process holds, take its owner from [`Lock::holder`].
     ///
-    /// The first wait makes a connection, on which BLPOP waits for all lists of this client. In a cluster the two keys
-    /// are in one slot only if the name has a `{tag}`.
+    /// The first wait makes a connection, on which BLPOP waits for all lists of this client. In a cluster waiters look again
+    /// after pauses instead, of 10 ms up to the poll cap.
     ///
     /// # Errors
     ///
-    /// As [`LockClient::mutex`].
+    /// As [`LockClient::mutex`]; [`Error::InvalidName`] also in a cluster, for a name without a `{tag}`: its two keys are in
+    /// different slots.
     pub fn signal_lock(&self, name: impl AsRef<str>) -> Result<Lock> {
         self.signal_lock_with(name, SignalOptions::default())
     }
@@ -263,9 +264,11 @@ impl LockClient {
     ///
     /// # Errors
     ///
-    /// As [`LockClient::mutex`].
+    /// As [`LockClient::signal_lock`].
     pub fn signal_lock_with(&self, name: impl AsRef<str>, options: SignalOptions) -> Result<Lock> {
-        Ok(Lock::new(&self.anchor, Signal::new(&self.name(name.as_ref())?, options)))
+        let name = self.name(name.as_ref())?;
+        let name = if self.anchor.store.is_cluster() { name.with_tag()? } else { name };
+        Ok(Lock::new(&self.anchor, Signal::new(&name, options)))
     }
 
     /// Several locks as one, all or nothing: Redisson's `RedissonMultiLock`. They may be of any kind and of any client.
@@ -614,6 +617,12 @@ impl LockClientBuilder {
     /// Which client carries requests and messages. Default [`Wire::Own`].
     pub fn wire(mut self, wire: Wire) -> Self {
         self.config.wire = wire;
+        self
+    }
+
+    /// How waiters hear of releases in a cluster. Default [`Messages::Auto`], as Redisson does.
+    pub fn messages(mut self, messages: Messages) -> Self {
+        self.config.messages = messages;
         self
     }
 

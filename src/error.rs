@@ -397,6 +397,11 @@ impl StoreError {
         self.kind
     }
 
+    /// What the server said, word for word.
+    pub(crate) fn said(&self) -> String {
+        self.source.to_string()
+    }
+
     /// Whether the server may have executed the request nevertheless.
     #[must_use]
     pub fn may_have_executed(&self) -> bool {

@@ -66,6 +66,19 @@ impl LockName {
         }
     }
 
+    /// Checks that keys which begin with something else are in its slot.
+    pub(crate) fn with_tag(self) -> Result<Self, Error> {
+        if hash_tag(&self.0) != &*self.0 {
+            return Ok(self);
+        }
+        Err(Error::InvalidName {
+            name: self.0.to_string(),
+            reason: "in a cluster the two keys of a signal lock must be in one slot; put a part of the name into braces, as \
+                     in orders:{7}"
+                .into(),
+        })
+    }
+
     pub(crate) fn as_arc(&self) -> &Arc<str> {
         &self.0
     }
@@ -162,6 +175,18 @@ mod tests {
         assert!(check("{x}").unwrap().with_keys().is_err() && LockName::guarded("{x}", 1024).is_err());
         for good in ["x", "{x}y", "y{x}", "{x}{y}"] {
             assert_eq!(&**check(good).unwrap().with_keys().unwrap().as_arc(), good);
+        }
+    }
+
+    #[test]
+    fn keys_that_begin_otherwise_are_in_the_slot_of_a_name_with_a_tag() {
+        assert!(check("x").unwrap().with_tag().is_err());
+        for good in ["{x}", "x{y}z"] {
+            let name = check(good).unwrap().with_tag().unwrap();
+            assert_eq!(
+                hash_tag(&format!("lock-signal:{}", name.as_arc())),
+                hash_tag(&format!("lock:{}", name.as_arc()))
+            );
         }
     }
 

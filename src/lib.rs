@@ -32,7 +32,7 @@ pub use crate::{
     guard::LockGuard,
     hand_over::HandOver,
     lock::{Inspection, Lock, ReadWriteLock, RedLockOptions},
-    options::{AcquireOptions, Backoff, SignalOptions, Wire},
+    options::{AcquireOptions, Backoff, Messages, SignalOptions, Wire},
     owner::OwnerId,
     rlock::RLock,
     token::FencingToken,

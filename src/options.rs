@@ -29,6 +29,21 @@ pub enum Wire {
     Fred,
 }
 
+/// How waiters hear of releases in a cluster. All clients of the same locks must agree: who listens one way does not hear
+/// what is said the other way, and looks every [`poll_cap`](crate::LockClientBuilder::poll_cap).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Messages {
+    /// As Redisson: sharded where the servers have it (Redis 7.0, Valkey), else classic.
+    #[default]
+    Auto,
+    /// `SSUBSCRIBE` and `SPUBLISH`: a message stays on the node of its lock. Some are lost while a slot moves; a waiter
+    /// looks for itself then, within the poll cap.
+    Sharded,
+    /// `SUBSCRIBE` and `PUBLISH`: each message goes to all nodes.
+    Classic,
+}
+
 /// How long an acquire waits for a busy lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Wait {
@@ -277,6 +292,7 @@ pub(crate) struct Config {
     pub(crate) max_holds: u32,
     pub(crate) relay: bool,
     pub(crate) wire: Wire,
+    pub(crate) messages: Messages,
     pub(crate) application: Option<String>,
     pub(crate) meter: Meter,
 }
@@ -295,6 +311,7 @@ impl Default for Config {
             max_holds: u32::MAX,
             relay: true,
             wire: Wire::default(),
+            messages: Messages::default(),
             application: None,
             meter: Meter::default(),
         }

@@ -146,7 +146,7 @@ impl<'a> Acquire<'a> {
                 None => return Ok(Attempt::GivenUp),
             }
         };
-        let route = core.route(hold, sent);
+        let mut route = core.route(hold, sent);
         hold.send(&request, self.lease, route.epoch(), sent);
         // looked at after the hold is in doubt: a shutdown that this look misses will wait for this turn
         let refused = core.check_open().err().map(Err).or_else(|| core.holds.rival(hold, request.count));
@@ -168,7 +168,15 @@ impl<'a> Acquire<'a> {
             Some(from) => (kind.adopt(from, owner, lease_ms), *self.asked().get_or_insert(sent)),
             None => (kind.acquire(Terms { owner, lease_ms, holds: request.count, waits: self.waits }), sent),
         };
-        let Some(answer) = self.in_time(deadline, pin!(core.store.acquire(&route, &call))).await else {
+        let ask = async {
+            loop {
+                match core.store.acquire(&mut route, &call).await {
+                    Err(_) if core.follow(&mut route, [(hold, &request)]).await => {}
+                    answer => return answer,
+                }
+            }
+        };
+        let Some(answer) = self.in_time(deadline, pin!(ask)).await else {
             return Ok(Attempt::GivenUp);
         };
         match answer {
@@ -183,7 +191,7 @@ impl<'a> Acquire<'a> {
                 let place = queued.then(|| Place::new(core, hold));
                 hold.busy(&request, queued, epoch);
                 let far = ahead.is_some_and(|ahead| ahead >= FAR);
-                Ok(Attempt::Busy(Busy { ttl, wake: kind.wake(&request.owner), place, far }))
+                Ok(Attempt::Busy(Busy { ttl, wake: core.wake(kind, &request.owner), place, far }))
             }
             Ok((Acquired::Lost, epoch)) if self.from.is_some() => {
                 hold.busy(&request, false, epoch);
@@ -214,7 +222,12 @@ impl<'a> Acquire<'a> {
             let given_away = self.core.holds.given_away(self.kind, &self.owner)?;
             Some(match self.in_time(deadline, pin!(self.core.store.inspect(&self.kind.inspect()))).await {
                 Some(Ok(Inspected::Held { ttl, holders })) if holders.iter().any(|(owner, _)| *owner == self.owner) => {
-                    Ok(Attempt::Busy(Busy { ttl, wake: self.kind.wake(&self.owner), place: None, far: false }))
+                    Ok(Attempt::Busy(Busy {
+                        ttl,
+                        wake: self.core.wake(self.kind, &self.owner),
+                        place: None,
+                        far: false,
+                    }))
                 }
                 Some(Ok(Inspected::WrongKind)) => Err(Error::WrongLockKind { lock: self.kind.name().to_string() }),
                 Some(Ok(_)) => {

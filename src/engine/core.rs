@@ -17,13 +17,13 @@ use super::{
     hold::Hold,
     holds::Holds,
     jobs::Janitor,
-    kind::Kind,
+    kind::{Kind, Wake},
     wait::{gate::Gate, hub::Hub},
 };
 use crate::{
     clock::Instant,
     error::{Error, Result, StoreError, StoreErrorKind},
-    options::{AcquireOptions, Config},
+    options::{AcquireOptions, Backoff, Config},
     owner::{ClientId, OwnerId},
     store::Store,
     sync::atomic::{AtomicBool, Ordering},
@@ -127,6 +127,17 @@ impl Core {
     pub(crate) fn sleep_until(&self, at: Instant) -> Sleep {
         let _context = self.runtime.enter();
         tokio::time::sleep(at.saturating_duration_since(Instant::now()))
+    }
+
+    /// How whoever waits as this owner is woken. In a cluster nobody waits for lists: their slots are many, and BLPOP takes one.
+    pub(super) fn wake(&self, kind: &Arc<dyn Kind>, owner: &OwnerId) -> Wake {
+        match kind.wake(owner) {
+            Wake::Signal(_) if self.store.is_cluster() => {
+                let (first, longest) = (Duration::from_millis(10), self.config.poll_cap);
+                Wake::Poll(Box::new(Backoff::exponential(first, longest, 2.0)))
+            }
+            wake => wake,
+        }
     }
 
     /// Who acquires: the one door at which identity is resolved.

@@ -249,8 +249,8 @@ async fn set_count(core: &Core, hold: &Arc<Hold>, holds: u32) {
             // as long as it lives anyhow
             let lease_ms = hold.record_ends().saturating_duration_since(Instant::now()).as_millis().max(1) as u64;
             let terms = Terms { owner: &owner, lease_ms, holds, waits: false };
-            let route = core.route(hold, Instant::now());
-            core.store.acquire(&route, &hold.kind().acquire(terms)).await.is_ok()
+            let mut route = core.route(hold, Instant::now());
+            core.store.acquire(&mut route, &hold.kind().acquire(terms)).await.is_ok()
         };
         if raised && core.release_in_no_books(hold.kind(), &hold.kind().release(&owner, holds)).await.is_ok() {
             return;

@@ -24,6 +24,7 @@ mod core;
 mod jobs;
 mod wait;
 
+mod redirect;
 mod settle;
 
 pub(crate) mod attempt;

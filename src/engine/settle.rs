@@ -38,7 +38,7 @@ impl Core {
 
     /// The number of the connection that carries requests about this hold by now.
     pub(crate) fn epoch(&self, hold: &Hold) -> Epoch {
-        self.store.link(hold.kind().record()).epoch()
+        self.store.epoch(hold.kind().record())
     }
 
     /// A release that is in nobody's books: of a ghost, or of what was given away. With the number of the connection that
@@ -48,17 +48,29 @@ impl Core {
         kind: &Arc<dyn Kind>,
         release: &Call,
     ) -> Result<(Released, Epoch), StoreError> {
-        let route = self.store.route(kind.record(), Instant::now());
-        self.store.release(&route, release).await
+        let mut route = self.store.route(kind.record(), Instant::now());
+        loop {
+            match self.store.release(&mut route, release).await {
+                Err(_) if self.store.follow(&mut route).await => {}
+                answer => return answer,
+            }
+        }
     }
 
     /// Makes the server record our count, if it does not. In the hold's turn. Sent twice it changes nothing; dropped
     /// midway, the doubt stays and the next in line repeats it.
     pub(crate) async fn agree(&self, hold: &Arc<Hold>) -> Agreement {
         let now = Instant::now();
-        let route = self.route(hold, now);
+        let mut route = self.route(hold, now);
         let Some(request) = hold.send_release(route.epoch(), now) else { return Agreement::Reached { held: true } };
-        match self.store.release(&route, &hold.kind().release(&request.owner, request.count)).await {
+        let release = hold.kind().release(&request.owner, request.count);
+        let answer = loop {
+            match self.store.release(&mut route, &release).await {
+                Err(_) if self.follow(&mut route, [(hold, &request)]).await => {}
+                answer => break answer,
+            }
+        };
+        match answer {
             Ok((released, epoch)) => Agreement::Reached { held: self.agreed(hold, &request, released, epoch) },
             Err(error) if error.may_have_executed() => Agreement::Silent(error),
             Err(error) => {

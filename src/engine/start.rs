@@ -32,16 +32,18 @@ pub(crate) async fn connect(endpoint: Endpoint, config: Config) -> Result<Arc<An
     let driver = Handle::try_current().ok().filter(|_| is_read_here());
     let config = config.validate()?;
     let no_thread = |error: std::io::Error| Error::InvalidConfig { reason: format!("cannot start a thread: {error}") };
-    let runtime = Builder::new_current_thread().enable_all().build().map_err(no_thread)?;
-    let handle = runtime.handle().clone();
-    let (end, ended) = oneshot::channel::<()>();
-    thread::Builder::new()
-        .name("nestlock".into())
-        .spawn(move || {
+    let ((end, ended), (tell, told)) = (oneshot::channel::<()>(), oneshot::channel());
+    // the runtime is made and dropped there: it must not be dropped here, where another one may run
+    let body = move || match Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => {
+            let _ = tell.send(Ok(runtime.handle().clone()));
             let _ = runtime.block_on(ended);
             runtime.shutdown_background();
-        })
-        .map_err(no_thread)?;
+        }
+        Err(error) => drop(tell.send(Err(error))),
+    };
+    thread::Builder::new().name("nestlock".into()).spawn(body).map_err(no_thread)?;
+    let handle = told.await.map_err(|_| Error::Closed)?.map_err(no_thread)?;
     let started = handle.spawn(start(endpoint, config, handle.clone(), driver));
     let core = started.await.unwrap_or(Err(Error::Closed))?;
     Ok(Arc::new(Anchor { core, end: Some(end) }))
@@ -60,7 +62,7 @@ async fn start(endpoint: Endpoint, config: Config, runtime: Handle, driver: Opti
     let name = connection_name(config.application.as_deref(), &client).into();
     let store = Store::connect(Dials::new(endpoint, config.clone(), name, runtime.clone(), driver, sink)).await?;
     // how long a round trip takes is known from here on. If it is not answered, the first request will be told
-    let _ = store.link("").barrier().await;
+    store.barrier().await;
     let (signals, lists) = Hub::new();
     let (janitor, list) = Janitor::new();
     let (relays, relayed) = mpsc::unbounded_channel();
@@ -80,10 +82,7 @@ async fn start(endpoint: Endpoint, config: Config, runtime: Handle, driver: Opti
     tokio::spawn(janitor::run(Arc::clone(&core), list));
     tokio::spawn(janitor::mind_relays(Arc::clone(&core), relayed));
     keep_running("watchdog", &core, watchdog::run);
-    let subscriber = Arc::clone(&core);
-    tokio::spawn(
-        async move { messages::subscribe(&subscriber.hub, subscriber.store.subscriptions(), subscriptions).await },
-    );
+    tokio::spawn(messages::subscribe(Arc::clone(&core), subscriptions));
     tokio::spawn(lists::read(Arc::clone(&core), lists));
     #[cfg(feature = "metrics")]
     tokio::spawn(gauge(Arc::clone(&core)));

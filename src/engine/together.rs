@@ -72,7 +72,7 @@ impl Acquire<'_> {
         if requests.iter().any(|(_, request)| request.owner != owner) {
             return Ok(Outcome::NotThisWay);
         }
-        let route = core.route(requests[0].0, sent);
+        let mut route = core.route(requests[0].0, sent);
         for (hold, request) in &requests {
             hold.send(request, self.lease, route.epoch(), sent);
         }
@@ -91,7 +91,7 @@ impl Acquire<'_> {
 
         let names = kinds.iter().map(|kind| Arc::clone(kind.name()));
         let call = Call::new(scripts.acquire, names, vec![Arg::from(&owner), self.lease.millis().into()]);
-        match core.store.acquire_together(&route, &call).await {
+        match core.store.acquire_together(&mut route, &call).await {
             Ok((None, epoch)) => {
                 let (mut entered, mut late) = (Vec::new(), false);
                 for (hold, request) in &requests {
@@ -179,7 +179,7 @@ impl Core {
         let Some(scripts) = scripts(self, holds.iter().map(|hold| hold.kind())) else { return Ok(()) };
         let (mut turns, mut asked) = (Vec::with_capacity(holds.len()), Vec::with_capacity(holds.len()));
         let now = Instant::now();
-        let route = self.route(holds[0], now);
+        let mut route = self.route(holds[0], now);
         for hold in holds {
             let Ok(turn) = hold.turn.try_lock() else { continue };
             match hold.send_release(route.epoch(), now) {
@@ -204,7 +204,7 @@ impl Core {
             [Arg::from(&release.owner), channel]
         };
         let args = asked.iter().flat_map(of_one);
-        match self.store.release_together(&route, &Call::new(scripts.release, names, args)).await {
+        match self.store.release_together(&mut route, &Call::new(scripts.release, names, args)).await {
             Ok((answers, epoch)) => {
                 for ((hold, release), released) in asked.iter().zip(answers) {
                     self.agreed(hold, release, released, epoch);

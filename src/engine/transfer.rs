@@ -186,10 +186,16 @@ impl Core {
         };
         let settled_otherwise =
             || Error::Unconfirmed { lock: hold.lock_name().to_string(), source: silent(SETTLED_OTHERWISE) };
-        let route = self.route(hold, Instant::now());
+        let mut route = self.route(hold, Instant::now());
         let request = hold.send_move(&generation, moves, route.epoch()).ok_or_else(settled_otherwise)?;
         let transfer = hold.kind().transfer(&request.owner, &moves.to, millis(moves.keep));
-        match self.store.acquire(&route, &transfer).await {
+        let answer = loop {
+            match self.store.acquire(&mut route, &transfer).await {
+                Err(_) if self.follow(&mut route, [(hold, &request)]).await => {}
+                answer => break answer,
+            }
+        };
+        match answer {
             Ok((Acquired::Yes { .. }, epoch)) => {
                 let answered = hold.moved(&request, epoch).ok_or_else(settled_otherwise)?;
                 self.heard(hold, answered);

@@ -37,16 +37,17 @@ const MOST_REFUSALS: u32 = 12;
 /// After how long it is asked again whether a record is there.
 const ASK_AGAIN: Duration = Duration::from_millis(500);
 
-/// What is to be renewed, by script, the most urgent last.
+/// What is to be renewed, by script and by what may be named together, the most urgent last.
 #[derive(Default)]
-struct Pending(HashMap<&'static str, (&'static Script, Vec<Renewal>)>);
+struct Pending(HashMap<(&'static str, u16), (&'static Script, Vec<Renewal>)>);
 
 impl Pending {
-    fn add(&mut self, renewals: Vec<Renewal>) {
+    fn add(&mut self, core: &Core, renewals: Vec<Renewal>) {
         for renewal in renewals {
-            let script = renewal.hold.kind().renew();
-            self.0.entry(script.name).or_insert_with(|| (script, Vec::new())).1.push(renewal);
+            let (script, group) = (renewal.hold.kind().renew(), core.store.group_of(renewal.hold.kind().record()));
+            self.0.entry((script.name, group)).or_insert_with(|| (script, Vec::new())).1.push(renewal);
         }
+        self.0.retain(|_, (_, renewals)| !renewals.is_empty());
         for (_, renewals) in self.0.values_mut() {
             renewals.sort_unstable_by_key(|renewal| Reverse(renewal.deadline));
         }
@@ -68,7 +69,7 @@ pub(crate) async fn run(core: Arc<Core>) {
     loop {
         let due = look(&core);
         if !due.is_empty() {
-            pending.add(due);
+            pending.add(&core, due);
         }
         while under_way.len() < at_once(&core)
             && let Some((script, batch)) = pending.next()
@@ -92,6 +93,10 @@ pub(crate) async fn run(core: Arc<Core>) {
 }
 
 fn at_once(core: &Core) -> usize {
+    // batches for several servers, and none of them full
+    if core.store.is_cluster() {
+        return MOST_UNDER_WAY;
+    }
     let fit = core.store.round_trip().as_nanos() / WORK.as_nanos();
     MOST_UNDER_WAY.min(2 + fit as usize)
 }
@@ -209,7 +214,7 @@ fn again(keep: Keep, period: Duration) -> Duration {
 fn may_concern_one(error: &StoreError) -> bool {
     use StoreErrorKind as K;
     !error.may_have_executed()
-        && matches!(error.kind(), K::NoPermission | K::CrossSlot | K::Moved | K::WrongType | K::Other)
+        && matches!(error.kind(), K::NoPermission | K::CrossSlot | K::Moved | K::TryAgain | K::WrongType | K::Other)
 }
 
 fn call(script: &'static Script, batch: &[Renewal], ttls: &[Duration]) -> Call {

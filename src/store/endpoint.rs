@@ -38,7 +38,7 @@ pub(super) struct Sentinels {
     pub(super) at: Vec<Server>,
     pub(super) service: String,
     /// Theirs; `None`: the servers'.
-    #[expect(dead_code, reason = "nobody asks sentinels yet")]
+    #[cfg_attr(not(test), expect(dead_code, reason = "nobody asks sentinels yet"))]
     pub(super) login: Option<(Option<String>, Option<String>)>,
 }
 
@@ -132,8 +132,8 @@ impl Endpoint {
         for host in hosts.split(',').chain(options.nodes.iter().map(String::as_str)) {
             let parsed = parse(&format!("{base}://{host}"))?;
             let Some(server) = first(&parsed) else { return refuse("the URL names no host") };
-            let bare = host.rsplit_once(']').map_or(host, |(_, rest)| rest);
-            at.push(if bare.contains(':') { server } else { Server { port, ..server } });
+            let behind = host.rsplit_once(']').map_or(host, |(_, rest)| rest);
+            at.push(if behind.contains(':') { server } else { Server { port, ..server } });
         }
         let Some(address) = at.first().cloned() else { return refuse("the URL names no host") };
         let mut server = parse(&format!("{base}://{login}localhost/{database}"))?;

@@ -10,6 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use fred::types::config::ServerConfig;
 use tokio::{
     sync::watch,
     time::{sleep, timeout},
@@ -40,6 +41,8 @@ const BLINK: Duration = Duration::from_millis(250);
 const MAX_UNSENT: u32 = 20;
 /// How long whoever gives a connection up waits for the next one.
 const RESET: Duration = Duration::from_secs(2);
+/// Channels in one SUBSCRIBE.
+const CHANNELS_AT_ONCE: usize = 500;
 /// How long the end of a client waits for what was sent.
 const LAST_ANSWERS: Duration = Duration::from_millis(500);
 
@@ -94,6 +97,11 @@ impl Epochs {
         Epoch(self.last.fetch_add(1, Ordering::Relaxed) + 1)
     }
 
+    /// Whatever is held may be recorded by another server, or by none.
+    pub(super) fn stir(&self) {
+        contain(|| self.of_scripts.send_modify(|_| {}));
+    }
+
     /// Changes whenever a connection that carries scripts can be used, to its number.
     pub(super) fn of_scripts(&self) -> watch::Receiver<Epoch> {
         self.of_scripts.subscribe()
@@ -104,6 +112,15 @@ impl fmt::Display for Epoch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
     }
+}
+
+/// What a server says of itself.
+#[derive(Debug, Default)]
+pub(super) struct About {
+    /// No other server has it.
+    pub(super) run_id: Option<String>,
+    /// It is a node of a cluster.
+    pub(super) is_node: bool,
 }
 
 /// What goes over a link.
@@ -158,6 +175,15 @@ impl Link {
         link.dial.own.spawn(Arc::clone(&link).supervise(Some(connection)));
         link.dial.own.spawn(Arc::clone(&link).beat());
         Ok(link)
+    }
+
+    /// A link that connects when it can. What is asked in its first moments waits for that.
+    pub(super) fn lazy(dial: Dial, pace: &Arc<Pace>) -> Arc<Self> {
+        let link = Self::new(dial, pace, Carries::Requests);
+        link.set(State::Blinking);
+        link.dial.own.spawn(Arc::clone(&link).supervise(None));
+        link.dial.own.spawn(Arc::clone(&link).beat());
+        link
     }
 
     /// A link for requests that wait for long: no heartbeat goes over it. It connects when it can.
@@ -318,6 +344,19 @@ impl Link {
         self.numbered().map(|(_, connection)| connection)
     }
 
+    /// Since when the oldest request is not answered.
+    pub(super) fn waits_since(&self) -> Option<clock::Instant> {
+        self.current()?.waits_since()
+    }
+
+    /// The host that it leads to.
+    pub(super) fn host(&self) -> String {
+        match &self.dial.server.server {
+            ServerConfig::Centralized { server } => server.host.to_string(),
+            _ => String::new(),
+        }
+    }
+
     /// Requests that are not answered yet.
     pub(crate) fn under_way(&self) -> usize {
         self.current().map_or(0, |connection| connection.under_way())
@@ -383,7 +422,7 @@ impl Link {
     /// Dropped midway, the request may still execute; it was asked by the first poll, so that whatever is sent
     /// after the drop comes second. Nothing is sent when `until` is over: a future that was not polled for so long may have
     /// been given up by everybody, and what it asks for may be somebody else's by now.
-    pub(super) async fn eval(&self, call: &Call, mut until: Until) -> Result<(Value, Epoch), StoreError> {
+    pub(super) async fn eval(&self, call: &Call, mut until: Until, asking: bool) -> Result<(Value, Epoch), StoreError> {
         if !self.is_up() {
             self.wait_a_blink().await?;
             until = until.again(clock::Instant::now());
@@ -391,7 +430,13 @@ impl Link {
         let (mut epoch, mut connection) = self.numbered().ok_or_else(not_connected)?;
         let (mut digest, mut tries) = (true, MAX_UNSENT);
         loop {
-            let request = if digest { Request::Digest(call) } else { Request::Source(call) };
+            let sharded = self.dial.sharded;
+            let request = match (asking, digest) {
+                // with its text: each ASKING is for one request
+                (true, _) => Request::Asking(call, sharded),
+                (false, true) => Request::Digest(call, sharded),
+                (false, false) => Request::Source(call, sharded),
+            };
             match connection.call(request, until).await {
                 Ok(answer) => {
                     self.round_trip.take(until.asked());
@@ -470,12 +515,19 @@ impl Link {
 
     /// Subscribes. Answered when the server has done so.
     pub(crate) async fn subscribe(&self, channels: &[String]) -> Result<(), StoreError> {
-        self.channels(Channels::Subscribe, channels).await
+        let verb = if self.dial.sharded { Channels::SubscribeSharded } else { Channels::Subscribe };
+        self.channels(verb, channels).await
     }
 
     /// Unsubscribes, as [`Link::subscribe`].
     pub(crate) async fn unsubscribe(&self, channels: &[String]) -> Result<(), StoreError> {
-        self.channels(Channels::Unsubscribe, channels).await
+        let verb = if self.dial.sharded { Channels::UnsubscribeSharded } else { Channels::Unsubscribe };
+        self.channels(verb, channels).await
+    }
+
+    /// How many channels it takes at once.
+    pub(crate) fn channels_at_once(&self) -> usize {
+        if self.dial.sharded { 1 } else { CHANNELS_AT_ONCE }
     }
 
     async fn channels(&self, verb: Channels, channels: &[String]) -> Result<(), StoreError> {
@@ -516,10 +568,19 @@ impl Link {
         Err(StoreError::new(StoreErrorKind::Protocol, true, "SCAN was answered by something else"))
     }
 
-    /// The server's `run_id`, which no other server has; `None`: it does not say.
-    pub(crate) async fn run_id(&self) -> Option<String> {
+    /// Who serves which slot, as a node of a cluster says.
+    pub(super) async fn slots(&self, limit: Duration) -> Result<Value, StoreError> {
+        self.custom(["CLUSTER", "SLOTS"].into_iter(), limit).await
+    }
+
+    /// What the server says of itself; `None`: nothing.
+    pub(super) async fn about(&self) -> Option<About> {
         let answer = self.custom(["INFO", "server"].into_iter(), self.dial.command_timeout).await.ok()?;
-        answer.as_str()?.lines().find_map(|line| line.strip_prefix("run_id:")).map(|id| id.trim().to_owned())
+        let info = answer.as_str()?;
+        let field = |name: &str| info.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
+        // some that speak the protocol say the same everywhere
+        let run_id = field("run_id:").filter(|id| id.len() == 40 && id.bytes().any(|byte| byte != b'0'));
+        Some(About { run_id: run_id.map(str::to_owned), is_node: field("redis_mode:") == Some("cluster") })
     }
 
     /// A command that is not a script and need not be repeated.

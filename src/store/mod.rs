@@ -1,5 +1,6 @@
 //! The only room with a door to Redis: scripts go in, answers and typed errors come out.
 
+mod cluster;
 mod endpoint;
 mod link;
 mod one;
@@ -15,10 +16,16 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use fred::bytes_utils::Str;
 use futures_util::future::join_all;
-use tokio::runtime::Handle;
+use tokio::{runtime::Handle, sync::watch};
 
 pub use self::endpoint::Endpoint;
-use self::{endpoint::Place, link::Epochs, one::One, wire::Dial};
+use self::{
+    cluster::{Cluster, Next, slot_of},
+    endpoint::Place,
+    link::Epochs,
+    one::One,
+    wire::Dial,
+};
 pub(crate) use self::{
     link::{Epoch, Link},
     reply::{Acquired, Forced, Guarded, Inspected, Released, Renewed},
@@ -28,15 +35,16 @@ pub(crate) use self::{
 };
 use crate::{
     clock::Instant,
-    error::{Error, Result, StoreError},
+    error::{Error, Result, StoreError, StoreErrorKind},
     options::Config,
 };
 
-const NO_CLUSTER: &str = "clusters are not supported yet; connect to one server with redis:// or ServerConfig::new_centralized \
-     (a cluster of one node, which has all slots, is one), or use a RedLock over several";
 const NO_SENTINEL: &str = "Sentinel is not supported yet; connect to an address that leads to the master (a virtual IP, a service, \
      a proxy) with redis:// or ServerConfig::new_centralized: after a failover it is looked up again";
 const NO_LIST: &str = "several addresses are not supported yet; connect to one";
+
+/// How often whoever waits for a server of a cluster looks which one it is.
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
 /// How the links of one client connect.
 pub(crate) struct Dials {
@@ -87,12 +95,18 @@ impl fmt::Debug for Dials {
 /// The servers, seen through their links. All requests about a lock name go over one link, until its server is another one.
 #[derive(Debug)]
 pub(crate) struct Store {
-    one: One,
-    dials: Dials,
+    servers: Servers,
+    dials: Arc<Dials>,
     address: String,
     /// What answers in the server's place.
     #[cfg(test)]
     played: Option<Arc<tests::Server>>,
+}
+
+#[derive(Debug)]
+enum Servers {
+    One(One),
+    Cluster(Arc<Cluster>),
 }
 
 /// Keys that `SCAN` found, and where to go on.
@@ -106,14 +120,15 @@ impl Store {
     /// Connects. Must run on the client's own runtime.
     pub(crate) async fn connect(dials: Dials) -> Result<Self> {
         let refuse = |reason: &str| Err(Error::InvalidConfig { reason: reason.into() });
-        let one = match &dials.endpoint.place {
-            Place::Server => One::connect(&dials).await?,
-            Place::Cluster(_) => return refuse(NO_CLUSTER),
+        let dials = Arc::new(dials);
+        let servers = match &dials.endpoint.place {
+            Place::Server => Servers::One(One::connect(&dials).await?),
+            Place::Cluster(seeds) => Servers::Cluster(Cluster::connect(&dials, seeds).await?),
             Place::Sentinel(_) => return refuse(NO_SENTINEL),
             Place::List(_) => return refuse(NO_LIST),
         };
         Ok(Self {
-            one,
+            servers,
             address: dials.endpoint.address(),
             dials,
             #[cfg(test)]
@@ -121,16 +136,59 @@ impl Store {
         })
     }
 
-    /// The link that carries everything about this key.
-    pub(crate) fn link(&self, _key: &str) -> Arc<Link> {
-        Arc::clone(&self.one.scripts)
+    /// Whether the servers are a cluster.
+    pub(crate) fn is_cluster(&self) -> bool {
+        matches!(self.servers, Servers::Cluster(_))
+    }
+
+    /// The link that carries everything about this key by now.
+    fn link(&self, key: &str) -> Arc<Link> {
+        match &self.servers {
+            Servers::One(one) => Arc::clone(&one.scripts),
+            Servers::Cluster(cluster) => cluster.link(slot_of(key)),
+        }
+    }
+
+    /// The number of the connection that carries requests about this key by now.
+    pub(crate) fn epoch(&self, key: &str) -> Epoch {
+        self.link(key).epoch()
     }
 
     /// The way of a request about this key that is asked now.
     pub(crate) fn route(&self, key: &str, asked: Instant) -> Route {
-        let link = self.link(key);
+        let (link, slot) = match &self.servers {
+            Servers::One(one) => (Arc::clone(&one.scripts), 0),
+            Servers::Cluster(cluster) => {
+                let slot = slot_of(key);
+                (cluster.link(slot), slot)
+            }
+        };
         let until = link.until(asked);
-        Route::new(link, until)
+        Route::new(link, until, slot)
+    }
+
+    /// Turns a route to where its request, which was not executed, goes now. `false`: nowhere.
+    pub(crate) async fn follow(&self, route: &mut Route) -> bool {
+        let (Servers::Cluster(cluster), Some(next)) = (&self.servers, route.next.take()) else { return false };
+        route.hops += 1;
+        let pause = next.pause(route.hops);
+        if !pause.is_zero() {
+            let timer = {
+                let _context = self.dials.own.enter();
+                tokio::time::sleep(pause)
+            };
+            timer.await;
+        }
+        route.until = route.until.again(Instant::now());
+        if route.until.is_over() {
+            return false;
+        }
+        match next {
+            Next::To(link) => route.turn(link, false),
+            Next::Asking(link) => route.turn(link, true),
+            Next::Later => route.turn(cluster.link(route.slot), false),
+        }
+        true
     }
 
     /// Where the server is. Never the password.
@@ -140,44 +198,102 @@ impl Store {
 
     /// What a request takes, and a quarter more; zero while that is not known.
     pub(crate) fn round_trip(&self) -> Duration {
-        self.one.scripts.round_trip()
+        match &self.servers {
+            Servers::One(one) => one.scripts.round_trip(),
+            Servers::Cluster(cluster) => {
+                cluster.masters().iter().map(|(_, link)| link.round_trip()).max().unwrap_or_default()
+            }
+        }
     }
 
     /// Whether both are known to lead to one server. One that was restarted between the two connects is not recognised.
     pub(crate) fn is_of_same_server(&self, other: &Self) -> bool {
-        std::ptr::eq(self, other) || self.one.is(&other.one)
+        match (&self.servers, &other.servers) {
+            _ if std::ptr::eq(self, other) => true,
+            (Servers::One(one), Servers::One(other)) => one.is(other),
+            (Servers::Cluster(one), Servers::Cluster(other)) => one.is(other),
+            _ => false,
+        }
     }
 
-    /// Whether one script may name all these keys: they are on one link. A cluster also asks that they are in one slot.
+    /// Whether one script may name all these keys: in a cluster they must be in one slot.
     pub(crate) fn takes_together<'a>(&self, mut keys: impl Iterator<Item = &'a Arc<str>>) -> bool {
-        let first = keys.next().map(|key| self.link(key));
-        first.is_some_and(|first| keys.all(|key| Arc::ptr_eq(&self.link(key), &first)))
+        let Servers::Cluster(_) = &self.servers else { return keys.next().is_some() };
+        let first = keys.next().map(|key| slot_of(key));
+        first.is_some_and(|first| keys.all(|key| slot_of(key) == first))
+    }
+
+    /// What the keys of one script have in common.
+    pub(crate) fn group_of(&self, key: &str) -> u16 {
+        match &self.servers {
+            Servers::One(_) => 0,
+            Servers::Cluster(_) => slot_of(key),
+        }
     }
 
     /// Changes whenever the connection that carries scripts was made anew, to its epoch.
-    pub(crate) fn connections(&self) -> tokio::sync::watch::Receiver<Epoch> {
+    pub(crate) fn connections(&self) -> watch::Receiver<Epoch> {
         self.dials.epochs.of_scripts()
     }
 
-    /// The link that carries subscriptions.
-    pub(crate) fn subscriptions(&self) -> &Arc<Link> {
-        &self.one.messages
+    /// Where waiters of a channel listen: the number of the node, and the link for that.
+    pub(crate) fn home(&self, channel: &str) -> (u16, Arc<Link>) {
+        match &self.servers {
+            Servers::One(one) => (0, Arc::clone(&one.messages)),
+            Servers::Cluster(cluster) => cluster.home(slot_of(channel)),
+        }
+    }
+
+    /// Changes when channels have other homes; `None`: that never happens.
+    pub(crate) fn moves(&self) -> Option<watch::Receiver<u64>> {
+        match &self.servers {
+            Servers::One(_) => None,
+            Servers::Cluster(cluster) => Some(cluster.moves()),
+        }
+    }
+
+    /// A node refused a channel: it has another home by now.
+    /// A node said that a slot has another master.
+    pub(crate) fn ring(&self) {
+        if let Servers::Cluster(cluster) = &self.servers {
+            cluster.ring();
+        }
     }
 
     /// The link that waits for elements of lists, made when it is first asked for. Must be asked for on the client's
-    /// own runtime.
+    /// own runtime. In a cluster there is none.
     pub(crate) async fn lists(&self) -> Result<&Arc<Link>, StoreError> {
-        self.one.lists(&self.dials).await
+        match &self.servers {
+            Servers::One(one) => one.lists(&self.dials).await,
+            Servers::Cluster(_) => {
+                Err(StoreError::new(StoreErrorKind::Unavailable, false, "nobody waits for lists in a cluster"))
+            }
+        }
+    }
+
+    fn script_links(&self) -> Vec<Arc<Link>> {
+        match &self.servers {
+            Servers::One(one) => vec![Arc::clone(&one.scripts)],
+            Servers::Cluster(cluster) => cluster.masters().into_iter().map(|(_, link)| link).collect(),
+        }
+    }
+
+    /// Waits until what was sent is answered, and knows then how long that takes.
+    pub(crate) async fn barrier(&self) {
+        join_all(self.script_links().iter().map(|link| link.barrier())).await;
     }
 
     /// Requests that are not answered yet, of those that carry scripts.
     pub(crate) fn under_way(&self) -> usize {
-        self.one.scripts.under_way()
+        self.script_links().iter().map(|link| link.under_way()).sum()
     }
 
     /// Answers are needed soon, whatever becomes of the user's runtime.
     pub(crate) fn hurry(&self) {
-        self.one.scripts.hurry();
+        match &self.servers {
+            Servers::One(one) => one.scripts.hurry(),
+            Servers::Cluster(cluster) => cluster.masters().iter().for_each(|(_, link)| link.hurry()),
+        }
     }
 
     /// Whether this key's server can be reached.
@@ -187,34 +303,45 @@ impl Store {
 
     /// Waits until this key's server can be reached.
     pub(crate) async fn wait_up(&self, key: &str) {
-        self.link(key).wait_up().await;
+        let Servers::Cluster(_) = &self.servers else { return self.link(key).wait_up().await };
+        // it may be another server meanwhile
+        while tokio::time::timeout(LOOK_AGAIN, self.link(key).wait_up()).await.is_err() {}
     }
 
     /// Sends a request on its way: the answer, and the number of the connection that brought it.
-    async fn send(&self, route: &Route, call: &Call) -> Result<(Value, Epoch), StoreError> {
+    async fn send(&self, route: &mut Route, call: &Call) -> Result<(Value, Epoch), StoreError> {
         #[cfg(test)]
         if let Some(server) = &self.played {
             return Ok((server.answer(call.clone()).await?, route.epoch()));
         }
-        route.link.eval(call, route.until).await
+        let answer = route.link.eval(call, route.until, route.asking).await;
+        if let (Err(error), Servers::Cluster(cluster)) = (&answer, &self.servers) {
+            route.next = cluster.next(route.slot, call, &route.link, error);
+        }
+        answer
     }
 
     /// The same for a request that is in nobody's books: on whichever way it goes by now.
     async fn eval(&self, call: &Call) -> Result<Value, StoreError> {
-        let key = call.keys.first().map_or("", |key| &**key);
-        let (answer, _) = self.send(&self.route(key, Instant::now()), call).await?;
-        Ok(answer)
+        let mut route = self.route(call.keys.first().map_or("", |key| &**key), Instant::now());
+        loop {
+            match self.send(&mut route, call).await {
+                Ok((answer, _)) => return Ok(answer),
+                Err(error) if !self.follow(&mut route).await => return Err(error),
+                Err(_) => {}
+            }
+        }
     }
 
     /// Runs an acquire script, or a transfer script, which never answers "busy". With the number of the connection that
     /// brought the answer.
-    pub(crate) async fn acquire(&self, route: &Route, call: &Call) -> Result<(Acquired, Epoch), StoreError> {
+    pub(crate) async fn acquire(&self, route: &mut Route, call: &Call) -> Result<(Acquired, Epoch), StoreError> {
         let (answer, epoch) = self.send(route, call).await?;
         Ok((reply::acquired(&answer)?, epoch))
     }
 
     /// Runs a release script, as [`Store::acquire`].
-    pub(crate) async fn release(&self, route: &Route, call: &Call) -> Result<(Released, Epoch), StoreError> {
+    pub(crate) async fn release(&self, route: &mut Route, call: &Call) -> Result<(Released, Epoch), StoreError> {
         let (answer, epoch) = self.send(route, call).await?;
         Ok((reply::released(&answer)?, epoch))
     }
@@ -222,7 +349,7 @@ impl Store {
     /// Runs an acquire script over many locks, as [`Store::acquire`]; see [`reply::acquired_together`].
     pub(crate) async fn acquire_together(
         &self,
-        route: &Route,
+        route: &mut Route,
         call: &Call,
     ) -> Result<(Option<(usize, Acquired)>, Epoch), StoreError> {
         let (answer, epoch) = self.send(route, call).await?;
@@ -232,7 +359,7 @@ impl Store {
     /// Runs a release script over many locks, as [`Store::acquire`].
     pub(crate) async fn release_together(
         &self,
-        route: &Route,
+        route: &mut Route,
         call: &Call,
     ) -> Result<(Vec<Released>, Epoch), StoreError> {
         let (answer, epoch) = self.send(route, call).await?;
@@ -265,8 +392,22 @@ impl Store {
 
     /// Keys of a pattern, strings only: the page after `cursor`, which begins and ends at `0`.
     pub(crate) async fn scan(&self, cursor: &str, pattern: &str) -> Result<Page, StoreError> {
-        let (next, keys) = self.one.scripts.scan(cursor, pattern).await.map_err(StoreError::of_a_read)?;
-        Ok(Page { keys, next: (next != "0").then_some(next) })
+        let Servers::Cluster(cluster) = &self.servers else {
+            let link = self.link("");
+            let (next, keys) = link.scan(cursor, pattern).await.map_err(StoreError::of_a_read)?;
+            return Ok(Page { keys, next: (next != "0").then_some(next) });
+        };
+        // one master after the other: `node/cursor`. What moves meanwhile may be found twice
+        let (node, cursor) = cursor.split_once('/').unwrap_or(("0", cursor));
+        let masters = cluster.masters();
+        let from = node.parse().unwrap_or(0);
+        let Some((node, link)) = masters.iter().find(|(node, _)| *node >= from) else {
+            return Ok(Page { keys: Vec::new(), next: None });
+        };
+        let (next, keys) = link.scan(cursor, pattern).await.map_err(StoreError::of_a_read)?;
+        let next = if next == "0" { format!("{}/0", node + 1) } else { format!("{node}/{next}") };
+        let is_over = next.ends_with("/0") && masters.iter().all(|(other, _)| other <= node);
+        Ok(Page { keys, next: (!is_over).then_some(next) })
     }
 
     /// Runs a script that reads or writes a guarded key.
@@ -276,12 +417,22 @@ impl Store {
 
     /// Ends the connections without a word.
     pub(crate) fn abandon(&self) {
-        self.one.links().for_each(|link| link.abandon());
+        self.links().iter().for_each(|link| link.abandon());
     }
 
     /// Ends the connections.
     pub(crate) async fn close(&self) {
-        join_all(self.one.links().map(|link| link.close())).await;
+        join_all(self.links().iter().map(|link| link.close())).await;
+    }
+
+    fn links(&self) -> Vec<Arc<Link>> {
+        match &self.servers {
+            Servers::One(one) => one.links().cloned().collect(),
+            Servers::Cluster(cluster) => {
+                cluster.close();
+                cluster.links()
+            }
+        }
     }
 }
 

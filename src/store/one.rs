@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tokio::{sync::OnceCell, time::timeout};
 
-use super::{Dials, link::Link, pace::Pace};
+use super::{Dials, cluster, link::Link, pace::Pace};
 use crate::error::{Error, Result, StoreError, StoreErrorKind};
 
 /// A server, seen through its links.
@@ -30,16 +30,22 @@ impl One {
         let both = async {
             let scripts = Link::connect(dials.for_scripts(), &pace).await?;
             let messages = Link::connect(dials.for_messages(), &pace).await?;
-            // some that speak the protocol say the same everywhere
-            let run_id = scripts.run_id().await.filter(|id| id.len() == 40 && id.bytes().any(|byte| byte != b'0'));
-            Ok((scripts, messages, run_id))
+            let about = scripts.about().await.unwrap_or_default();
+            let is_one_of_many = about.is_node && !cluster::is_alone(&scripts).await;
+            Ok((scripts, messages, about.run_id, is_one_of_many))
         };
         let late = |_| {
             let late = format!("no connection within {:?}", dials.config.connect_timeout);
             Err(StoreError::new(StoreErrorKind::Timeout, false, late))
         };
         let links = timeout(dials.config.connect_timeout, both).await.unwrap_or_else(late);
-        let (scripts, messages, run_id) = links.map_err(unreachable)?;
+        let (scripts, messages, run_id, is_one_of_many) = links.map_err(unreachable)?;
+        if is_one_of_many {
+            scripts.abandon();
+            messages.abandon();
+            let reason = format!("{} is a node of a cluster; connect with redis-cluster://", dials.endpoint.address());
+            return Err(Error::InvalidConfig { reason });
+        }
         Ok(Self { scripts, messages, lists: OnceCell::new(), run_id, pace })
     }
 

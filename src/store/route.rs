@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::{
+    cluster::Next,
     link::{Epoch, Link},
     wire::Until,
 };
@@ -13,17 +14,31 @@ pub(crate) struct Route {
     pub(super) link: Arc<Link>,
     epoch: Epoch,
     pub(super) until: Until,
+    /// The slot that it is about, in a cluster.
+    pub(super) slot: u16,
+    /// For a node that is about to have its slot.
+    pub(super) asking: bool,
+    /// How often it was sent elsewhere.
+    pub(super) hops: u32,
+    /// Where it goes, after it was refused.
+    pub(super) next: Option<Next>,
 }
 
 impl Route {
-    pub(super) fn new(link: Arc<Link>, until: Until) -> Self {
+    pub(super) fn new(link: Arc<Link>, until: Until, slot: u16) -> Self {
         let epoch = link.epoch();
-        Self { link, epoch, until }
+        Self { link, epoch, until, slot, asking: false, hops: 0, next: None }
     }
 
     /// The connection that a request goes over which is sent now. Should that have ended by then, it goes over the link's next
     /// one, and the answer has another number.
     pub(crate) fn epoch(&self) -> Epoch {
         self.epoch
+    }
+
+    /// Goes on over another link.
+    pub(super) fn turn(&mut self, link: Arc<Link>, asking: bool) {
+        (self.epoch, self.asking) = (link.epoch(), asking);
+        self.link = link;
     }
 }

@@ -1,6 +1,6 @@
 //! Scripts as values: what they are called, what they take, and the call that names their arguments.
 
-use std::sync::{Arc, LazyLock};
+use std::sync::{Arc, LazyLock, OnceLock};
 
 use fred::bytes_utils::Str;
 use smallvec::SmallVec;
@@ -14,9 +14,39 @@ pub(crate) struct Script {
     pub(crate) name: &'static str,
     pub(crate) source: &'static str,
     pub(crate) sha1: LazyLock<Str>,
+    /// The same where messages are sharded: see [`Script::text`].
+    pub(crate) sharded: OnceLock<(String, Str)>,
     pub(crate) keys: Arity,
     pub(crate) args: Arity,
 }
+
+impl Script {
+    /// Its text and digest. Where messages are sharded it is another one, which publishes with SPUBLISH.
+    pub(super) fn text(&'static self, sharded: bool) -> (&'static str, &'static str) {
+        if !sharded || !self.source.contains(PUBLISH) {
+            return (self.source, &self.sha1);
+        }
+        let (source, sha1) = self.sharded.get_or_init(|| {
+            let source = self.source.replace(PUBLISH, "'spublish'");
+            let sha1 = super::sha1(&source);
+            (source, sha1)
+        });
+        (source, sha1)
+    }
+
+    /// Whether it makes names of keys itself, which a cluster does not hear of.
+    pub(super) fn names_keys(&self) -> bool {
+        self.name.starts_with("read_write/")
+    }
+
+    /// Whether it is over many locks.
+    pub(super) fn is_over_many(&self) -> bool {
+        self.keys.per_lock > 0
+    }
+}
+
+/// How scripts publish.
+const PUBLISH: &str = "'publish'";
 
 /// How many keys or arguments a script takes.
 #[derive(Debug, Clone, Copy)]
@@ -45,6 +75,7 @@ macro_rules! script {
                 include_str!(concat!("../../lua/", $name, ".lua")),
             ),
             sha1: std::sync::LazyLock::new(|| $crate::store::sha1($id.source)),
+            sharded: std::sync::OnceLock::new(),
             keys: $crate::store::script!(@arity $keys $($keys_each)?),
             args: $crate::store::script!(@arity $args $($args_each)?),
         };

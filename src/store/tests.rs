@@ -160,6 +160,11 @@ pub(crate) type Message = (String, &'static str);
 impl Store {
     pub(crate) fn played_by(server: &Arc<Server>) -> Self {
         let dials = dials("redis://127.0.0.1:1", Config::default(), stopped());
-        Self { one: One::nowhere(&NOWHERE), dials, address: String::new(), played: Some(Arc::clone(server)) }
+        Self {
+            servers: Servers::One(One::nowhere(&NOWHERE)),
+            dials: Arc::new(dials),
+            address: String::new(),
+            played: Some(Arc::clone(server)),
+        }
     }
 }

@@ -209,7 +209,7 @@ fn a_file_uses_its_own_floor_and_those_below() {
 }
 
 /// The parts of the engine, from the bottom up.
-const ENGINE: [&str; 31] = [
+const ENGINE: [&str; 32] = [
     "failure",
     "refusal",
     "retry",
@@ -227,6 +227,7 @@ const ENGINE: [&str; 31] = [
     "wait/gate",
     "wait/hub",
     "core",
+    "redirect",
     "settle",
     "wait/messages",
     "wait/lists",

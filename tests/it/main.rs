@@ -22,6 +22,7 @@ mod bad_input;
 mod bad_server;
 mod books;
 mod cancel;
+mod cluster;
 mod contract;
 mod crash;
 mod fair;

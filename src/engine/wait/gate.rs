@@ -39,6 +39,8 @@ pub(crate) struct Gate {
     quiet: bool,
     /// The ACL user may not listen: waiters poll, and nobody subscribes again while they do.
     pub(super) denied: AtomicBool,
+    /// The number of the node that its messages come from.
+    home: AtomicUsize,
 }
 
 /// The waiters of a gate that are told alike.
@@ -118,7 +120,18 @@ impl Gate {
             by_reconnect: AtomicBool::new(false),
             quiet,
             denied: AtomicBool::new(false),
+            home: AtomicUsize::new(0),
         }
+    }
+
+    /// Whether its messages come from this node.
+    pub(super) fn is_at(&self, home: u16) -> bool {
+        self.home.load(Ordering::Acquire) == usize::from(home)
+    }
+
+    /// Its messages come from this node, from now on.
+    pub(super) fn move_to(&self, home: u16) {
+        self.home.store(usize::from(home), Ordering::Release);
     }
 
     /// Whether holds of this lock are handed on here: `x` and `{x}` have one channel.

@@ -1,10 +1,14 @@
-//! Waking waiters by messages: one subscriber connection, one gate for each channel that somebody waits on.
+//! Waking waiters by messages: one subscriber connection for each server, one gate for each channel that somebody waits on.
 //!
 //! A message is a hint: who is woken tries again. So a lost message costs time, never correctness, and a gate's
 //! waiters poll together once in a while: one of them, not all.
 
-use std::sync::{Arc, atomic::Ordering};
+use std::{
+    collections::HashMap,
+    sync::{Arc, atomic::Ordering},
+};
 
+use futures_util::future::join_all;
 use tokio::{sync::mpsc, time::sleep};
 
 use super::{
@@ -13,13 +17,11 @@ use super::{
 };
 use crate::{
     clock::Instant,
+    engine::core::Core,
     error::StoreErrorKind,
     log,
     store::{Heard, Link},
 };
-
-/// Channels in one SUBSCRIBE.
-const CHANNELS_AT_ONCE: usize = 500;
 
 /// Hands what was heard to its gate.
 pub(crate) fn deliver(hub: &Hub, heard: Heard<'_>) {
@@ -28,6 +30,13 @@ pub(crate) fn deliver(hub: &Hub, heard: Heard<'_>) {
         Heard::Missed => {
             log::later!(WARN, channels = hub.channels(); "pub/sub messages were missed; waking all waiters");
             return hub.wake_all();
+        }
+        Heard::Dropped { channel } => {
+            // it was not this client that ended it
+            if let Some(gate) = hub.get(channel) {
+                hub.tell(Event::Subscribe(gate));
+            }
+            return;
         }
     };
     let Some(gate) = hub.get(channel) else { return };
@@ -39,8 +48,75 @@ pub(crate) fn deliver(hub: &Hub, heard: Heard<'_>) {
     }
 }
 
-/// Subscribes for new gates, unsubscribes for those that were left, and again for all after a reconnect.
-pub(crate) async fn subscribe(hub: &Hub, link: &Link, mut queue: mpsc::UnboundedReceiver<Event>) {
+/// Sees to it that each gate's messages are heard: on one connection, or, in a cluster, from the node of its lock.
+pub(crate) async fn subscribe(core: Arc<Core>, mut queue: mpsc::UnboundedReceiver<Event>) {
+    let Some(mut moves) = core.store.moves() else {
+        let (home, link) = core.store.home("");
+        return listen(&core, home, &link, queue).await;
+    };
+    let mut homes = Homes { core: &core, known: HashMap::new() };
+    loop {
+        tokio::select! {
+            event = queue.recv() => match event {
+                Some(Event::Subscribe(gate)) => homes.settle(&gate),
+                Some(Event::Left(gate)) => homes.leave(gate),
+                None => return,
+            },
+            _ = moves.changed() => core.hub.all().iter().for_each(|gate| homes.visit(gate)),
+        }
+    }
+}
+
+/// Who listens where, in a cluster.
+struct Homes<'a> {
+    core: &'a Arc<Core>,
+    known: HashMap<u16, (Arc<Link>, mpsc::UnboundedSender<Event>)>,
+}
+
+impl Homes<'_> {
+    /// Subscribes where a gate is at home by now.
+    fn settle(&mut self, gate: &Arc<Gate>) {
+        let (home, link) = self.core.store.home(&gate.channel);
+        gate.move_to(home);
+        if self.known.get(&home).is_none_or(|(known, _)| !Arc::ptr_eq(known, &link)) {
+            let (tell, events) = mpsc::unbounded_channel();
+            let (core, listens) = (Arc::clone(self.core), Arc::clone(&link));
+            // whoever listened to a link that was left ends, since nobody tells it anything any more
+            self.known.insert(home, (link, tell));
+            tokio::spawn(async move { listen(&core, home, &listens, events).await });
+        }
+        self.tell(home, Event::Subscribe(Arc::clone(gate)));
+    }
+
+    /// Slots have moved: a gate may be at home elsewhere.
+    fn visit(&mut self, gate: &Arc<Gate>) {
+        let (home, link) = self.core.store.home(&gate.channel);
+        if gate.is_at(home) && self.known.get(&home).is_some_and(|(known, _)| Arc::ptr_eq(known, &link)) {
+            return;
+        }
+        let old = self.known.keys().copied().find(|home| gate.is_at(*home));
+        self.settle(gate);
+        if let Some(old) = old {
+            self.tell(old, Event::Left(Arc::clone(gate)));
+        }
+    }
+
+    fn leave(&self, gate: Arc<Gate>) {
+        if let Some(home) = self.known.keys().copied().find(|home| gate.is_at(*home)) {
+            self.tell(home, Event::Left(gate));
+        }
+    }
+
+    fn tell(&self, home: u16, event: Event) {
+        if let Some((_, tell)) = self.known.get(&home) {
+            let _ = tell.send(event);
+        }
+    }
+}
+
+/// Subscribes for new gates of one node, unsubscribes for those that were left, and again for all after a reconnect.
+async fn listen(core: &Core, home: u16, link: &Link, mut queue: mpsc::UnboundedReceiver<Event>) {
+    let hub = &core.hub;
     let mut connections = link.connections();
     let mut wanted: Vec<Arc<Gate>> = Vec::new();
     let mut left: Vec<(Instant, Arc<Gate>)> = Vec::new();
@@ -56,6 +132,7 @@ pub(crate) async fn subscribe(hub: &Hub, link: &Link, mut queue: mpsc::Unbounded
             },
             _ = connections.changed() => {
                 (wanted, connected) = (hub.all(), true);
+                wanted.retain(|gate| gate.is_at(home));
                 unused.clear();
                 // a denial costs a connection: without end, if the new one began with the same
                 wanted.retain(|gate| !gate.denied.load(Ordering::Acquire));
@@ -67,17 +144,25 @@ pub(crate) async fn subscribe(hub: &Hub, link: &Link, mut queue: mpsc::Unbounded
             sort_in(event, &mut wanted, &mut left);
         }
         connected |= link.is_up();
+        for (_, gate) in left.extract_if(.., |(_, gate)| !gate.is_at(home)) {
+            unused.push(gate.channel.to_string());
+            // whether anybody has left it is the business of its new home
+            if gate.waiters() == 0 {
+                hub.tell(Event::Left(gate));
+            }
+        }
         unused.extend(remove_left(hub, &mut left));
-        unused.retain(|channel| !hub.has(channel));
+        unused.retain(|channel| hub.get(channel).is_none_or(|gate| !gate.is_at(home)));
         // a repetition must not subscribe for a gate that is gone: nobody would unsubscribe
-        wanted.retain(|gate| hub.get(&gate.channel).is_some_and(|kept| Arc::ptr_eq(&kept, gate)));
+        wanted.retain(|gate| gate.is_at(home) && hub.get(&gate.channel).is_some_and(|kept| Arc::ptr_eq(&kept, gate)));
         if connected {
-            for batch in std::mem::take(&mut wanted).chunks(CHANNELS_AT_ONCE) {
-                wanted.extend(subscribe_batch(link, batch).await);
-            }
-            for batch in std::mem::take(&mut unused).chunks(CHANNELS_AT_ONCE) {
-                unused.extend(unsubscribe_batch(link, batch).await);
-            }
+            let at_once = link.channels_at_once();
+            let batches = std::mem::take(&mut wanted);
+            let again = join_all(batches.chunks(at_once).map(|batch| subscribe_batch(core, link, batch))).await;
+            wanted.extend(again.into_iter().flatten());
+            let batches = std::mem::take(&mut unused);
+            let again = join_all(batches.chunks(at_once).map(|batch| unsubscribe_batch(link, batch))).await;
+            unused.extend(again.into_iter().flatten());
         }
     }
 }
@@ -90,7 +175,7 @@ fn sort_in(event: Event, wanted: &mut Vec<Arc<Gate>>, left: &mut Vec<(Instant, A
 }
 
 /// Subscribes, and wakes waiters, since messages may have been missed before. Returns what must be repeated.
-async fn subscribe_batch(link: &Link, batch: &[Arc<Gate>]) -> Vec<Arc<Gate>> {
+async fn subscribe_batch(core: &Core, link: &Link, batch: &[Arc<Gate>]) -> Vec<Arc<Gate>> {
     let channels: Vec<String> = batch.iter().map(|gate| gate.channel.to_string()).collect();
     let Err(error) = link.subscribe(&channels).await else {
         for gate in batch {
@@ -98,6 +183,9 @@ async fn subscribe_batch(link: &Link, batch: &[Arc<Gate>]) -> Vec<Arc<Gate>> {
         }
         return Vec::new();
     };
+    if error.kind() == StoreErrorKind::Moved {
+        core.store.ring();
+    }
     if error.kind() != StoreErrorKind::NoPermission {
         return batch.to_vec();
     }
@@ -107,8 +195,8 @@ async fn subscribe_batch(link: &Link, batch: &[Arc<Gate>]) -> Vec<Arc<Gate>> {
         return Vec::new();
     }
     let (first, second) = batch.split_at(batch.len() / 2);
-    let mut again = Box::pin(subscribe_batch(link, first)).await;
-    again.extend(Box::pin(subscribe_batch(link, second)).await);
+    let mut again = Box::pin(subscribe_batch(core, link, first)).await;
+    again.extend(Box::pin(subscribe_batch(core, link, second)).await);
     again
 }
 

@@ -55,11 +55,12 @@ fn what_is_asked_again_has_one_command_timeout() {
         // more than the socket takes
         let large = "x".repeat(1 << 20);
         for _ in 0..16 {
-            assert!(poll_immediate(link.eval(&call(&large), link.until(clock::Instant::now()))).await.is_none());
+            assert!(poll_immediate(link.eval(&call(&large), link.until(clock::Instant::now()), false)).await.is_none());
         }
         let (asked, victim) = (Instant::now(), call("victim"));
-        let told =
-            async { (link.eval(&victim, link.until(clock::Instant::now())).await.unwrap_err(), asked.elapsed()) };
+        let told = async {
+            (link.eval(&victim, link.until(clock::Instant::now()), false).await.unwrap_err(), asked.elapsed())
+        };
         let cutting = async {
             sleep(TIMEOUT.mul_f64(0.75)).await;
             cut.send(()).unwrap();
@@ -70,4 +71,24 @@ fn what_is_asked_again_has_one_command_timeout() {
         link.abandon();
     });
     assert!(server.join().unwrap(), "it was not asked again");
+}
+
+/// What is in doubt over one connection is never settled by an answer over another one, whichever link's it is.
+#[test]
+fn no_two_connections_of_a_client_have_one_number() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("redis://{}", listener.local_addr().unwrap());
+    let server = thread::spawn(move || [greet(&listener), greet(&listener)]);
+    let own = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    own.block_on(async {
+        let dials = dials(&url, Config::default(), Handle::current());
+        let pace = Arc::new(Pace::new());
+        let scripts = Link::connect(dials.for_scripts(), &pace).await.unwrap();
+        let messages = Link::connect(dials.for_messages(), &pace).await.unwrap();
+        assert_ne!(scripts.epoch(), messages.epoch());
+        assert!(![scripts.epoch(), messages.epoch()].contains(&Epoch::NONE));
+        scripts.abandon();
+        messages.abandon();
+    });
+    drop(server.join().unwrap());
 }

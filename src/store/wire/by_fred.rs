@@ -136,11 +136,11 @@ impl Connection {
     pub(super) fn call(&self, request: Request<'_>, limit: Duration) -> impl Future<Output = Result<Value, Failure>> {
         let client = self.client.clone();
         let sending = match request {
-            Request::Digest(call) => {
+            Request::Digest(call, _) => {
                 let (digest, keys, args) = (call.script.sha1.clone(), keys(call), args(call));
                 Box::pin(async move { client.evalsha::<FredValue, _, _, _>(digest, keys, args).await }) as Sending
             }
-            Request::Source(call) => {
+            Request::Source(call, _) | Request::Asking(call, _) => {
                 let (source, keys, args) = (call.script.source, keys(call), args(call));
                 Box::pin(async move { client.eval::<FredValue, _, _, _>(source, keys, args).await })
             }
@@ -177,6 +177,8 @@ impl Connection {
             match verb {
                 Channels::Subscribe => client.subscribe(channels).await,
                 Channels::Unsubscribe => client.unsubscribe(channels).await,
+                Channels::SubscribeSharded => client.ssubscribe(channels).await,
+                Channels::UnsubscribeSharded => client.sunsubscribe(channels).await,
             }
         };
         let asked = InRuntime { runtime: self.own.clone(), future: Box::pin(asked) };

@@ -15,11 +15,12 @@ use std::{
     time::Duration,
 };
 
-use fred::types::config::Config as FredConfig;
+use fred::types::config::{Config as FredConfig, Server, ServerConfig};
 use tokio::runtime::Handle;
 use uuid::Uuid;
 
 pub(super) use self::by_fred::address;
+use self::own::Reply;
 pub(crate) use self::{resp::Value, stream::has_io_here};
 use super::{
     Dials,
@@ -85,6 +86,10 @@ pub(crate) enum Heard<'m> {
     },
     /// Messages were lost on the way.
     Missed,
+    /// The server has ended a subscription: its slot has moved.
+    Dropped {
+        channel: &'m str,
+    },
 }
 
 /// Who listens.
@@ -154,10 +159,12 @@ impl From<Failure> for NotConnected {
 /// What is asked.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Request<'r> {
-    /// EVALSHA.
-    Digest(&'r Call),
-    /// EVAL.
-    Source(&'r Call),
+    /// EVALSHA, and whether messages are sharded.
+    Digest(&'r Call, bool),
+    /// EVAL, and the same.
+    Source(&'r Call, bool),
+    /// ASKING and EVAL, and the same.
+    Asking(&'r Call, bool),
     Words(&'r [&'r str]),
 }
 
@@ -166,6 +173,9 @@ pub(super) enum Request<'r> {
 pub(super) enum Channels {
     Subscribe,
     Unsubscribe,
+    /// SSUBSCRIBE: one channel each time.
+    SubscribeSharded,
+    UnsubscribeSharded,
 }
 
 impl Channels {
@@ -173,6 +183,8 @@ impl Channels {
         match self {
             Self::Subscribe => "SUBSCRIBE",
             Self::Unsubscribe => "UNSUBSCRIBE",
+            Self::SubscribeSharded => "SSUBSCRIBE",
+            Self::UnsubscribeSharded => "SUNSUBSCRIBE",
         }
     }
 }
@@ -199,6 +211,8 @@ pub(super) struct Dial {
     pub(super) driver: Option<Handle>,
     pub(super) sink: Option<Sink>,
     pub(super) epochs: Arc<Epochs>,
+    /// Whether scripts publish with SPUBLISH.
+    pub(super) sharded: bool,
 }
 
 impl Dial {
@@ -213,7 +227,14 @@ impl Dial {
             driver,
             sink,
             epochs: Arc::clone(&dials.epochs),
+            sharded: false,
         }
+    }
+
+    /// The same to another server.
+    pub(super) fn at(mut self, server: &Server) -> Self {
+        self.server.server = ServerConfig::Centralized { server: server.clone() };
+        self
     }
 
     /// Connects, once. On the client's own runtime.
@@ -229,7 +250,10 @@ impl Connection {
     /// Sends a request: before the first poll is over, it comes before whatever is asked later. Nothing is sent twice.
     pub(super) async fn call(&self, request: Request<'_>, until: Until) -> Result<Value, Failure> {
         match self {
-            Self::Own(own) => own.ask(until, 0, |out| request.encode(out))?.await,
+            Self::Own(own) => {
+                let reply = if matches!(request, Request::Asking(..)) { Reply::Second } else { Reply::Value };
+                own.ask(until, reply, |out| request.encode(out))?.await
+            }
             Self::Fred(fred) => fred.call(request, until.over.saturating_duration_since(until.asked)).await,
         }
     }
@@ -239,7 +263,15 @@ impl Connection {
         match self {
             Self::Own(own) => {
                 let words: Vec<&str> = [verb.word()].into_iter().chain(channels.iter().map(String::as_str)).collect();
-                let asked = own.ask(until, channels.len(), |out| Request::Words(&words).encode(out))?;
+                // where a slot has moved, a server answers twice, or with an error alone: what is asked next ends it
+                let sharded = matches!(verb, Channels::SubscribeSharded | Channels::UnsubscribeSharded);
+                let reply = if sharded { Reply::Echo(None) } else { Reply::Pushes(channels.len()) };
+                let asked = own.ask(until, reply, |out| {
+                    Request::Words(&words).encode(out);
+                    if sharded {
+                        Request::Words(&["PING"]).encode(out);
+                    }
+                })?;
                 asked.await.map(drop)
             }
             Self::Fred(fred) => {
@@ -283,6 +315,14 @@ impl Connection {
         }
     }
 
+    /// Since when the oldest request is not answered; fred does not say.
+    pub(super) fn waits_since(&self) -> Option<Instant> {
+        match self {
+            Self::Own(own) => own.waits_since(),
+            Self::Fred(_) => None,
+        }
+    }
+
     /// Requests that are not answered yet; fred does not say.
     pub(super) fn under_way(&self) -> usize {
         match self {
@@ -317,8 +357,12 @@ impl Connection {
 impl Request<'_> {
     fn encode(&self, out: &mut Vec<u8>) {
         match self {
-            Self::Digest(call) => call.encode("EVALSHA", &call.script.sha1, out),
-            Self::Source(call) => call.encode("EVAL", call.script.source, out),
+            Self::Digest(call, sharded) => call.encode("EVALSHA", call.script.text(*sharded).1, out),
+            Self::Source(call, sharded) => call.encode("EVAL", call.script.text(*sharded).0, out),
+            Self::Asking(call, sharded) => {
+                Self::Words(&["ASKING"]).encode(out);
+                Self::Source(call, *sharded).encode(out);
+            }
             Self::Words(words) => {
                 resp::write_head(out, words.len());
                 for word in *words {

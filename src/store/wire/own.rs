@@ -34,12 +34,12 @@ use tokio::{
     sync::{Notify, oneshot, watch},
 };
 
-pub(super) use self::greet::connect;
 use self::{
     driver::{Driver, Incoming},
     keeper::Keeper,
     out::{Out, Turn, Waiting},
 };
+pub(super) use self::{greet::connect, out::Reply};
 use super::{
     Failure, MOST_UNDER_WAY, Sink, Until, contain,
     resp::Value,
@@ -138,16 +138,21 @@ impl Connection {
         connection
     }
 
+    /// Since when the oldest request is not answered.
+    pub(super) fn waits_since(&self) -> Option<Instant> {
+        lock(&self.out).waiting.front().map(|first| first.until.asked)
+    }
+
     /// Requests that are not answered yet.
     pub(super) fn under_way(&self) -> usize {
         lock(&self.out).waiting.len()
     }
 
-    /// A request, which stands in the buffer when this returns. `acks`: so many pushes are the answer.
+    /// A request, which stands in the buffer when this returns.
     pub(super) fn ask(
         self: &Arc<Self>,
         until: Until,
-        acks: usize,
+        reply: Reply,
         encode: impl FnOnce(&mut Vec<u8>),
     ) -> Result<Asked, Failure> {
         let (tell, told) = oneshot::channel();
@@ -165,7 +170,7 @@ impl Connection {
         let end = out.end;
         // a request that another connection did not send was asked earlier than those in front of it
         out.is_mixed |= out.waiting.back().is_some_and(|last| until.over < last.until.over);
-        out.waiting.push_back(Waiting { tell: Some(tell), end, length, until, acks });
+        out.waiting.push_back(Waiting { tell: Some(tell), end, length, until, reply });
         // those who were told together will ask together: half of them are sent as soon as they have asked, so that the server
         // is at work while the others do
         let is_idle = out.waiting.front().is_some_and(|first| first.end > out.from);

@@ -115,12 +115,13 @@ impl Connection {
 
     /// Tells whoever listens.
     fn hear(&self, message: &Frame) {
-        if let Some(sink) = &self.sink
-            && let Frame::Push(parts) = message
-            && let [verb, channel, Value::Text(text)] = parts.as_slice()
-            && let (Some("message"), Some(channel)) = (verb.as_str(), channel.as_str())
-        {
-            sink(Heard::Message { channel, text });
+        let (Some(sink), Frame::Push(parts)) = (&self.sink, message) else { return };
+        let [verb, channel, last] = parts.as_slice() else { return };
+        let Some(channel) = channel.as_str() else { return };
+        match (verb.as_str(), last) {
+            (Some("message" | "smessage"), Value::Text(text)) => sink(Heard::Message { channel, text }),
+            (Some("sunsubscribe"), _) => sink(Heard::Dropped { channel }),
+            _ => {}
         }
     }
 }

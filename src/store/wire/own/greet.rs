@@ -5,7 +5,7 @@ use std::{io, sync::Arc, time::Duration};
 use futures_util::future::join_all;
 use tokio::time::timeout;
 
-use super::Connection;
+use super::{Connection, Reply};
 use crate::{
     clock::Instant,
     store::wire::{Dial, Failure, NotConnected, Request, Until, stream},
@@ -33,8 +33,9 @@ pub(in super::super) async fn connect(dial: &Dial) -> Result<Arc<Connection>, No
     // whoever gives up midway leaves nothing behind
     let ends = Ends(Some(Arc::clone(&connection)));
     let limit = dial.connect_timeout.min(HANDSHAKE);
-    let ask =
-        |words: &[&str]| connection.ask(Until::new(Instant::now(), limit), 0, |out| Request::Words(words).encode(out));
+    let ask = |words: &[&str]| {
+        connection.ask(Until::new(Instant::now(), limit), Reply::Value, |out| Request::Words(words).encode(out))
+    };
     let words: Vec<&str> = hello.iter().map(|word| &**word).collect();
     let mut asked = vec![ask(&words)?];
     if let Some(database @ 1..) = dial.server.database {

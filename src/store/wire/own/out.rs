@@ -53,8 +53,20 @@ pub(super) struct Waiting {
     pub(super) end: u64,
     pub(super) length: usize,
     pub(super) until: Until,
-    /// So many pushes are the answer, if there are any.
-    pub(super) acks: usize,
+    pub(super) reply: Reply,
+}
+
+/// What the answer to a request is.
+#[derive(Debug, PartialEq, Eq)]
+pub(in super::super) enum Reply {
+    /// A value.
+    Value,
+    /// So many pushes.
+    Pushes(usize),
+    /// A value, after one that says nothing.
+    Second,
+    /// A value, that of a PING; or the error that came before it.
+    Echo(Option<String>),
 }
 
 impl Out {
@@ -64,12 +76,23 @@ impl Out {
         let Some(first) = self.waiting.front_mut().filter(|first| first.end <= written) else {
             return Err("an answer to nothing".into());
         };
-        let told = match frame {
-            Frame::Error(error) => Err(Failure::Refused(error)),
-            Frame::Value(value) if first.acks == 0 => Ok(value),
-            Frame::Push(_) if first.acks > 0 => {
-                first.acks -= 1;
-                if first.acks > 0 {
+        let told = match (&mut first.reply, frame) {
+            (Reply::Second, Frame::Value(_) | Frame::Error(_)) => {
+                first.reply = Reply::Value;
+                return Ok(None);
+            }
+            (Reply::Echo(refused), Frame::Error(error)) => {
+                refused.get_or_insert(error);
+                return Ok(None);
+            }
+            (Reply::Echo(refused), Frame::Value(value)) => {
+                refused.take().map_or(Ok(value), |error| Err(Failure::Refused(error)))
+            }
+            (_, Frame::Error(error)) => Err(Failure::Refused(error)),
+            (Reply::Value, Frame::Value(value)) => Ok(value),
+            (Reply::Pushes(missing), Frame::Push(_)) => {
+                *missing -= 1;
+                if *missing > 0 {
                     return Ok(None);
                 }
                 Ok(Value::Null)

@@ -24,7 +24,8 @@ fn connect(bytes: usize, sink: Option<Sink>) -> (Arc<Connection>, DuplexStream) 
 
 /// A request that reads `*1 $length word`.
 fn ask(connection: &Arc<Connection>, word: &str, limit: Duration) -> Asked {
-    let asked = connection.ask(Until::new(Instant::now(), limit), 0, |out| Request::Words(&[word]).encode(out));
+    let asked =
+        connection.ask(Until::new(Instant::now(), limit), Reply::Value, |out| Request::Words(&[word]).encode(out));
     asked.unwrap_or_else(|failure| panic!("{failure:?}"))
 }
 
@@ -114,7 +115,7 @@ async fn a_request_that_was_sent_in_part_and_is_late_ends_the_connection() {
     let mut come = Vec::new();
     peer.read_to_end(&mut come).await.unwrap();
     assert_eq!(come, bytes(&["first"])[..5]);
-    assert!(connection.ask(Until::new(Instant::now(), LONG), 0, |_| {}).is_err());
+    assert!(connection.ask(Until::new(Instant::now(), LONG), Reply::Value, |_| {}).is_err());
 }
 
 /// Polled once, while others are under way, or after others were told together with its caller: it goes out.
@@ -199,12 +200,14 @@ async fn channels_are_subscribed_to_when_the_server_has_said_so_of_each() {
         Heard::Message { channel, text } => {
             noted.lock().unwrap().push(format!("{channel} {}", String::from_utf8_lossy(text)));
         }
-        Heard::Missed => unreachable!(),
+        Heard::Missed | Heard::Dropped { .. } => unreachable!(),
     });
     let (connection, mut peer) = connect(1 << 16, Some(sink));
     let subscribe = |acks| {
         let encode = |out: &mut Vec<u8>| Request::Words(&["SUBSCRIBE"]).encode(out);
-        connection.ask(Until::new(Instant::now(), LONG), acks, encode).unwrap_or_else(|failure| panic!("{failure:?}"))
+        connection
+            .ask(Until::new(Instant::now(), LONG), Reply::Pushes(acks), encode)
+            .unwrap_or_else(|failure| panic!("{failure:?}"))
     };
     let mut two = subscribe(2);
     let (refused, ping) = (tokio::spawn(subscribe(3)), tokio::spawn(ask(&connection, "PING", LONG)));
@@ -279,7 +282,7 @@ async fn time_is_over_for_each_by_itself() {
     }
     let now = Instant::now();
     let ask_at = |word: &'static str, asked, limit| {
-        let asked = connection.ask(Until::new(asked, limit), 0, |out| Request::Words(&[word]).encode(out));
+        let asked = connection.ask(Until::new(asked, limit), Reply::Value, |out| Request::Words(&[word]).encode(out));
         asked.unwrap_or_else(|failure| panic!("{failure:?}"))
     };
     let first = ask_at("first", now, LONG);

@@ -106,7 +106,8 @@ impl<'a> Migration<'a> {
 
     /// Moves the keys that are left, gives the slot to the new master, and waits until all nodes that answer agree.
     ///
-    /// That wait, some 10 ms, matters: where a slot goes back before, two masters can name each other for long.
+    /// That wait, some 10 ms, matters: where a slot goes back before, two masters can name each other for long. So they can
+    /// where the next master does not know this one's new epoch yet: it would take its own for the highest, and not raise it.
     ///
     /// # Errors
     /// Those of [`Migration::move_keys`]; [`SpawnError::Unsettled`] if the nodes do not agree within 30 s, for instance
@@ -128,9 +129,10 @@ impl<'a> Migration<'a> {
 
     fn disagreement(&self) -> Option<String> {
         let (to, views) = (self.cluster.id(self.to).ok()?, self.cluster.views());
+        let own = views.here().find(|(_, id, _)| *id == to).and_then(|(_, _, view)| Some(view.myself()?.epoch));
         let lags = views.here().find(|(_, _, view)| {
             let moves = view.myself().is_some_and(|node| node.moving.contains(&self.slot));
-            moves || view.owner(self.slot).is_none_or(|owner| owner.id != to)
+            moves || view.owner(self.slot).is_none_or(|owner| owner.id != to || Some(owner.epoch) != own)
         });
         lags.map(|(node, _, _)| format!("{} does not", node.addr()))
     }

@@ -1,0 +1,457 @@
+//! A cluster: who serves which slot, and the links to each node.
+//!
+//! The map is our own. It is asked for when something is wrong, and seldom otherwise; a redirect changes one slot of it. A node
+//! that has lost its last slot is left at once, whether or not its connections live: it may be a master that was
+//! replaced while it slept, and grant what nobody else knows of.
+
+mod map;
+mod redirect;
+
+use std::{
+    sync::{
+        Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak,
+        atomic::{AtomicBool, AtomicU16, Ordering},
+    },
+    time::Duration,
+};
+
+use fred::types::config::Server;
+use futures_util::{
+    future::join_all,
+    stream::{FuturesUnordered, StreamExt},
+};
+use tokio::{
+    sync::{Notify, watch},
+    time::{sleep, timeout},
+};
+
+use self::map::{SLOTS, View};
+pub(super) use self::redirect::Next;
+use super::{
+    Dials,
+    link::Link,
+    pace::Pace,
+    wire::{Connection, Dial, Failure, Request, Until},
+};
+use crate::{
+    clock::Instant,
+    error::{Error, Result, StoreError, StoreErrorKind},
+    log,
+    options::{Messages, Wire},
+};
+
+/// No node.
+const NOBODY: u16 = u16::MAX;
+/// How often the map is asked for while all is well, and while a node is away; and whether it is, is looked at so often.
+const CALM: Duration = Duration::from_secs(5);
+const AWAY: Duration = Duration::from_millis(50);
+const LOOK: Duration = Duration::from_millis(100);
+/// A node that leaves a request unanswered for so long is asked about.
+const SILENT: Duration = Duration::from_millis(500);
+/// How long the answers of nodes are waited for, and how many are asked.
+const ANSWERS: Duration = Duration::from_millis(250);
+const ASKED: usize = 5;
+/// How long a connect waits for the other nodes once one can be reached.
+const OTHERS: Duration = Duration::from_millis(500);
+
+/// A cluster, seen through the links to its masters.
+#[derive(Debug)]
+pub(super) struct Cluster {
+    dials: Arc<Dials>,
+    /// Only added to: whoever has a node's number finds it.
+    nodes: RwLock<Vec<Node>>,
+    /// The number of each slot's master.
+    owners: Box<[AtomicU16]>,
+    /// The map may be old.
+    bell: Notify,
+    /// Changes when slots have changed their masters.
+    moves: watch::Sender<u64>,
+    /// Whether waiters listen with SSUBSCRIBE, and scripts publish with SPUBLISH.
+    sharded: bool,
+    closed: AtomicBool,
+}
+
+#[derive(Debug)]
+struct Node {
+    server: Server,
+    /// What it calls itself.
+    id: String,
+    pace: Arc<Pace>,
+    scripts: Option<Arc<Link>>,
+    messages: Option<Arc<Link>>,
+}
+
+impl Node {
+    fn new(server: Server) -> Self {
+        Self { server, id: String::new(), pace: Arc::new(Pace::new()), scripts: None, messages: None }
+    }
+
+    fn is_at(&self, server: &Server) -> bool {
+        self.server.host == server.host && self.server.port == server.port
+    }
+}
+
+/// The slot of a key.
+pub(super) fn slot_of(key: &str) -> u16 {
+    fred::util::redis_keyslot(key.as_bytes())
+}
+
+/// Whether a node has all slots, as far as it says.
+pub(super) async fn is_alone(link: &Link) -> bool {
+    match link.slots(ANSWERS).await {
+        Ok(slots) => View::read(&slots, "").map_or(true, |view| view.masters().count() == 1),
+        Err(_) => true,
+    }
+}
+
+/// A connection for a question or two: it ends with whoever asks, also where another node was quicker.
+struct Passing(Connection);
+
+impl Drop for Passing {
+    fn drop(&mut self) {
+        self.0.end();
+    }
+}
+
+fn address(server: &Server) -> String {
+    format!("{}:{}", server.host, server.port)
+}
+
+impl Cluster {
+    /// Connects: any of these nodes is enough. On the client's own runtime.
+    pub(super) async fn connect(dials: &Arc<Dials>, seeds: &[Server]) -> Result<Arc<Self>> {
+        let refuse = |reason: &str| Err(Error::InvalidConfig { reason: reason.into() });
+        if dials.endpoint.wire(&dials.config) == Wire::Fred {
+            return refuse(
+                "fred's client cannot be used with a cluster (it follows redirects by itself); leave out wire=fred",
+            );
+        }
+        if dials.endpoint.server.database.is_some_and(|database| database > 0) {
+            return refuse("a cluster has one database; leave the number out");
+        }
+        let limit = dials.config.connect_timeout;
+        let (views, sharded) = timeout(limit, Self::ask_seeds(dials, seeds)).await.unwrap_or_else(|_| {
+            let late = format!("no answer within {limit:?}");
+            Err(Error::Connect {
+                address: dials.endpoint.address(),
+                source: StoreError::new(StoreErrorKind::Timeout, false, late),
+            })
+        })?;
+        let sharded = match dials.config.messages {
+            Messages::Auto => sharded,
+            Messages::Sharded if !sharded => {
+                return refuse("the servers know no sharded messages, or the user may not ask; use Messages::Classic");
+            }
+            Messages::Sharded => true,
+            Messages::Classic => false,
+        };
+        let cluster = Arc::new(Self {
+            dials: Arc::clone(dials),
+            nodes: RwLock::default(),
+            owners: (0..SLOTS).map(|_| AtomicU16::new(NOBODY)).collect(),
+            bell: Notify::new(),
+            moves: watch::Sender::new(0),
+            sharded,
+            closed: AtomicBool::new(false),
+        });
+        cluster.learn(&[views]);
+        let links: Vec<_> = cluster.read().iter().filter_map(|node| node.scripts.clone()).collect();
+        let any = futures_util::future::select_all(links.iter().map(|link| Box::pin(link.wait_up())));
+        if timeout(limit, any).await.is_err() {
+            cluster.abandon();
+            let error = StoreError::new(
+                StoreErrorKind::Unavailable,
+                false,
+                "no node can be reached at the address that the cluster says",
+            );
+            return Err(Error::Connect { address: dials.endpoint.address(), source: error });
+        }
+        let _ = timeout(OTHERS.min(limit), join_all(links.iter().map(|link| link.wait_up()))).await;
+        dials.own.spawn(Self::mind(Arc::downgrade(&cluster)));
+        Ok(cluster)
+    }
+
+    /// Asks all at once; the first that answers is believed.
+    async fn ask_seeds(dials: &Arc<Dials>, seeds: &[Server]) -> Result<(View, bool)> {
+        let mut asked: FuturesUnordered<_> = seeds.iter().map(|seed| Self::ask_seed(dials, seed)).collect();
+        let (mut said, mut kind) = (Vec::new(), StoreErrorKind::Unavailable);
+        while let Some(answer) = asked.next().await {
+            match answer {
+                Ok(known) => return Ok(known),
+                Err((seed, error)) => {
+                    let text = error.to_string();
+                    if text.contains("cluster support disabled") {
+                        let reason = format!("{seed} is not a node of a cluster; connect with redis://");
+                        return Err(Error::InvalidConfig { reason });
+                    }
+                    kind = error.kind();
+                    said.push(format!("{seed}: {text}"));
+                }
+            }
+        }
+        let source = StoreError::new(kind, false, said.join("; "));
+        Err(Error::Connect { address: dials.endpoint.address(), source: source.before_any_request() })
+    }
+
+    async fn ask_seed(dials: &Arc<Dials>, seed: &Server) -> Result<(View, bool), (String, StoreError)> {
+        let failed = |error: StoreError| (address(seed), error);
+        let connected = dials.for_scripts().at(seed).connect().await;
+        let Passing(connection) = &Passing(connected.map_err(|refused| failed(refused.error))?);
+        let limit = dials.config.command_timeout();
+        let ask =
+            async |words: &[&str]| connection.call(Request::Words(words), Until::new(Instant::now(), limit)).await;
+        let view = ask(&["CLUSTER", "SLOTS"]).await.map_err(StoreError::from);
+        let view = view.and_then(|slots| View::read(&slots, &seed.host)).map_err(failed);
+        let sharded = match &view {
+            // older servers know no such question
+            Ok(_) => !matches!(ask(&["PUBSUB", "SHARDNUMSUB"]).await, Err(Failure::Refused(_))),
+            Err(_) => false,
+        };
+        Ok((view?, sharded))
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, Vec<Node>> {
+        self.nodes.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, Vec<Node>> {
+        self.nodes.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn owner(&self, slot: u16) -> u16 {
+        self.owners[usize::from(slot)].load(Ordering::Acquire)
+    }
+
+    /// The link to the master of a slot. Of a slot that nobody serves, any: it says so.
+    pub(super) fn link(&self, slot: u16) -> Arc<Link> {
+        let owner = self.owner(slot);
+        let nodes = self.read();
+        if let Some(link) = nodes.get(usize::from(owner)).and_then(|node| node.scripts.as_ref()) {
+            return Arc::clone(link);
+        }
+        self.bell.notify_one();
+        let up = nodes.iter().filter_map(|node| node.scripts.as_ref()).max_by_key(|link| link.is_up());
+        if let Some(link) = up.filter(|_| owner == NOBODY) {
+            return Arc::clone(link);
+        }
+        drop(nodes);
+        self.scripts(owner)
+    }
+
+    /// The link for scripts to a node, made if there is none.
+    fn scripts(&self, node: u16) -> Arc<Link> {
+        let mut nodes = self.write();
+        let at = usize::from(node).min(nodes.len() - 1);
+        let node = &mut nodes[at];
+        let make = || self.make(self.dials.for_scripts(), &node.server, &node.pace);
+        Arc::clone(node.scripts.get_or_insert_with(make))
+    }
+
+    fn make(&self, dial: Dial, server: &Server, pace: &Arc<Pace>) -> Arc<Link> {
+        let link = Link::lazy(Dial { sharded: self.sharded, ..dial.at(server) }, pace);
+        if self.is_closed() {
+            link.abandon();
+        }
+        link
+    }
+
+    /// Where a slot's waiters listen: the number of its master, and the link for that.
+    pub(super) fn home(&self, slot: u16) -> (u16, Arc<Link>) {
+        let owner = self.owner(slot);
+        let mut nodes = self.write();
+        let at = usize::from(owner).min(nodes.len() - 1);
+        let node = &mut nodes[at];
+        let make = || self.make(self.dials.for_messages(), &node.server, &node.pace);
+        (at as u16, Arc::clone(node.messages.get_or_insert_with(make)))
+    }
+
+    /// Changes when slots have changed their masters.
+    pub(super) fn moves(&self) -> watch::Receiver<u64> {
+        self.moves.subscribe()
+    }
+
+    /// The number of the node at an address.
+    fn number(&self, server: &Server) -> u16 {
+        if let Some(at) = self.read().iter().position(|node| node.is_at(server)) {
+            return at as u16;
+        }
+        let mut nodes = self.write();
+        let at = nodes.iter().position(|node| node.is_at(server)).unwrap_or_else(|| {
+            nodes.push(Node::new(server.clone()));
+            nodes.len() - 1
+        });
+        at as u16
+    }
+
+    /// A server said that a slot has another master.
+    fn moved(&self, slot: u16, server: &Server) -> Arc<Link> {
+        let node = self.number(server);
+        let link = self.scripts(node);
+        if self.owners[usize::from(slot)].swap(node, Ordering::AcqRel) != node {
+            self.moves.send_modify(|moves| *moves += 1);
+        }
+        link
+    }
+
+    /// Takes in what nodes say. Of each slot, what most of them say counts; where they are at odds, nothing changes.
+    fn learn(&self, views: &[View]) {
+        let mut changed = false;
+        let servers: Vec<Server> = self.read().iter().map(|node| node.server.clone()).collect();
+        for slot in 0..SLOTS as u16 {
+            let now = servers.get(usize::from(self.owner(slot)));
+            let Some(said) = map::most(views, slot, now).filter(|said| Some(*said) != now) else { continue };
+            let node = self.number(said);
+            self.owners[usize::from(slot)].store(node, Ordering::Release);
+            changed = true;
+        }
+        for view in views {
+            for (server, id) in view.masters() {
+                let node = self.number(server);
+                id.clone_into(&mut self.write()[usize::from(node)].id);
+            }
+        }
+        if !changed {
+            return;
+        }
+        let mut busy = vec![false; self.read().len()];
+        for owner in &self.owners {
+            if let Some(busy) = busy.get_mut(usize::from(owner.load(Ordering::Acquire))) {
+                *busy = true;
+            }
+        }
+        let mut left = Vec::new();
+        for (node, busy) in busy.into_iter().enumerate() {
+            if busy {
+                self.scripts(node as u16);
+                continue;
+            }
+            let mut nodes = self.write();
+            left.extend(nodes[node].scripts.take());
+            left.extend(nodes[node].messages.take());
+        }
+        let is_over = !left.is_empty();
+        for link in left {
+            log::later!(DEBUG, host = link.host(); "a node serves no slot any more");
+            link.abandon();
+        }
+        self.moves.send_modify(|moves| *moves += 1);
+        if is_over {
+            // what was held there is somebody else's to know now: all of it is looked at
+            self.dials.epochs.stir();
+        }
+    }
+
+    /// Whether a master cannot be reached, or is silent.
+    fn is_away(&self) -> bool {
+        let nodes = self.read();
+        let is_away =
+            |link: &Arc<Link>| !link.is_up() || link.waits_since().is_some_and(|since| since.elapsed() > SILENT);
+        nodes.iter().filter_map(|node| node.scripts.as_ref()).any(is_away)
+            || self.owners.iter().any(|owner| owner.load(Ordering::Acquire) == NOBODY)
+    }
+
+    /// Keeps the map, until the client ends.
+    async fn mind(cluster: Weak<Self>) {
+        let mut asked = Instant::now();
+        loop {
+            let Some(cluster) = cluster.upgrade().filter(|cluster| !cluster.is_closed()) else { return };
+            let rung = timeout(LOOK, cluster.bell.notified()).await.is_ok();
+            let pause = if rung || cluster.is_away() { AWAY } else { CALM };
+            if asked.elapsed() < pause {
+                if rung {
+                    sleep(AWAY.saturating_sub(asked.elapsed())).await;
+                } else {
+                    continue;
+                }
+            }
+            asked = Instant::now();
+            let views = cluster.ask().await;
+            if !views.is_empty() {
+                cluster.learn(&views);
+            }
+        }
+    }
+
+    /// What nodes say that can be reached.
+    async fn ask(&self) -> Vec<View> {
+        let is_fit = |link: &Arc<Link>| link.is_up() && link.waits_since().is_none_or(|since| since.elapsed() < SILENT);
+        let mut fit: Vec<(Server, Arc<Link>)> = self
+            .read()
+            .iter()
+            .filter_map(|node| Some((node.server.clone(), node.scripts.clone()?)))
+            .filter(|(_, link)| is_fit(link))
+            .collect();
+        if fit.is_empty() {
+            return self.ask_strangers().await;
+        }
+        // not always the same ones
+        let at = uuid::Uuid::new_v4().as_u128() as usize % fit.len();
+        fit.rotate_left(at);
+        fit.truncate(ASKED);
+        let most = fit.len() / 2 + 1;
+        let mut asked: FuturesUnordered<_> =
+            fit.iter().map(async |(server, link)| View::read(&link.slots(ANSWERS).await?, &server.host)).collect();
+        let mut views = Vec::new();
+        let until = Instant::now() + ANSWERS;
+        while let Ok(Some(answer)) = timeout(until.saturating_duration_since(Instant::now()), asked.next()).await {
+            views.extend(answer);
+            if views.len() >= most {
+                break;
+            }
+        }
+        views
+    }
+
+    /// Asks whoever may know, over connections of their own: no master can be reached.
+    async fn ask_strangers(&self) -> Vec<View> {
+        let mut all: Vec<Server> = self.read().iter().map(|node| node.server.clone()).collect();
+        if let super::Place::Cluster(seeds) = &self.dials.endpoint.place {
+            all.extend(seeds.iter().filter(|seed| !all.contains(seed)).cloned().collect::<Vec<_>>());
+        }
+        let asked = all.iter().map(|server| timeout(2 * ANSWERS, Self::ask_seed(&self.dials, server)));
+        let answers = join_all(asked).await;
+        answers.into_iter().filter_map(|answer| answer.ok()?.ok()).map(|(view, _)| view).collect()
+    }
+
+    /// Something does not go as it should: the map may be old.
+    pub(super) fn ring(&self) {
+        self.bell.notify_one();
+    }
+
+    /// Whether both are known to be one cluster.
+    pub(super) fn is(&self, other: &Self) -> bool {
+        if std::ptr::eq(self, other) {
+            return true;
+        }
+        let ids: Vec<String> = self.read().iter().map(|node| node.id.clone()).filter(|id| !id.is_empty()).collect();
+        other.read().iter().any(|node| ids.contains(&node.id))
+    }
+
+    /// The links for scripts to all masters, with the numbers of their nodes.
+    pub(super) fn masters(&self) -> Vec<(u16, Arc<Link>)> {
+        let nodes = self.read();
+        let link = |(at, node): (usize, &Node)| Some((at as u16, node.scripts.clone()?));
+        nodes.iter().enumerate().filter_map(link).collect()
+    }
+
+    /// All links.
+    pub(super) fn links(&self) -> Vec<Arc<Link>> {
+        let nodes = self.read();
+        nodes.iter().flat_map(|node| node.scripts.iter().chain(&node.messages)).cloned().collect()
+    }
+
+    fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
+    }
+
+    /// Makes no more links.
+    pub(super) fn close(&self) {
+        self.closed.store(true, Ordering::Release);
+        self.bell.notify_one();
+    }
+
+    fn abandon(&self) {
+        self.close();
+        self.links().iter().for_each(|link| link.abandon());
+    }
+}

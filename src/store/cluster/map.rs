@@ -1,0 +1,144 @@
+//! What a node says about who serves which slot.
+
+use fred::types::config::Server;
+
+use crate::{
+    error::{StoreError, StoreErrorKind},
+    store::wire::Value,
+};
+
+pub(super) const SLOTS: usize = 16_384;
+
+/// One node's map.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct View {
+    /// Addresses of masters, and what they call themselves.
+    masters: Vec<(Server, String)>,
+    /// From and to which slot, and whose they are.
+    ranges: Vec<(u16, u16, usize)>,
+}
+
+impl View {
+    /// Reads an answer to CLUSTER SLOTS. `asked`: the host that was asked, for what a server does not know of itself.
+    pub(super) fn read(slots: &Value, asked: &str) -> Result<Self, StoreError> {
+        let nonsense =
+            || StoreError::new(StoreErrorKind::Protocol, false, "CLUSTER SLOTS was answered by something else");
+        let Value::Array(ranges) = slots else { return Err(nonsense()) };
+        let mut view = Self { masters: Vec::new(), ranges: Vec::new() };
+        for range in ranges {
+            let Value::Array(parts) = range else { return Err(nonsense()) };
+            let [from, to, Value::Array(master), ..] = parts.as_slice() else { return Err(nonsense()) };
+            let [host, port, rest @ ..] = master.as_slice() else { return Err(nonsense()) };
+            let slot = |value: &Value| u16::try_from(value.as_number()?).ok().filter(|slot| usize::from(*slot) < SLOTS);
+            let port = port.as_number().and_then(|port| u16::try_from(port).ok());
+            let (Some(from), Some(to), Some(port)) = (slot(from), slot(to), port) else { return Err(nonsense()) };
+            let server = Server::new(host_of(host.as_str(), asked), port);
+            let id = rest.first().and_then(Value::as_str).unwrap_or_default();
+            let at = view.masters.iter().position(|(known, _)| *known == server).unwrap_or_else(|| {
+                view.masters.push((server, id.to_owned()));
+                view.masters.len() - 1
+            });
+            view.ranges.push((from, to, at));
+        }
+        if view.ranges.is_empty() {
+            let none = "the cluster serves no slots; was it created?";
+            return Err(StoreError::new(StoreErrorKind::ClusterDown, false, none));
+        }
+        view.ranges.sort_unstable();
+        Ok(view)
+    }
+
+    pub(super) fn masters(&self) -> impl Iterator<Item = (&Server, &str)> {
+        self.masters.iter().map(|(server, id)| (server, &**id))
+    }
+
+    fn owner(&self, slot: u16) -> Option<&Server> {
+        let at = self.ranges.partition_point(|(from, ..)| *from <= slot).checked_sub(1)?;
+        let (_, to, at) = self.ranges[at];
+        (slot <= to).then(|| &self.masters[at].0)
+    }
+}
+
+/// The host of a node. One that does not know its own says nothing, or `?`: it is the one that was asked.
+pub(super) fn host_of<'a>(said: Option<&'a str>, asked: &'a str) -> &'a str {
+    said.filter(|host| !host.is_empty() && *host != "?").unwrap_or(asked)
+}
+
+/// What most of them say of a slot. `None`: nobody serves it, or two others are named as often.
+pub(super) fn most<'v>(views: &'v [View], slot: u16, now: Option<&Server>) -> Option<&'v Server> {
+    let first = views.iter().find_map(|view| view.owner(slot))?;
+    if views.iter().filter_map(|view| view.owner(slot)).all(|server| server == first) {
+        return Some(first);
+    }
+    let mut said: Vec<(&Server, usize)> = Vec::with_capacity(views.len());
+    for server in views.iter().filter_map(|view| view.owner(slot)) {
+        match said.iter_mut().find(|(known, _)| *known == server) {
+            Some((_, times)) => *times += 1,
+            None => said.push((server, 1)),
+        }
+    }
+    let (most, times) = said.iter().max_by_key(|(server, times)| (*times, Some(*server) == now)).copied()?;
+    let tied = said.iter().any(|(server, other)| *server != most && *other == times);
+    (!tied || Some(most) == now).then_some(most)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn view(ranges: &[(i64, i64, &str, i64)]) -> Result<View, StoreError> {
+        let range = |(from, to, host, port): &(i64, i64, &str, i64)| {
+            let master = vec![Value::text(host), Value::Integer(*port), Value::text("id"), Value::Array(Vec::new())];
+            let replica = Value::Array(vec![Value::text("replica"), Value::Integer(1), Value::text("r")]);
+            Value::Array(vec![Value::Integer(*from), Value::Integer(*to), Value::Array(master), replica])
+        };
+        View::read(&Value::Array(ranges.iter().map(range).collect()), "asked")
+    }
+
+    #[test]
+    fn each_slot_has_the_master_that_is_said() {
+        let view = view(&[(10, 16_383, "b", 2), (0, 4, "a", 1), (6, 6, "", 3)]).unwrap();
+        for (slot, master) in [
+            (0, Some(("a", 1))),
+            (4, Some(("a", 1))),
+            (5, None),
+            (6, Some(("asked", 3))),
+            (7, None),
+            (9, None),
+            (10, Some(("b", 2))),
+            (16_383, Some(("b", 2))),
+        ] {
+            assert_eq!(view.owner(slot).map(|server| (&*server.host, server.port)), master, "{slot}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_map_is_an_error() {
+        assert_eq!(view(&[]).unwrap_err().kind(), StoreErrorKind::ClusterDown);
+        for nonsense in [
+            view(&[(0, 16_384, "a", 1)]),
+            view(&[(-1, 5, "a", 1)]),
+            view(&[(0, 5, "a", 65_536)]),
+            View::read(&Value::Null, "a"),
+            View::read(&Value::Array(vec![Value::Integer(1)]), "a"),
+        ] {
+            assert_eq!(nonsense.unwrap_err().kind(), StoreErrorKind::Protocol);
+        }
+    }
+
+    #[test]
+    fn most_of_them_are_believed_and_where_they_are_at_odds_nothing_changes() {
+        let [a, b, c] = ["a", "b", "c"].map(|host| view(&[(0, 16_383, host, 1)]).unwrap());
+        let host = |views: &[&View], now: &str| {
+            let views: Vec<View> =
+                views.iter().map(|view| View { masters: view.masters.clone(), ranges: view.ranges.clone() }).collect();
+            most(&views, 7, Some(&Server::new(now, 1))).map(|server| server.host.to_string())
+        };
+        assert_eq!(host(&[&a, &b, &b], "a").as_deref(), Some("b"));
+        assert_eq!(host(&[&a, &b], "a").as_deref(), Some("a"));
+        assert_eq!(host(&[&b, &a], "a").as_deref(), Some("a"));
+        assert_eq!(host(&[&b, &c], "a"), None);
+        assert_eq!(host(&[&b], "a").as_deref(), Some("b"));
+        assert_eq!(host(&[], "a"), None);
+    }
+}

@@ -1,0 +1,84 @@
+//! Where a request goes next that a node has refused.
+
+use std::{sync::Arc, time::Duration};
+
+use fred::types::config::Server;
+
+use super::{
+    Cluster,
+    map::{SLOTS, host_of},
+};
+use crate::{
+    error::{StoreError, StoreErrorKind},
+    store::{link::Link, script::Call},
+};
+
+/// Redirects that are followed without a pause.
+const AT_ONCE: u32 = 5;
+
+/// Where a request goes next.
+#[derive(Debug)]
+pub(in super::super) enum Next {
+    /// To the slot's new master.
+    To(Arc<Link>),
+    /// To the node that imports its slot: this time only.
+    Asking(Arc<Link>),
+    /// There again, a little later: its keys are on their way.
+    Later,
+}
+
+impl Next {
+    /// The pause before it, after so many redirects.
+    pub(in super::super) fn pause(&self, hops: u32) -> Duration {
+        let ms = match self {
+            Self::Later => 1 << hops.clamp(1, 6),
+            _ if hops <= AT_ONCE => 0,
+            _ => 10 << (hops - AT_ONCE).min(6),
+        };
+        Duration::from_millis(ms.min(if matches!(self, Self::Later) { 50 } else { 500 }))
+    }
+}
+
+impl Cluster {
+    /// Where a request about a slot goes after this error. `None`: nowhere. Only what was not executed goes on.
+    pub(in super::super) fn next(&self, slot: u16, call: &Call, over: &Arc<Link>, error: &StoreError) -> Option<Next> {
+        use StoreErrorKind as K;
+        if error.may_have_executed() {
+            self.ring();
+            return None;
+        }
+        match error.kind() {
+            K::Moved => {
+                let said = error.said();
+                let mut words = said.split(' ');
+                let (verb, slot, to) = (words.next()?, words.next()?.parse().ok()?, words.next()?);
+                let slot = Some(slot).filter(|slot| usize::from(*slot) < SLOTS)?;
+                let to = server(to, over)?;
+                if verb == "MOVED" {
+                    self.ring();
+                    return Some(Next::To(self.moved(slot, &to)));
+                }
+                // a script that makes names of keys itself would not find those there that have not moved yet
+                if call.script.names_keys() {
+                    return Some(Next::Later);
+                }
+                Some(Next::Asking(self.scripts(self.number(&to))))
+            }
+            // half of them are there: whoever renews many asks for fewer
+            K::TryAgain if call.script.is_over_many() && call.keys.len() > 1 => None,
+            K::TryAgain => Some(Next::Later),
+            _ => {
+                self.ring();
+                // it was left meanwhile
+                let link = self.link(slot);
+                (!Arc::ptr_eq(&link, over)).then_some(Next::To(link))
+            }
+        }
+    }
+}
+
+/// An address as redirects have it.
+fn server(said: &str, over: &Link) -> Option<Server> {
+    let (host, port) = said.rsplit_once(':')?;
+    Some(Server::new(host_of(Some(host), &over.host()), port.parse().ok()?))
+}

@@ -1,0 +1,530 @@
+//! Clusters of real servers: slots that move, masters that are lost, messages of both sorts.
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use futures::future::join_all;
+use nestlock::{
+    Error, Lock, LockClient, Messages, Result,
+    permissions::{CLUSTER, EVERY_CLIENT, rule},
+};
+use nestlock_embedded::{SpawnedCluster, SpawnedServer};
+
+use crate::support::{
+    Server, eventually,
+    wire::{Reply, Wire},
+    within,
+};
+
+async fn start(masters: usize, replicas: usize) -> Arc<SpawnedCluster> {
+    let start = move || SpawnedCluster::start(masters, replicas).unwrap_or_else(|error| panic!("{error}"));
+    Arc::new(tokio::task::spawn_blocking(start).await.unwrap())
+}
+
+/// On a thread that may block.
+async fn there<T: Send + 'static>(
+    cluster: &Arc<SpawnedCluster>,
+    what: impl FnOnce(&SpawnedCluster) -> T + Send + 'static,
+) -> T {
+    let cluster = Arc::clone(cluster);
+    tokio::task::spawn_blocking(move || what(&cluster)).await.unwrap()
+}
+
+async fn client(cluster: &SpawnedCluster) -> LockClient {
+    LockClient::connect(cluster.url()).await.unwrap()
+}
+
+/// One lock of each kind under a name of its own; `n` puts them into many slots.
+fn kinds(client: &LockClient, n: u32) -> Vec<(&'static str, Lock)> {
+    let name = |kind: &str| format!("{kind}:{n}");
+    let of = |lock: Result<Lock>| lock.unwrap();
+    vec![
+        ("reentrant", of(client.reentrant_lock(name("reentrant")))),
+        ("mutex", of(client.mutex(name("mutex")))),
+        ("fair", of(client.fair_lock(name("fair")))),
+        ("write", of(client.read_write_lock(name("read_write")).map(|lock| lock.write_lock()))),
+        ("fenced", of(client.fenced_lock(name("fenced")))),
+        ("spin", of(client.spin_lock(name("spin")))),
+        ("string", of(client.string_lock(name("string")))),
+        ("signal", of(client.signal_lock(format!("signal:{{{n}}}")))),
+        ("multi", {
+            let members = (0..4).map(|member| client.mutex(format!("multi:{n}:{member}")).unwrap());
+            client.multi_lock(members).unwrap()
+        }),
+    ]
+}
+
+fn port(server: &SpawnedServer) -> u16 {
+    server.addr().port()
+}
+
+/// Asks a node.
+fn ask(server: &SpawnedServer, words: &[&str]) -> Reply {
+    Wire::connect(server.addr()).unwrap().call(words).unwrap()
+}
+
+/// What a node has been asked since its statistics were reset.
+fn calls(server: &SpawnedServer) -> HashMap<String, u64> {
+    let info = ask(server, &["INFO", "commandstats"]);
+    info.text()
+        .lines()
+        .filter_map(|line| {
+            let (name, rest) = line.strip_prefix("cmdstat_")?.split_once(":calls=")?;
+            Some((name.to_owned(), rest.split(',').next()?.parse().ok()?))
+        })
+        .collect()
+}
+
+#[tokio::test]
+async fn each_kind_excludes_and_wakes_wherever_its_slot_is() {
+    let cluster = start(3, 0).await;
+    let (a, b) = (client(&cluster).await, client(&cluster).await);
+    for n in 0..8 {
+        let both = kinds(&a, n).into_iter().zip(kinds(&b, n));
+        join_all(both.map(|((kind, held), (_, waits))| async move {
+            let guard = held.lock().await.unwrap_or_else(|error| panic!("{kind}: {error}"));
+            assert!(waits.try_lock().await.unwrap().is_none(), "{kind} {n}");
+            let waiting = tokio::spawn(async move { waits.lock().await.unwrap().unlock().await });
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            guard.unlock().await.unwrap_or_else(|error| panic!("{kind}: {error}"));
+            waiting.await.unwrap().unwrap_or_else(|error| panic!("{kind}: {error}"));
+        }))
+        .await;
+    }
+    a.shutdown().await.unwrap();
+    b.shutdown().await.unwrap();
+}
+
+/// A signal lock has two keys whose names begin differently.
+#[tokio::test]
+async fn what_cannot_work_in_a_cluster_says_so_before_anything_is_sent() {
+    let cluster = start(1, 0).await;
+    let client = client(&cluster).await;
+    let error = client.signal_lock("untagged").unwrap_err();
+    assert!(matches!(&error, Error::InvalidName { reason, .. } if reason.contains("braces")), "{error}");
+    let at = cluster.nodes()[0].addr();
+    for (url, wanted) in
+        [(format!("redis-cluster://{at}/1"), "one database"), (format!("redis-cluster://{at}?wire=fred"), "fred")]
+    {
+        let error = LockClient::connect(url).await.unwrap_err();
+        assert!(matches!(&error, Error::InvalidConfig { reason, .. } if reason.contains(wanted)), "{error}");
+    }
+    let one = Server::start_real();
+    let url = one.url().replacen("redis://", "redis-cluster://", 1);
+    let error = LockClient::connect(url).await.unwrap_err();
+    assert!(matches!(&error, Error::InvalidConfig { reason, .. } if reason.contains("redis://")), "{error}");
+}
+
+/// One node of several is not the server that it looks like.
+#[tokio::test]
+async fn a_node_of_a_cluster_is_no_server_of_its_own() {
+    let cluster = start(3, 0).await;
+    let error = LockClient::connect(cluster.nodes()[0].url()).await.unwrap_err();
+    assert!(matches!(&error, Error::InvalidConfig { reason, .. } if reason.contains("redis-cluster://")), "{error}");
+}
+
+/// With no more than the guide's rules, at each node.
+#[tokio::test]
+async fn the_rules_for_users_of_clusters_are_enough() {
+    let cluster = start(3, 0).await;
+    let commands = EVERY_CLIENT.commands.iter().chain(CLUSTER.commands);
+    let patterns = EVERY_CLIENT.keys.iter().chain(EVERY_CLIENT.channels).map(|pattern| rule(pattern, "app:"));
+    let rules: Vec<String> = patterns.chain(commands.map(|command| format!("+{command}"))).collect();
+    let words: Vec<&str> = ["ACL", "SETUSER", "u", "reset", "on", ">secret", "resetchannels"]
+        .into_iter()
+        .chain(rules.iter().map(String::as_str))
+        .collect();
+    for node in cluster.nodes() {
+        assert!(!ask(node, &words).is_error());
+    }
+    let url = cluster.url().replacen("://", "://u:secret@", 1);
+    let (a, b) = (LockClient::connect(&url).await.unwrap(), LockClient::connect(&url).await.unwrap());
+    for n in 0..3 {
+        let name = format!("app:{n}");
+        let guard = a.mutex(&name).unwrap().lock().await.unwrap();
+        let waits = b.mutex(&name).unwrap();
+        let waiting = tokio::spawn(async move { waits.lock().await.unwrap().unlock().await });
+        eventually("it waits", || async { b.stats().waiters == 1 }).await;
+        let slot = SpawnedCluster::slot_of(&name);
+        there(&cluster, move |cluster| {
+            let from = cluster.master_of(slot).unwrap().addr();
+            let to = cluster.nodes().iter().find(|node| node.addr() != from).unwrap();
+            let migration = cluster.begin_migration(slot, to).unwrap();
+            assert!(migration.move_key(&name).unwrap());
+        })
+        .await;
+        // behind ASK
+        guard.unlock().await.unwrap();
+        waiting.await.unwrap().unwrap();
+    }
+    for node in cluster.nodes() {
+        assert_eq!(ask(node, &["ACL", "LOG"]).list(), [], "denied at {}", port(node));
+    }
+}
+
+/// Any address is enough; where none answers, each is named, and no password is.
+#[tokio::test]
+async fn any_node_that_answers_is_enough() {
+    let cluster = start(3, 0).await;
+    let dead = "127.0.0.1:1";
+    let [a, b, c] = [0, 1, 2].map(|n| cluster.nodes()[n].addr());
+    let url = format!("redis-cluster://{dead},{a},{b},{c}");
+    let client = LockClient::connect(url).await.unwrap();
+    for n in 0..9 {
+        client.mutex(format!("l{n}")).unwrap().lock().await.unwrap().unlock().await.unwrap();
+    }
+    // of all that were asked, one connection to each stays
+    let of_ours = |node: &SpawnedServer| ask(node, &["CLIENT", "LIST"]).text().matches("name=nestlock:").count();
+    eventually("one connection each", || async { cluster.nodes().iter().all(|node| of_ours(node) == 1) }).await;
+    let error = LockClient::connect(format!("redis-cluster://u:secret@{dead},127.0.0.1:2")).await.unwrap_err();
+    let text = format!("{error} {error:?}");
+    assert!(matches!(error, Error::Connect { .. }), "{error}");
+    assert!(text.contains("127.0.0.1:1: ") && text.contains("127.0.0.1:2: ") && !text.contains("secret"), "{text}");
+}
+
+/// The hot path: one request to lock, one to unlock, and nothing besides.
+#[tokio::test]
+async fn an_uncontended_pair_is_two_commands() {
+    let cluster = start(3, 0).await;
+    let client = client(&cluster).await;
+    let lock = client.reentrant_lock("l").unwrap();
+    lock.lock().await.unwrap().unlock().await.unwrap();
+    let nodes = cluster.nodes();
+    for node in nodes {
+        ask(node, &["CONFIG", "RESETSTAT"]);
+    }
+    for _ in 0..100 {
+        lock.lock().await.unwrap().unlock().await.unwrap();
+    }
+    let mut all: HashMap<String, u64> = HashMap::new();
+    for (name, count) in nodes.iter().flat_map(calls) {
+        *all.entry(name).or_default() += count;
+    }
+    assert_eq!(all.get("evalsha"), Some(&200), "{all:?}");
+    assert!(!all.contains_key("eval") && !all.contains_key("asking"), "{all:?}");
+}
+
+/// The slot of this kind's lock; of a multi-lock, its first member's.
+fn slot(kind: &str, n: u32) -> u16 {
+    SpawnedCluster::slot_of(match kind {
+        "signal" => format!("{{{n}}}"),
+        "write" => format!("read_write:{n}"),
+        "multi" => format!("multi:{n}:0"),
+        _ => format!("{kind}:{n}"),
+    })
+}
+
+/// Slots move all the while, with what is held in them. Each moves once: where slots go back and forth, servers lose keys.
+async fn through_migrations(messages: Messages, names: u32, tasks: u32, hold: Duration) {
+    let cluster = start(3, 0).await;
+    let connect =
+        || LockClient::builder().messages(messages).watchdog_timeout(Duration::from_secs(2)).connect(cluster.url());
+    let clients = [connect().await.unwrap(), connect().await.unwrap()];
+    let (stop, pairs) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+    let slots: Vec<u16> =
+        (0..names).flat_map(|n| kinds(&clients[0], n).into_iter().map(move |(kind, _)| slot(kind, n))).collect();
+    let inside: Arc<Vec<AtomicU32>> = Arc::new(slots.iter().map(|_| AtomicU32::new(0)).collect());
+    // which lock is being moved: tasks go where it is
+    let at = Arc::new(AtomicU32::new(0));
+    let running: Vec<_> = (0..tasks)
+        .map(|task| {
+            let (client, kind) = (clients[task as usize % 2].clone(), task as usize / 2 % 9);
+            let (stop, pairs, inside, at) =
+                (Arc::clone(&stop), Arc::clone(&pairs), Arc::clone(&inside), Arc::clone(&at));
+            tokio::spawn(async move {
+                while !stop.load(Ordering::Acquire) {
+                    let n = at.load(Ordering::Acquire);
+                    let (name, lock) = kinds(&client, n).swap_remove(kind);
+                    let guard = lock.lock().await.map_err(|error| format!("{name}: {error}"))?;
+                    let inside = &inside[n as usize * 9 + kind];
+                    assert_eq!(inside.fetch_add(1, Ordering::AcqRel), 0, "{name} {n} is held twice");
+                    tokio::time::sleep(hold).await;
+                    inside.fetch_sub(1, Ordering::AcqRel);
+                    guard.unlock().await.map_err(|error| format!("{name}, unlock: {error}"))?;
+                    pairs.fetch_add(1, Ordering::AcqRel);
+                }
+                Ok::<_, String>(())
+            })
+        })
+        .collect();
+    let migrations = slots.len();
+    there(&cluster, move |cluster| {
+        for (n, slot) in slots.into_iter().enumerate() {
+            at.store(n as u32 / 9, Ordering::Release);
+            let from = cluster.master_of(slot).unwrap().addr();
+            let to = cluster.nodes().iter().filter(|node| node.addr() != from).nth(n % 2).unwrap();
+            cluster.migrate(slot, to).unwrap_or_else(|error| panic!("{error}: {}", cluster.view()));
+        }
+    })
+    .await;
+    stop.store(true, Ordering::Release);
+    for task in running {
+        task.await.unwrap().unwrap();
+    }
+    println!("{migrations} migrations, {tasks} tasks: {} pairs", pairs.load(Ordering::Acquire));
+    for client in clients {
+        client.shutdown().await.unwrap();
+    }
+    for node in cluster.nodes() {
+        let left = ask(node, &["KEYS", "*"]);
+        // tokens stay, and signals are gone a second later
+        let is_left = |key: &&Reply| !key.text().contains("fence") && !key.text().contains("signal");
+        let left: Vec<_> = left.list().iter().filter(is_left).collect();
+        assert!(left.is_empty(), "left behind at {}: {left:?}", port(node));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nothing_is_held_twice_or_lost_while_slots_move_with_sharded_messages() {
+    through_migrations(Messages::Auto, 10, 36, Duration::from_millis(1)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nothing_is_held_twice_or_lost_while_slots_move_with_classic_messages() {
+    through_migrations(Messages::Classic, 10, 36, Duration::from_millis(1)).await;
+}
+
+/// What is held is renewed wherever it moves, for longer than its lease.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_held_is_renewed_wherever_it_moves() {
+    let lease = Duration::from_secs(2);
+    let cluster = start(3, 0).await;
+    let connect = || LockClient::builder().watchdog_timeout(lease).connect(cluster.url());
+    let (client, other) = (connect().await.unwrap(), connect().await.unwrap());
+    let all: Vec<(u16, &str, Lock)> = (0..5)
+        .flat_map(|n| kinds(&client, n).into_iter().map(move |(kind, lock)| (slot(kind, n), kind, lock)))
+        .collect();
+    let held = join_all(all.iter().map(|(_, kind, lock)| async move { (*kind, lock.lock().await.unwrap()) })).await;
+    let slots: Vec<u16> = all.iter().map(|(slot, ..)| *slot).collect();
+    there(&cluster, move |cluster| {
+        let pause = 2 * lease / slots.len() as u32;
+        for (n, slot) in slots.into_iter().enumerate() {
+            let from = cluster.master_of(slot).unwrap().addr();
+            let to = cluster.nodes().iter().filter(|node| node.addr() != from).nth(n % 2).unwrap();
+            cluster.migrate(slot, to).unwrap_or_else(|error| panic!("{error}: {}", cluster.view()));
+            std::thread::sleep(pause);
+        }
+    })
+    .await;
+    for (kind, lock) in (0..5).flat_map(|n| kinds(&other, n)) {
+        assert!(lock.try_lock().await.unwrap().is_none(), "{kind} is held");
+    }
+    for (kind, guard) in held {
+        assert!(!guard.is_lost(), "{kind}");
+        guard.unlock().await.unwrap_or_else(|error| panic!("{kind}: {error}"));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "minutes: the figures of BENCHMARKS.md"]
+async fn a_thousand_migrations() {
+    through_migrations(Messages::Auto, 112, 32, Duration::from_millis(1)).await;
+    through_migrations(Messages::Classic, 112, 32, Duration::from_millis(1)).await;
+}
+
+/// Two keys of one slot, one of which has moved: whoever remembers ASK for the slot asks the new master for what the old one
+/// has.
+#[tokio::test]
+async fn asking_is_never_remembered() {
+    let cluster = start(2, 0).await;
+    let (a, b) = (client(&cluster).await, client(&cluster).await);
+    let lock = |client: &LockClient, name: &str| client.reentrant_lock(format!("{{tag}}{name}")).unwrap();
+    let (stays, moves) = (lock(&a, "stays").lock().await.unwrap(), lock(&a, "moves").lock().await.unwrap());
+    let slot = SpawnedCluster::slot_of("{tag}");
+    there(&cluster, move |cluster| {
+        let from = cluster.master_of(slot).unwrap().addr();
+        let to = cluster.nodes().iter().find(|node| node.addr() != from).unwrap();
+        let migration = cluster.begin_migration(slot, to).unwrap();
+        assert!(migration.move_key("{tag}moves").unwrap());
+    })
+    .await;
+    for _ in 0..3 {
+        assert!(lock(&b, "moves").try_lock().await.unwrap().is_none(), "held, at the new master");
+        assert!(lock(&b, "stays").try_lock().await.unwrap().is_none(), "held, at the old master");
+    }
+    moves.unlock().await.unwrap();
+    stays.unlock().await.unwrap();
+    for name in ["moves", "stays"] {
+        lock(&b, name).try_lock().await.unwrap().expect("it is free").unlock().await.unwrap();
+    }
+}
+
+/// A release that followed ASK would free the record that another reader holds: its hold's key may not have moved.
+#[tokio::test]
+async fn a_reader_stays_while_another_leaves_in_a_migration() {
+    let cluster = start(2, 0).await;
+    let (a, b, w) = (client(&cluster).await, client(&cluster).await, client(&cluster).await);
+    let readers = |client: &LockClient| client.read_write_lock("l").unwrap().read_lock();
+    let (one, two) = (readers(&a).lock().await.unwrap(), readers(&b).lock().await.unwrap());
+    let slot = SpawnedCluster::slot_of("l");
+    let halfway = there(&cluster, move |cluster| {
+        let from = cluster.master_of(slot).unwrap().addr();
+        let to = cluster.nodes().iter().position(|node| node.addr() != from).unwrap();
+        let migration = cluster.begin_migration(slot, &cluster.nodes()[to]).unwrap();
+        assert!(migration.move_key("l").unwrap());
+        to
+    });
+    let to = halfway.await;
+    let leaves = tokio::spawn(one.unlock());
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    let mut imports = Wire::connect(cluster.nodes()[to].addr()).unwrap();
+    imports.call(&["ASKING"]).unwrap();
+    assert_eq!(imports.call(&["EXISTS", "l"]).unwrap().int(), 1, "the other reader's record");
+    there(&cluster, move |cluster| cluster.migrate(slot, &cluster.nodes()[to]).unwrap()).await;
+    leaves.await.unwrap().unwrap();
+    let write = w.read_write_lock("l").unwrap().write_lock();
+    assert!(write.try_lock().await.unwrap().is_none(), "somebody reads");
+    two.unlock().await.unwrap();
+    write.lock().await.unwrap().unlock().await.unwrap();
+}
+
+/// Held and waited for when the master of its slot is lost: the hold lives on, or its guard is told; all waiters get the lock.
+async fn through_a_failover(lose: impl FnOnce(&SpawnedCluster, &SpawnedServer) + Send + 'static) {
+    let cluster = start(3, 3).await;
+    let connect = || LockClient::builder().outage_patience(Duration::from_secs(30)).connect(cluster.url());
+    let (a, b) = (connect().await.unwrap(), connect().await.unwrap());
+    let slot = SpawnedCluster::slot_of("{0}");
+    // all in one slot, whose master is lost
+    let all = |client: &LockClient| {
+        let rw = client.read_write_lock("{0}rw").unwrap();
+        vec![
+            client.reentrant_lock("{0}reentrant").unwrap(),
+            client.fair_lock("{0}fair").unwrap(),
+            rw.write_lock(),
+            client.fenced_lock("{0}fenced").unwrap(),
+            client.spin_lock("{0}spin").unwrap(),
+            client.signal_lock("{0}signal").unwrap(),
+            client.string_lock("{0}string").unwrap(),
+        ]
+    };
+    let held = join_all(all(&a).iter().map(|lock| async move { lock.lock().await.unwrap() })).await;
+    let waiters: Vec<_> = (0..5)
+        .flat_map(|_| all(&b))
+        .map(|lock| tokio::spawn(async move { lock.lock().await?.unlock().await }))
+        .collect();
+    eventually("they wait", || async { b.stats().waiters >= 20 }).await;
+    there(&cluster, move |cluster| {
+        // what was granted is with the replicas
+        std::thread::sleep(Duration::from_millis(50));
+        let master = cluster.master_of(slot).unwrap();
+        lose(cluster, master);
+    })
+    .await;
+    // what the servers keep, the guards keep
+    for guard in held {
+        match guard.unlock().await {
+            Ok(()) | Err(Error::Lost { .. }) => {}
+            Err(error) => panic!("{error}"),
+        }
+    }
+    for waiter in waiters {
+        tokio::time::timeout(Duration::from_secs(30), waiter).await.expect("it waits in vain").unwrap().unwrap();
+    }
+    let (a, b) = tokio::join!(a.shutdown(), b.shutdown());
+    a.and(b).unwrap();
+}
+
+#[tokio::test]
+async fn waiters_outlive_a_master_that_is_killed() {
+    through_a_failover(|cluster, master| {
+        master.kill().unwrap();
+        cluster.wait_until_settled().unwrap();
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn waiters_outlive_a_master_that_hangs() {
+    through_a_failover(|cluster, master| {
+        master.stop().unwrap();
+        cluster.wait_until_settled().unwrap();
+        master.cont().unwrap();
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn waiters_outlive_a_graceful_failover() {
+    through_a_failover(|cluster, master| _ = cluster.failover(master).unwrap()).await;
+}
+
+/// A master that was replaced while it slept is asked nothing more when it wakes: what it grants, nobody else knows.
+#[tokio::test]
+async fn a_master_that_was_replaced_is_left() {
+    let cluster = start(3, 3).await;
+    let client = LockClient::builder().outage_patience(Duration::from_secs(30)).connect(cluster.url()).await.unwrap();
+    let lock = client.mutex("l").unwrap();
+    lock.lock().await.unwrap().unlock().await.unwrap();
+    let slot = SpawnedCluster::slot_of("l");
+    let old = there(&cluster, move |cluster| {
+        let old = cluster.master_of(slot).unwrap();
+        old.stop().unwrap();
+        old.addr()
+    })
+    .await;
+    // asked of the one that sleeps, and answered by the one that takes over
+    let guard = lock.lock().await.unwrap();
+    there(&cluster, move |cluster| {
+        let node = cluster.nodes().iter().find(|node| node.addr() == old).unwrap();
+        node.cont().unwrap();
+        cluster.wait_until_settled().unwrap();
+        assert_ne!(cluster.master_of(slot).unwrap().addr(), old);
+        // when it has woken, and seen what was closed
+        let start = Instant::now();
+        while ask(node, &["CLIENT", "LIST"]).text().contains("name=nestlock:") {
+            assert!(start.elapsed() < Duration::from_secs(10), "{}", ask(node, &["CLIENT", "LIST"]).text());
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    })
+    .await;
+    guard.unlock().await.unwrap();
+}
+
+/// With a poll cap of half a minute, only a message wakes in time: one after the slot has moved, too.
+async fn wakes_after_a_move(messages: Messages) {
+    let cluster = start(3, 0).await;
+    let connect = || LockClient::builder().messages(messages).poll_cap(Duration::from_secs(30)).connect(cluster.url());
+    let (a, b) = (connect().await.unwrap(), connect().await.unwrap());
+    let slot = SpawnedCluster::slot_of("l");
+    for _ in 0..3 {
+        let guard = a.mutex("l").unwrap().lock().await.unwrap();
+        let waits = b.mutex("l").unwrap();
+        let waiting = tokio::spawn(async move { waits.lock().await.unwrap().unlock().await });
+        eventually("it waits", || async { b.stats().waiters == 1 }).await;
+        there(&cluster, move |cluster| {
+            let from = cluster.master_of(slot).unwrap().addr();
+            let to = cluster.nodes().iter().find(|node| node.addr() != from).unwrap();
+            cluster.migrate(slot, to).unwrap();
+        })
+        .await;
+        let (channel, nodes) = ("redisson_lock__channel:{l}", cluster.nodes());
+        let verb = if messages == Messages::Classic { "NUMSUB" } else { "SHARDNUMSUB" };
+        // with classic messages nobody tells it: it asks every 5 s
+        within(Duration::from_secs(20), "it listens at the new master, and nowhere else", || async {
+            let listens = |node: &SpawnedServer| ask(node, &["PUBSUB", verb, channel]).list()[1].int();
+            let home = there(&cluster, move |cluster| port(cluster.master_of(slot).unwrap())).await;
+            nodes.iter().all(|node| listens(node) == i64::from(port(node) == home))
+        })
+        .await;
+        let released = Instant::now();
+        guard.unlock().await.unwrap();
+        waiting.await.unwrap().unwrap();
+        assert!(released.elapsed() < Duration::from_secs(10), "{:?}", released.elapsed());
+    }
+}
+
+#[tokio::test]
+async fn a_waiter_is_told_after_its_slot_has_moved_by_sharded_messages() {
+    wakes_after_a_move(Messages::Sharded).await;
+}
+
+#[tokio::test]
+async fn a_waiter_is_told_after_its_slot_has_moved_by_classic_messages() {
+    wakes_after_a_move(Messages::Classic).await;
+}
