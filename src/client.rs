@@ -14,13 +14,13 @@ use crate::{
         Fair, Fenced, FencedKey, Lock, MultiLock, NonReentrant, Read, ReadWriteLock, RedLock, RedLockOptions,
         Reentrant, Signal, Spin, StringRecord, Write,
     },
-    options::{Backoff, Config, Messages, SignalOptions, Wire},
+    options::{Backoff, Config, Login, Messages, SignalOptions, Wire},
     owner::OwnerId,
     store::Endpoint,
     token::FencingToken,
 };
 
-/// A client of one Redis or Valkey server, and the maker of locks on it. Cheap to clone.
+/// A client of one Redis or Valkey server, or of the master of a service, and the maker of locks on it. Cheap to clone.
 ///
 /// It owns one background thread with two connections, on which leases are renewed, waiters woken and dropped guards
 /// released, whatever the caller's runtime is busy with. Locks and guards keep it alive; the last of them to go ends it.
@@ -33,13 +33,15 @@ pub struct LockClient {
 impl LockClient {
     /// Connects with the default configuration.
     ///
-    /// The URL reads `redis://[[user]:password@]host[:port][/database]`, `rediss://` for TLS (feature `rustls`), or
-    /// `redis+unix:///path/to/socket`.
+    /// The URL reads `redis://[[user]:password@]host[:port][/database]`, `rediss://` for TLS (feature `rustls`),
+    /// `redis+unix:///path/to/socket`, `redis-cluster://[login@]a,b,c`, `redis-sentinel://[login@]a,b,c/service[/database]`, or
+    /// `redis://a,b` for one service at several addresses: see [the guide](crate::guide::configuration).
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidConfig`] for a URL that cannot be read; [`Error::Connect`], with the address, if the server does
-    /// not answer within the connect timeout (5 s).
+    /// [`Error::InvalidConfig`] for a URL that cannot be read, and for one that leads to a sentinel as if it were a server;
+    /// [`Error::Connect`], with the address, if the server does not answer within the connect timeout (5 s), if it lets
+    /// nobody in, and if no master is found: what each of those said who were asked is in there.
     ///
     /// # Cancel safety
     ///
@@ -444,7 +446,8 @@ impl LockClient {
         OwnerId::current(&self.anchor.client)
     }
 
-    /// Where the server is: host and port, or the socket's path. Never the password.
+    /// Where the server is, as the URL says: host and port, several of them, the sentinels and the service, or the socket's
+    /// path. Never the password.
     #[must_use]
     pub fn address(&self) -> &str {
         self.anchor.store.address()
@@ -623,6 +626,13 @@ impl LockClientBuilder {
     /// How waiters hear of releases in a cluster. Default [`Messages::Auto`], as Redisson does.
     pub fn messages(mut self, messages: Messages) -> Self {
         self.config.messages = messages;
+        self
+    }
+
+    /// How to log in at sentinels, where `sentinelUsername` and `sentinelPassword` in the URL do not say it. For a password
+    /// without a user, the user is `default`. Default: as at the servers, and where that is refused, without a login.
+    pub fn sentinel_login(mut self, user: impl Into<String>, password: impl Into<String>) -> Self {
+        self.config.sentinel_login = Some(Login { user: Some(user.into()), password: Some(password.into()) });
         self
     }
 

@@ -201,7 +201,7 @@ pub enum Error {
     #[error("cannot connect to {address}: {source}")]
     #[non_exhaustive]
     Connect {
-        /// Host and port, or the socket's path. Never the password.
+        /// As [`LockClient::address`](crate::LockClient::address). Never the password.
         address: String,
         /// What the connection said.
         source: StoreError,

@@ -44,6 +44,20 @@ pub enum Messages {
     Classic,
 }
 
+/// Who logs in, and how.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub(crate) struct Login {
+    pub(crate) user: Option<String>,
+    pub(crate) password: Option<String>,
+}
+
+impl std::fmt::Debug for Login {
+    /// Without either.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Login(..)")
+    }
+}
+
 /// How long an acquire waits for a busy lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Wait {
@@ -293,6 +307,7 @@ pub(crate) struct Config {
     pub(crate) relay: bool,
     pub(crate) wire: Wire,
     pub(crate) messages: Messages,
+    pub(crate) sentinel_login: Option<Login>,
     pub(crate) application: Option<String>,
     pub(crate) meter: Meter,
 }
@@ -312,6 +327,7 @@ impl Default for Config {
             relay: true,
             wire: Wire::default(),
             messages: Messages::default(),
+            sentinel_login: None,
             application: None,
             meter: Meter::default(),
         }

@@ -5,7 +5,7 @@ use fred::types::config::{Config as FredConfig, Server, ServerConfig};
 use super::wire;
 use crate::{
     error::{Error, Result},
-    options::{Config, Wire},
+    options::{Config, Login, Wire},
 };
 
 /// Where the servers are, and how to log in: made from a URL, or from a configuration of fred's.
@@ -37,9 +37,8 @@ pub(super) enum Place {
 pub(super) struct Sentinels {
     pub(super) at: Vec<Server>,
     pub(super) service: String,
-    /// Theirs; `None`: the servers'.
-    #[cfg_attr(not(test), expect(dead_code, reason = "nobody asks sentinels yet"))]
-    pub(super) login: Option<(Option<String>, Option<String>)>,
+    /// Theirs; `None`: the servers', or none.
+    pub(super) login: Option<Login>,
 }
 
 impl std::fmt::Debug for Sentinels {
@@ -62,8 +61,10 @@ impl From<FredConfig> for Endpoint {
         let place = match &server.server {
             ServerConfig::Centralized { .. } | ServerConfig::Unix { .. } => Place::Server,
             ServerConfig::Clustered { hosts, .. } => Place::Cluster(hosts.clone()),
-            ServerConfig::Sentinel { hosts, service_name, .. } => {
-                Place::Sentinel(Sentinels { at: hosts.clone(), service: service_name.clone(), login: None })
+            ServerConfig::Sentinel { hosts, service_name, username, password } => {
+                let login = (username.is_some() || password.is_some())
+                    .then(|| Login { user: username.clone(), password: password.clone() });
+                Place::Sentinel(Sentinels { at: hosts.clone(), service: service_name.clone(), login })
             }
         };
         Self { server, place, wire: None }
@@ -204,13 +205,13 @@ impl Options {
     }
 
     /// The sentinels' user and password, which are written as those of a URL.
-    fn login(&self, base: &str) -> Result<Option<(Option<String>, Option<String>)>> {
+    fn login(&self, base: &str) -> Result<Option<Login>> {
         if self.user.is_none() && self.password.is_none() {
             return Ok(None);
         }
         let [user, password] = [&self.user, &self.password].map(|word| word.as_deref().unwrap_or(""));
         let read = parse(&format!("{base}://{user}:{password}@localhost"))?;
-        Ok(Some((read.username, read.password)))
+        Ok(Some(Login { user: read.username, password: read.password }))
     }
 }
 
@@ -254,7 +255,7 @@ mod tests {
         assert_eq!((sentinel.server.username.as_deref(), sentinel.server.password.as_deref()), (Some("u"), Some("p@")));
         assert_eq!((sentinel.server.database, sentinel.wire), (Some(5), Some(Wire::Fred)));
         let Place::Sentinel(sentinels) = &sentinel.place else { panic!("{sentinel:?}") };
-        assert_eq!(sentinels.login, Some((Some("s".into()), Some("/q".into()))));
+        assert_eq!(sentinels.login, Some(Login { user: Some("s".into()), password: Some("/q".into()) }));
         assert!(!format!("{sentinels:?}").contains('q'));
     }
 

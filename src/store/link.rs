@@ -121,6 +121,7 @@ pub(super) struct About {
     pub(super) run_id: Option<String>,
     /// It is a node of a cluster.
     pub(super) is_node: bool,
+    pub(super) is_sentinel: bool,
 }
 
 /// What goes over a link.
@@ -580,7 +581,12 @@ impl Link {
         let field = |name: &str| info.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
         // some that speak the protocol say the same everywhere
         let run_id = field("run_id:").filter(|id| id.len() == 40 && id.bytes().any(|byte| byte != b'0'));
-        Some(About { run_id: run_id.map(str::to_owned), is_node: field("redis_mode:") == Some("cluster") })
+        let mode = field("redis_mode:").or(field("server_mode:"));
+        Some(About {
+            run_id: run_id.map(str::to_owned),
+            is_node: mode == Some("cluster"),
+            is_sentinel: mode == Some("sentinel"),
+        })
     }
 
     /// A command that is not a script and need not be repeated.

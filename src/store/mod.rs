@@ -3,6 +3,7 @@
 mod cluster;
 mod endpoint;
 mod link;
+mod master;
 mod one;
 mod pace;
 mod refusal;
@@ -35,13 +36,9 @@ pub(crate) use self::{
 };
 use crate::{
     clock::Instant,
-    error::{Error, Result, StoreError, StoreErrorKind},
+    error::{Result, StoreError, StoreErrorKind},
     options::Config,
 };
-
-const NO_SENTINEL: &str = "Sentinel is not supported yet; connect to an address that leads to the master (a virtual IP, a service, \
-     a proxy) with redis:// or ServerConfig::new_centralized: after a failover it is looked up again";
-const NO_LIST: &str = "several addresses are not supported yet; connect to one";
 
 /// How often whoever waits for a server of a cluster looks which one it is.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
@@ -119,13 +116,10 @@ pub(crate) struct Page {
 impl Store {
     /// Connects. Must run on the client's own runtime.
     pub(crate) async fn connect(dials: Dials) -> Result<Self> {
-        let refuse = |reason: &str| Err(Error::InvalidConfig { reason: reason.into() });
         let dials = Arc::new(dials);
         let servers = match &dials.endpoint.place {
-            Place::Server => Servers::One(One::connect(&dials).await?),
+            Place::Server | Place::Sentinel(_) | Place::List(_) => Servers::One(One::connect(&dials).await?),
             Place::Cluster(seeds) => Servers::Cluster(Cluster::connect(&dials, seeds).await?),
-            Place::Sentinel(_) => return refuse(NO_SENTINEL),
-            Place::List(_) => return refuse(NO_LIST),
         };
         Ok(Self {
             servers,
@@ -252,7 +246,6 @@ impl Store {
         }
     }
 
-    /// A node refused a channel: it has another home by now.
     /// A node said that a slot has another master.
     pub(crate) fn ring(&self) {
         if let Servers::Cluster(cluster) = &self.servers {
@@ -427,7 +420,10 @@ impl Store {
 
     fn links(&self) -> Vec<Arc<Link>> {
         match &self.servers {
-            Servers::One(one) => one.links().cloned().collect(),
+            Servers::One(one) => {
+                one.ask_nobody();
+                one.links().cloned().collect()
+            }
             Servers::Cluster(cluster) => {
                 cluster.close();
                 cluster.links()

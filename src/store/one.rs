@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tokio::{sync::OnceCell, time::timeout};
 
-use super::{Dials, cluster, link::Link, pace::Pace};
+use super::{Dials, cluster, link::Link, master::Master, pace::Pace, wire::Dial};
 use crate::error::{Error, Result, StoreError, StoreErrorKind};
 
 /// A server, seen through its links.
@@ -17,6 +17,8 @@ pub(super) struct One {
     /// What tells the server from all others, as it said when the client connected.
     run_id: Option<String>,
     pace: Arc<Pace>,
+    /// Who knows which server it is by now; `None`: it is always the same one.
+    master: Option<Arc<Master>>,
 }
 
 impl One {
@@ -27,46 +29,74 @@ impl One {
             source: source.before_any_request(),
         };
         let pace = Arc::new(Pace::new());
+        let master = Master::of(dials, &pace);
+        let to_it = |dial: Dial| Dial { master: master.clone(), ..dial };
         let both = async {
-            let scripts = Link::connect(dials.for_scripts(), &pace).await?;
-            let messages = Link::connect(dials.for_messages(), &pace).await?;
+            let scripts = Link::connect(to_it(dials.for_scripts()), &pace).await?;
+            let messages = Link::connect(to_it(dials.for_messages()), &pace).await?;
             let about = scripts.about().await.unwrap_or_default();
             let is_one_of_many = about.is_node && !cluster::is_alone(&scripts).await;
-            Ok((scripts, messages, about.run_id, is_one_of_many))
+            Ok((scripts, messages, about, is_one_of_many))
         };
         let late = |_| {
             let late = format!("no connection within {:?}", dials.config.connect_timeout);
             Err(StoreError::new(StoreErrorKind::Timeout, false, late))
         };
         let links = timeout(dials.config.connect_timeout, both).await.unwrap_or_else(late);
-        let (scripts, messages, run_id, is_one_of_many) = links.map_err(unreachable)?;
-        if is_one_of_many {
+        let (scripts, messages, about, is_one_of_many) = links.map_err(unreachable)?;
+        if is_one_of_many || about.is_sentinel {
             scripts.abandon();
             messages.abandon();
-            let reason = format!("{} is a node of a cluster; connect with redis-cluster://", dials.endpoint.address());
+            let address = dials.endpoint.address();
+            let reason = if about.is_sentinel {
+                format!("{address} is a sentinel, not a server; use redis-sentinel://{address}/<service>")
+            } else {
+                format!("{address} is a node of a cluster; connect with redis-cluster://")
+            };
             return Err(Error::InvalidConfig { reason });
         }
-        Ok(Self { scripts, messages, lists: OnceCell::new(), run_id, pace })
+        Ok(Self { scripts, messages, lists: OnceCell::new(), run_id: about.run_id, pace, master })
     }
 
     /// One that leads nowhere.
     #[cfg(test)]
     pub(super) fn nowhere(link: &Arc<Link>) -> Self {
         let pace = Arc::new(Pace::new());
-        Self { scripts: Arc::clone(link), messages: Arc::clone(link), lists: OnceCell::new(), run_id: None, pace }
+        Self {
+            scripts: Arc::clone(link),
+            messages: Arc::clone(link),
+            lists: OnceCell::new(),
+            run_id: None,
+            pace,
+            master: None,
+        }
     }
 
     /// Whether both are known to be one server. One that was restarted between the two connects is not recognised.
     pub(super) fn is(&self, other: &Self) -> bool {
-        self.run_id.is_some() && self.run_id == other.run_id
+        let at = |one: &Self| one.master.as_ref().and_then(|master| master.at());
+        self.run_id.is_some() && self.run_id == other.run_id || at(self).is_some() && at(self) == at(other)
     }
 
     /// The link that waits for elements of lists. On the client's own runtime.
     pub(super) async fn lists(&self, dials: &Dials) -> Result<&Arc<Link>, StoreError> {
-        let link = self.lists.get_or_init(|| async { Link::blocking(dials.for_lists(), &self.pace) }).await;
+        let link = self
+            .lists
+            .get_or_init(|| async {
+                let dial = Dial { master: self.master.clone(), ..dials.for_lists() };
+                Link::blocking(dial, &self.pace)
+            })
+            .await;
         match timeout(dials.config.connect_timeout, link.wait_up()).await {
             Ok(()) => Ok(link),
             Err(_) => Err(StoreError::new(StoreErrorKind::Unavailable, false, "not connected")),
+        }
+    }
+
+    /// Asks nobody any more which server it is.
+    pub(super) fn ask_nobody(&self) {
+        if let Some(master) = &self.master {
+            master.close();
         }
     }
 

@@ -10,7 +10,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tokio::{sync::watch, time::sleep_until};
+use tokio::{
+    sync::{Notify, watch},
+    time::sleep_until,
+};
 use uuid::Uuid;
 
 use super::wire::NotConnected;
@@ -29,6 +32,8 @@ const SEARCHES: (Duration, Duration) = (Duration::from_millis(500), Duration::fr
 pub(super) struct Pace {
     /// Whose turn it is to knock.
     outage: tokio::sync::Mutex<Outage>,
+    /// The next attempt is due at once.
+    is_due: Notify,
     /// Counts the searches for another server.
     searches: watch::Sender<u64>,
     next_search: Mutex<Search>,
@@ -49,7 +54,12 @@ struct Search {
 
 impl Pace {
     pub(super) fn new() -> Self {
-        Self { outage: tokio::sync::Mutex::default(), searches: watch::Sender::new(0), next_search: Mutex::default() }
+        Self {
+            outage: tokio::sync::Mutex::default(),
+            is_due: Notify::new(),
+            searches: watch::Sender::new(0),
+            next_search: Mutex::default(),
+        }
     }
 
     /// Makes one attempt to connect, when it is its time; the first success lets the other links in at once. `before`: when
@@ -64,7 +74,10 @@ impl Pace {
         }
         let mut outage = self.outage.lock().await;
         if let Some(next) = outage.next {
-            sleep_until(next.into()).await;
+            tokio::select! {
+                () = sleep_until(next.into()) => {}
+                () = self.is_due.notified() => {}
+            }
         }
         let began = Instant::now();
         let outcome = attempt.await;
@@ -77,6 +90,11 @@ impl Pace {
             }
         };
         outcome
+    }
+
+    /// There is another server: whoever waits with his next attempt makes it now.
+    pub(super) fn hurry(&self) {
+        self.is_due.notify_one();
     }
 
     /// The server takes no writes. There may be another one at its address by now: all links are to look, unless they did
@@ -148,6 +166,15 @@ mod tests {
                 assert!((longest.mul_f64(0.8)..=longest).contains(&pause), "{outage:?}, {listens}: {pause:?}");
             }
         }
+    }
+
+    #[tokio::test]
+    async fn another_server_is_tried_at_once() {
+        let (pace, now) = (Pace::new(), Instant::now());
+        *pace.outage.lock().await = Outage { since: Some(now), next: Some(now + ms(600_000)) };
+        pace.hurry();
+        let knock = pace.knock(None, async { Ok(()) });
+        tokio::time::timeout(ms(60_000), knock).await.unwrap().unwrap();
     }
 
     #[test]

@@ -49,6 +49,7 @@ mod resend;
 mod residue;
 mod rivals;
 mod runtimes;
+mod sentinel;
 mod signal;
 mod slow_link;
 mod spin;

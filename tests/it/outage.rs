@@ -6,10 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use nestlock::{
-    Error, LockClient, LockClientBuilder, LossReason, StoreErrorKind,
-    fred::types::config::{Config as FredConfig, ServerConfig},
-};
+use nestlock::{Error, LockClient, LockClientBuilder, LossReason, StoreErrorKind};
 
 use crate::support::{
     Server, eventually,
@@ -101,18 +98,6 @@ async fn passwords_are_in_no_error_and_no_debug_output() {
     server.kill();
     let error = lock.try_lock().await.unwrap_err();
     clean(format!("{error} {error:?}"));
-}
-
-/// What no link would follow is refused, rather than half of it used.
-#[tokio::test]
-async fn sentinels_are_refused_with_a_way_out() {
-    let hosts = || vec![("127.0.0.1", dead_port())];
-    let refused = |wanted: &str, error: Error| {
-        assert!(matches!(&error, Error::InvalidConfig { reason, .. } if reason.contains(wanted)), "{wanted}: {error}");
-    };
-    let config = FredConfig { server: ServerConfig::new_sentinel(hosts(), "service"), ..FredConfig::default() };
-    refused("master", LockClient::builder().connect_to(config).await.unwrap_err());
-    refused("master", LockClient::connect("redis-sentinel://127.0.0.1:1/service").await.unwrap_err());
 }
 
 /// A cluster of one node is one server.

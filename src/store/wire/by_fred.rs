@@ -194,6 +194,10 @@ impl Connection {
         self.is_ended.send_replace(true);
     }
 
+    pub(super) fn has_ended(&self) -> bool {
+        *self.is_ended.borrow()
+    }
+
     pub(super) async fn ended(&self) {
         let _ = self.is_ended.subscribe().wait_for(|ended| *ended).await;
     }

@@ -25,6 +25,7 @@ pub(crate) use self::{resp::Value, stream::has_io_here};
 use super::{
     Dials,
     link::Epochs,
+    master::Master,
     refusal,
     script::{Arg, Call},
 };
@@ -213,6 +214,8 @@ pub(super) struct Dial {
     pub(super) epochs: Arc<Epochs>,
     /// Whether scripts publish with SPUBLISH.
     pub(super) sharded: bool,
+    /// Who knows where the server is by now; `None`: it is always the same one.
+    pub(super) master: Option<Arc<Master>>,
 }
 
 impl Dial {
@@ -228,6 +231,7 @@ impl Dial {
             sink,
             epochs: Arc::clone(&dials.epochs),
             sharded: false,
+            master: None,
         }
     }
 
@@ -239,6 +243,14 @@ impl Dial {
 
     /// Connects, once. On the client's own runtime.
     pub(super) async fn connect(&self) -> Result<Connection, NotConnected> {
+        match &self.master {
+            Some(master) => master.connect(self).await,
+            None => self.open().await,
+        }
+    }
+
+    /// Connects to the server that is written here.
+    pub(super) async fn open(&self) -> Result<Connection, NotConnected> {
         match self.wire {
             Wire::Own => own::connect(self).await.map(Connection::Own),
             Wire::Fred => by_fred::connect(self).await.map(Connection::Fred),
@@ -284,6 +296,16 @@ impl Connection {
                 }
                 proven
             }
+        }
+    }
+
+    /// Subscribes to a channel, if that is allowed, and proves nothing.
+    pub(super) async fn listen(&self, channel: &str, until: Until) -> Result<(), Failure> {
+        let channels = [channel.to_owned()];
+        match self {
+            Self::Own(_) => self.channels(Channels::Subscribe, &channels, until).await,
+            // a sentinel of 6.2 refuses a PING with a word, which would be the proof
+            Self::Fred(fred) => fred.channels(Channels::Subscribe, channels.to_vec()).await,
         }
     }
 
@@ -342,6 +364,13 @@ impl Connection {
         match self {
             Self::Own(own) => own.end("no longer wanted"),
             Self::Fred(fred) => fred.end(),
+        }
+    }
+
+    pub(super) fn has_ended(&self) -> bool {
+        match self {
+            Self::Own(own) => own.has_ended(),
+            Self::Fred(fred) => fred.has_ended(),
         }
     }
 

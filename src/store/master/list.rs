@@ -1,0 +1,139 @@
+//! One service at several addresses: its master is the one that says so.
+
+use std::{fmt::Write as _, time::Duration};
+
+use fred::types::config::Server;
+use futures_util::stream::{FuturesUnordered, StreamExt};
+use tokio::time::{sleep, timeout};
+
+use super::{Role, limit, role, said, to, words};
+use crate::{
+    error::{StoreError, StoreErrorKind},
+    log,
+    store::{
+        master::Ends,
+        wire::{Dial, NotConnected},
+    },
+};
+
+/// As long are the others waited for when one has said that it is the master: a second one would have to say so, too.
+const OTHERS: Duration = Duration::from_millis(500);
+
+/// Asks all of them at once.
+pub(super) async fn find(dial: &Dial, servers: &[Server]) -> Result<Server, NotConnected> {
+    let one = |(number, at)| async move { (number, at, ask(dial, at).await) };
+    let mut asked: FuturesUnordered<_> = servers.iter().enumerate().map(one).collect();
+    let mut heard = Vec::new();
+    while let Some(answer) = asked.next().await {
+        let is_master = matches!(answer.2, Ok(Role::Master));
+        heard.push(answer);
+        if is_master {
+            break;
+        }
+    }
+    let others = sleep(OTHERS);
+    tokio::pin!(others);
+    loop {
+        tokio::select! {
+            biased;
+            answer = asked.next() => match answer {
+                Some(answer) => heard.push(answer),
+                None => break,
+            },
+            () = &mut others => break,
+        }
+    }
+    // as they are written
+    heard.sort_unstable_by_key(|(number, ..)| *number);
+    verdict(heard.iter().map(|(_, at, answer)| (*at, answer.as_ref().copied())))
+}
+
+/// Which of them is the master, by what each said.
+fn verdict<'a>(
+    heard: impl Iterator<Item = (&'a Server, Result<Role, &'a NotConnected>)> + Clone,
+) -> Result<Server, NotConnected> {
+    let mut masters = heard.clone().filter(|(_, answer)| matches!(answer, Ok(Role::Master))).map(|(at, _)| at);
+    let (first, second) = (masters.next(), masters.next());
+    let mut each = String::new();
+    for (at, answer) in heard.clone() {
+        let _ = match answer {
+            Ok(role) => write!(each, "; {at} is {role}"),
+            Err(error) => write!(each, "; {}", words(&error.error)),
+        };
+    }
+    match (first, second) {
+        (Some(at), None) => Ok(at.clone()),
+        (Some(_), Some(_)) => {
+            let error = format!(
+                "several of the addresses are masters, and nobody can tell which one is right; name one service only{each}"
+            );
+            log::later!(WARN, error = error; "no connection");
+            Err(NotConnected { error: StoreError::new(StoreErrorKind::Other, false, error), nobody_listens: false })
+        }
+        (None, _) => {
+            let nobody_listens = heard.clone().all(|(_, answer)| answer.is_err_and(|error| error.nobody_listens));
+            let has_sentinel = heard.clone().any(|(_, answer)| matches!(answer, Ok(Role::Sentinel)));
+            let advice = if has_sentinel { "; for sentinels, use redis-sentinel://<addresses>/<service>" } else { "" };
+            let error = format!("none of the addresses is a master{each}{advice}");
+            Err(NotConnected { error: StoreError::new(kind(heard), false, error), nobody_listens })
+        }
+    }
+}
+
+/// What they all say, else that there is none now.
+fn kind<'a>(mut heard: impl Iterator<Item = (&'a Server, Result<Role, &'a NotConnected>)>) -> StoreErrorKind {
+    let of = |(_, answer): (_, Result<Role, &NotConnected>)| answer.err().map(|error| error.error.kind());
+    match heard.next().and_then(of) {
+        Some(first) if heard.all(|answer| of(answer) == Some(first)) => first,
+        _ => StoreErrorKind::Unavailable,
+    }
+}
+
+async fn ask(dial: &Dial, at: &Server) -> Result<Role, NotConnected> {
+    let limit = limit(dial);
+    // nobody listens to messages here
+    let there = Dial { driver: None, sink: None, ..to(dial, at) };
+    let answer = async {
+        let ends = Ends::new(there.open().await?);
+        Ok(role(&ends.connection, limit).await?)
+    };
+    let late = |_| {
+        let late = format!("no answer within {limit:?}");
+        Err(NotConnected { error: StoreError::new(StoreErrorKind::Timeout, false, late), nobody_listens: false })
+    };
+    let answer = timeout(limit, answer).await.unwrap_or_else(late);
+    answer.map_err(|NotConnected { error, nobody_listens }| NotConnected { error: said(at, &error), nobody_listens })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn heard(answers: &[Result<Role, StoreErrorKind>]) -> Result<usize, (StoreErrorKind, String)> {
+        let servers: Vec<_> = (0..answers.len()).map(|n| Server::new("a", n as u16)).collect();
+        let failed = |at: &Server, kind| NotConnected {
+            error: said(at, &StoreError::new(kind, true, "why")),
+            nobody_listens: false,
+        };
+        let answers: Vec<_> =
+            servers.iter().zip(answers).map(|(at, a)| (at, a.map_err(|kind| failed(at, kind)))).collect();
+        let verdict = verdict(answers.iter().map(|(at, answer)| (*at, answer.as_ref().copied())));
+        verdict.map(|at| at.port.into()).map_err(|refused| (refused.error.kind(), words(&refused.error)))
+    }
+
+    #[test]
+    fn the_one_master_is_it_and_two_are_none() {
+        use StoreErrorKind as K;
+        let (master, replica, sentinel) = (Ok(Role::Master), Ok(Role::Replica), Ok(Role::Sentinel));
+        assert_eq!(heard(&[replica, master]), Ok(1));
+        assert_eq!(heard(&[Err(K::Timeout), master, Err(K::Auth)]), Ok(1));
+        let (kind, text) = heard(&[master, replica, master]).unwrap_err();
+        assert_eq!(kind, K::Other);
+        assert!(text.contains("a:0 is a master; a:1 is a replica; a:2 is a master"), "{text}");
+        let (kind, text) = heard(&[replica, Err(K::Disconnected)]).unwrap_err();
+        assert_eq!(kind, K::Unavailable);
+        assert!(text.ends_with("a:0 is a replica; a:1: why"), "{text}");
+        assert_eq!(heard(&[Err(K::Auth), Err(K::Auth)]).unwrap_err().0, K::Auth);
+        assert!(heard(&[sentinel, replica]).unwrap_err().1.contains("redis-sentinel://"));
+    }
+}
