@@ -40,9 +40,6 @@ use crate::{
     options::Config,
 };
 
-/// How often whoever waits for a server of a cluster looks which one it is.
-const LOOK_AGAIN: Duration = Duration::from_millis(100);
-
 /// How the links of one client connect.
 pub(crate) struct Dials {
     pub(crate) endpoint: Endpoint,
@@ -296,9 +293,16 @@ impl Store {
 
     /// Waits until this key's server can be reached.
     pub(crate) async fn wait_up(&self, key: &str) {
-        let Servers::Cluster(_) = &self.servers else { return self.link(key).wait_up().await };
-        // it may be another server meanwhile
-        while tokio::time::timeout(LOOK_AGAIN, self.link(key).wait_up()).await.is_err() {}
+        let Servers::Cluster(cluster) = &self.servers else { return self.link(key).wait_up().await };
+        let mut moves = cluster.moves();
+        loop {
+            let link = self.link(key);
+            tokio::select! {
+                () = link.wait_up() => return,
+                // it may be another server now
+                _ = moves.changed() => {}
+            }
+        }
     }
 
     /// Sends a request on its way: the answer, and the number of the connection that brought it.

@@ -1,0 +1,159 @@
+//! A cluster of three masters beside one server, in alternating rounds; and how soon a lock is to be had after a master was
+//! lost. `cargo bench --bench cluster`.
+#![allow(missing_docs, clippy::print_stdout, clippy::cast_precision_loss, clippy::cast_sign_loss)]
+
+mod support;
+
+use std::{
+    io::{BufRead, BufReader, Write},
+    net::{SocketAddr, TcpStream},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use nestlock::LockClient;
+use nestlock_embedded::{SpawnedCluster, SpawnedServer};
+use support::{median, quantile, report};
+
+const ROUNDS: usize = 9;
+const ROUND: Duration = Duration::from_millis(500);
+const TASKS: usize = 64;
+const FAILOVERS: usize = 5;
+
+/// One line of what a server answers to an inline command.
+fn ask(at: SocketAddr, command: &str) -> std::io::Result<String> {
+    let stream = TcpStream::connect(at)?;
+    stream.set_read_timeout(Some(Duration::from_millis(50)))?;
+    (&stream).write_all(format!("{command}\r\n").as_bytes())?;
+    let mut line = String::new();
+    BufReader::new(stream).read_line(&mut line)?;
+    Ok(line)
+}
+
+/// Processor seconds that a server has had.
+fn cpu(server: &SpawnedServer) -> f64 {
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", server.pid())).expect("its statistics");
+    let fields: Vec<&str> = stat.rsplit_once(')').expect("a name").1.split_whitespace().collect();
+    let ticks = |at: usize| fields[at].parse::<f64>().expect("ticks");
+    (ticks(11) + ticks(12)) / 100.0
+}
+
+/// Tasks with a lock each, for a round: pairs a second.
+async fn round(client: &LockClient, tasks: usize) -> f64 {
+    let (over, from) = (Arc::new(AtomicBool::new(false)), Instant::now());
+    let run = |task: usize| {
+        let (client, over) = (client.clone(), Arc::clone(&over));
+        tokio::spawn(async move {
+            let lock = client.reentrant_lock(format!("lock:{task}")).expect("a name");
+            let mut pairs = 0;
+            while !over.load(Ordering::Relaxed) {
+                lock.lock().await.expect("the lock").unlock().await.expect("the unlock");
+                pairs += 1;
+            }
+            pairs
+        })
+    };
+    let running: Vec<_> = (0..tasks).map(run).collect();
+    tokio::time::sleep(ROUND).await;
+    over.store(true, Ordering::Relaxed);
+    let mut pairs = 0;
+    for task in running {
+        pairs += task.await.expect("a task");
+    }
+    f64::from(pairs) / from.elapsed().as_secs_f64()
+}
+
+async fn beside_one_server() {
+    let (cluster, one) = (SpawnedCluster::start(3, 0).expect("a cluster"), SpawnedServer::start().expect("a server"));
+    let in_cluster = LockClient::connect(cluster.url()).await.expect("the cluster");
+    let at_one = LockClient::connect(one.url()).await.expect("the server");
+    for tasks in [1, TASKS] {
+        let (mut ratios, mut costs) = (Vec::new(), (Vec::new(), Vec::new()));
+        for _ in 0..ROUNDS {
+            let (before, nodes) = (cpu(&one), cluster.nodes());
+            let alone = round(&at_one, tasks).await;
+            costs.0.push((cpu(&one) - before) / (alone * ROUND.as_secs_f64()) * 1e6);
+            let before: f64 = nodes.iter().map(cpu).sum();
+            let shared = round(&in_cluster, tasks).await;
+            let after: f64 = nodes.iter().map(cpu).sum();
+            costs.1.push((after - before) / (shared * ROUND.as_secs_f64()) * 1e6);
+            ratios.push(shared / alone);
+        }
+        report(&format!("{tasks} tasks, pairs/s in a cluster of 3 / at one server"), median(&mut ratios), "");
+        report("  the one server's processor time for a pair", median(&mut costs.0), "us");
+        report("  the three nodes', together", median(&mut costs.1), "us");
+    }
+}
+
+/// From when a replica serves in its master's place to the first pair through it, in milliseconds.
+async fn after_a_loss(lose: fn(&SpawnedCluster, &SpawnedServer)) -> f64 {
+    let cluster = Arc::new(SpawnedCluster::start(3, 3).expect("a cluster"));
+    let client = LockClient::builder()
+        .outage_patience(Duration::from_secs(30))
+        .connect(cluster.url())
+        .await
+        .expect("the cluster");
+    let lock = client.reentrant_lock("l").expect("a name");
+    lock.lock().await.expect("the lock").unlock().await.expect("the unlock");
+    let slot = SpawnedCluster::slot_of("l");
+    let master = cluster.master_of(slot).expect("a master").addr();
+    let replicas: Vec<SocketAddr> = cluster.addrs().into_iter().filter(|addr| *addr != master).collect();
+    let serves = thread::spawn(move || {
+        loop {
+            // whoever is no master of the slot says MOVED, or that the cluster is down
+            if replicas.iter().any(|at| ask(*at, "SET {l}probe 1").is_ok_and(|said| said.starts_with("+OK"))) {
+                return Instant::now();
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+    });
+    let losing = {
+        let cluster = Arc::clone(&cluster);
+        thread::spawn(move || {
+            let node = cluster.nodes().iter().find(|node| node.addr() == master).expect("it");
+            lose(&cluster, node);
+        })
+    };
+    // until one ends that began when the new one served already
+    let (mut ended, serves) =
+        (Vec::new(), tokio::task::spawn_blocking(move || serves.join().expect("somebody serves")));
+    let until = loop {
+        lock.lock().await.expect("the lock").unlock().await.expect("the unlock");
+        ended.push(Instant::now());
+        if serves.is_finished() {
+            break serves.await.expect("somebody serves");
+        }
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    };
+    losing.join().expect("it was lost");
+    lock.lock().await.expect("the lock").unlock().await.expect("the unlock");
+    ended.push(Instant::now());
+    let first = ended.into_iter().find(|ended| *ended >= until).expect("one came later");
+    (first - until).as_secs_f64() * 1e3
+}
+
+#[tokio::main]
+async fn main() {
+    beside_one_server().await;
+    let ways: [(&str, fn(&SpawnedCluster, &SpawnedServer)); 3] = [
+        ("killed", |_, master| master.kill().expect("a kill")),
+        ("hangs", |_, master| master.stop().expect("a stop")),
+        ("hands over", |cluster, master| _ = cluster.failover(master).expect("a failover")),
+    ];
+    for (what, lose) in ways {
+        let mut took = Vec::new();
+        for _ in 0..FAILOVERS {
+            took.push(after_a_loss(lose).await);
+        }
+        report(
+            &format!("a master {what}: the first pair after the new one serves, median"),
+            median(&mut took.clone()),
+            "ms",
+        );
+        report("  the worst", quantile(&mut took, 1.0), "ms");
+    }
+}
