@@ -53,32 +53,51 @@ impl Pending {
         }
     }
 
-    /// The batch that has the least time left.
-    fn next(&mut self) -> Option<(&'static Script, Vec<Renewal>)> {
-        let urgent = |(_, renewals): &&mut (&'static Script, Vec<Renewal>)| renewals.last().map(|last| last.deadline);
-        let (script, renewals) = self.0.values_mut().filter(|of| !of.1.is_empty()).min_by_key(urgent)?;
+    /// The batch that has the least time left, of those whose server has not enough to do, and the number of that server.
+    fn next(&mut self, core: &Core, ways: &Ways) -> Option<(u16, &'static Script, Vec<Renewal>)> {
+        let (most, mut free) = (at_once(core), None);
+        let mut urgent: Option<(Instant, &mut (&'static Script, Vec<Renewal>))> = None;
+        for ((_, group), of) in &mut self.0 {
+            let Some(last) = of.1.last() else { continue };
+            if urgent.as_ref().is_some_and(|(deadline, _)| *deadline <= last.deadline) {
+                continue;
+            }
+            let server = core.store.server_of(*group);
+            if ways.get(&server).is_none_or(|under_way| *under_way < most) {
+                (free, urgent) = (Some(server), Some((last.deadline, of)));
+            }
+        }
+        let (_, (script, renewals)) = urgent?;
         let rest = renewals.len().saturating_sub(LOCKS_AT_ONCE);
-        Some((*script, renewals.split_off(rest)))
+        Some((free?, *script, renewals.split_off(rest)))
     }
 }
 
+/// How many batches are under way to each server: one that does not answer holds up its own renewals only.
+type Ways = HashMap<u16, usize>;
+
 /// Runs until the client ends.
 pub(crate) async fn run(core: Arc<Core>) {
-    let (mut pending, mut under_way) = (Pending::default(), FuturesUnordered::new());
+    let (mut pending, mut under_way, mut ways) = (Pending::default(), FuturesUnordered::new(), Ways::new());
     let mut connections = core.store.connections();
     loop {
         let due = look(&core);
         if !due.is_empty() {
             pending.add(&core, due);
         }
-        while under_way.len() < at_once(&core)
-            && let Some((script, batch)) = pending.next()
-        {
-            under_way.push(renew(&core, script, batch));
+        while let Some((server, script, batch)) = pending.next(&core, &ways) {
+            *ways.entry(server).or_default() += 1;
+            let core = &core;
+            under_way.push(async move {
+                renew(core, script, batch).await;
+                server
+            });
         }
         let longest = if core.holds.reap_again() { LOOK } else { core.config.watchdog_timeout / 3 };
         tokio::select! {
-            Some(()) = under_way.next(), if !under_way.is_empty() => {}
+            Some(server) = under_way.next(), if !under_way.is_empty() => {
+                ways.entry(server).and_modify(|under_way| *under_way -= 1);
+            }
             // the server may be another one, or have forgotten everything
             changed = connections.changed() => match changed {
                 Ok(()) => {
@@ -92,8 +111,9 @@ pub(crate) async fn run(core: Arc<Core>) {
     }
 }
 
+/// How many batches one server is asked for at once.
 fn at_once(core: &Core) -> usize {
-    // batches for several servers, and none of them full
+    // none of them is full
     if core.store.is_cluster() {
         return MOST_UNDER_WAY;
     }

@@ -9,7 +9,7 @@ mod redirect;
 
 use std::{
     sync::{
-        Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak,
+        Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak,
         atomic::{AtomicBool, AtomicU16, Ordering},
     },
     time::Duration,
@@ -53,6 +53,8 @@ const ANSWERS: Duration = Duration::from_millis(250);
 const ASKED: usize = 5;
 /// How long a connect waits for the other nodes once one can be reached.
 const OTHERS: Duration = Duration::from_millis(500);
+/// How long a node without slots is kept that was asked, as it is about to get one.
+const IMPORTS: Duration = Duration::from_secs(10);
 
 /// A cluster, seen through the links to its masters.
 #[derive(Debug)]
@@ -60,6 +62,8 @@ pub(super) struct Cluster {
     dials: Arc<Dials>,
     /// Only added to: whoever has a node's number finds it.
     nodes: RwLock<Vec<Node>>,
+    /// Who may know more where no master can be reached.
+    replicas: Mutex<Vec<Server>>,
     /// The number of each slot's master.
     owners: Box<[AtomicU16]>,
     /// The map may be old.
@@ -79,11 +83,22 @@ struct Node {
     pace: Arc<Pace>,
     scripts: Option<Arc<Link>>,
     messages: Option<Arc<Link>>,
+    serves: bool,
+    /// When it was asked last for what it is about to get, serving nothing yet.
+    imports: Option<Instant>,
 }
 
 impl Node {
     fn new(server: Server) -> Self {
-        Self { server, id: String::new(), pace: Arc::new(Pace::new()), scripts: None, messages: None }
+        Self {
+            server,
+            id: String::new(),
+            pace: Arc::new(Pace::new()),
+            scripts: None,
+            messages: None,
+            serves: false,
+            imports: None,
+        }
     }
 
     fn is_at(&self, server: &Server) -> bool {
@@ -111,6 +126,19 @@ impl Drop for Passing {
     fn drop(&mut self) {
         self.0.end();
     }
+}
+
+/// Where a scan goes on, of the nodes with these numbers: with the first one from its node on. To another one than that, its
+/// cursor means nothing.
+pub(super) fn go_on(cursor: &str, mut nodes: impl Iterator<Item = u16>) -> Option<(usize, &str)> {
+    let (node, cursor) = cursor.split_once('/').unwrap_or(("0", cursor));
+    let from: u16 = node.parse().unwrap_or(0);
+    let mut is_its_own = false;
+    let at = nodes.position(|node| {
+        is_its_own = node == from;
+        node >= from
+    })?;
+    Some((at, if is_its_own { cursor } else { "0" }))
 }
 
 fn address(server: &Server) -> String {
@@ -148,6 +176,7 @@ impl Cluster {
         let cluster = Arc::new(Self {
             dials: Arc::clone(dials),
             nodes: RwLock::default(),
+            replicas: Mutex::default(),
             owners: (0..SLOTS).map(|_| AtomicU16::new(NOBODY)).collect(),
             bell: Notify::new(),
             moves: watch::Sender::new(0),
@@ -218,7 +247,8 @@ impl Cluster {
         self.nodes.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn owner(&self, slot: u16) -> u16 {
+    /// The number of a slot's master.
+    pub(super) fn owner(&self, slot: u16) -> u16 {
         self.owners[usize::from(slot)].load(Ordering::Acquire)
     }
 
@@ -287,9 +317,19 @@ impl Cluster {
     fn moved(&self, slot: u16, server: &Server) -> Arc<Link> {
         let node = self.number(server);
         let link = self.scripts(node);
+        self.write()[usize::from(node)].serves = true;
         if self.owners[usize::from(slot)].swap(node, Ordering::AcqRel) != node {
             self.moves.send_modify(|moves| *moves += 1);
         }
+        link
+    }
+
+    /// A server said that another one is about to have a slot: that one's link.
+    fn importing(&self, server: &Server) -> Arc<Link> {
+        let number = self.number(server);
+        let link = self.scripts(number);
+        let node = &mut self.write()[usize::from(number)];
+        node.imports = (!node.serves).then(Instant::now);
         link
     }
 
@@ -310,9 +350,22 @@ impl Cluster {
                 id.clone_into(&mut self.write()[usize::from(node)].id);
             }
         }
-        if !changed {
-            return;
+        let replicas: Vec<Server> = views.iter().flat_map(View::replicas).cloned().collect();
+        if !replicas.is_empty() {
+            *self.replicas.lock().unwrap_or_else(PoisonError::into_inner) = replicas;
         }
+        let is_over = self.leave();
+        if changed || is_over {
+            self.moves.send_modify(|moves| *moves += 1);
+        }
+        if is_over {
+            // what was held there is somebody else's to know now: all of it is looked at
+            self.dials.epochs.stir();
+        }
+    }
+
+    /// Leaves the nodes that serve nothing any more. Redirects may have been the first to say so. Whether there are any.
+    fn leave(&self) -> bool {
         let mut busy = vec![false; self.read().len()];
         for owner in &self.owners {
             if let Some(busy) = busy.get_mut(usize::from(owner.load(Ordering::Acquire))) {
@@ -323,22 +376,24 @@ impl Cluster {
         for (node, busy) in busy.into_iter().enumerate() {
             if busy {
                 self.scripts(node as u16);
+                let node = &mut self.write()[node];
+                (node.serves, node.imports) = (true, None);
                 continue;
             }
-            let mut nodes = self.write();
-            left.extend(nodes[node].scripts.take());
-            left.extend(nodes[node].messages.take());
+            let node = &mut self.write()[node];
+            node.serves = false;
+            if node.imports.is_some_and(|since| since.elapsed() < IMPORTS) {
+                continue;
+            }
+            left.extend(node.scripts.take());
+            left.extend(node.messages.take());
         }
         let is_over = !left.is_empty();
         for link in left {
             log::later!(DEBUG, host = link.host(); "a node serves no slot any more");
             link.abandon();
         }
-        self.moves.send_modify(|moves| *moves += 1);
-        if is_over {
-            // what was held there is somebody else's to know now: all of it is looked at
-            self.dials.epochs.stir();
-        }
+        is_over
     }
 
     /// Whether a master cannot be reached, or is silent.
@@ -346,7 +401,7 @@ impl Cluster {
         let nodes = self.read();
         let is_away =
             |link: &Arc<Link>| !link.is_up() || link.waits_since().is_some_and(|since| since.elapsed() > SILENT);
-        nodes.iter().filter_map(|node| node.scripts.as_ref()).any(is_away)
+        nodes.iter().filter(|node| node.serves).filter_map(|node| node.scripts.as_ref()).any(is_away)
             || self.owners.iter().any(|owner| owner.load(Ordering::Acquire) == NOBODY)
     }
 
@@ -399,15 +454,20 @@ impl Cluster {
                 break;
             }
         }
-        views
+        // none of them may be of this cluster any more
+        if views.is_empty() { self.ask_strangers().await } else { views }
     }
 
     /// Asks whoever may know, over connections of their own: no master can be reached.
     async fn ask_strangers(&self) -> Vec<View> {
         let mut all: Vec<Server> = self.read().iter().map(|node| node.server.clone()).collect();
         if let super::Place::Cluster(seeds) = &self.dials.endpoint.place {
-            all.extend(seeds.iter().filter(|seed| !all.contains(seed)).cloned().collect::<Vec<_>>());
+            all.extend(seeds.iter().cloned());
         }
+        all.extend(self.replicas.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned());
+        let key = |server: &Server| (server.host.to_string(), server.port);
+        all.sort_unstable_by_key(key);
+        all.dedup_by_key(|server| key(server));
         let asked = all.iter().map(|server| timeout(2 * ANSWERS, Self::ask_seed(&self.dials, server)));
         let answers = join_all(asked).await;
         answers.into_iter().filter_map(|answer| answer.ok()?.ok()).map(|(view, _)| view).collect()
@@ -453,5 +513,23 @@ impl Cluster {
     fn abandon(&self) {
         self.close();
         self.links().iter().for_each(|link| link.abandon());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::go_on;
+
+    #[test]
+    fn a_scan_goes_on_with_its_own_cursor_or_begins_with_the_next_node() {
+        for (cursor, at) in [
+            ("0", Some((0, "0"))),
+            ("1/17", Some((0, "17"))),
+            ("2/17", Some((1, "0"))),
+            ("4/17", Some((1, "17"))),
+            ("5/0", None),
+        ] {
+            assert_eq!(go_on(cursor, [1, 4].into_iter()), at, "{cursor}");
+        }
     }
 }

@@ -222,6 +222,14 @@ impl Store {
         }
     }
 
+    /// The number of the server that has a group's keys by now.
+    pub(crate) fn server_of(&self, group: u16) -> u16 {
+        match &self.servers {
+            Servers::One(_) => 0,
+            Servers::Cluster(cluster) => cluster.owner(group),
+        }
+    }
+
     /// Changes whenever the connection that carries scripts was made anew, to its epoch.
     pub(crate) fn connections(&self) -> watch::Receiver<Epoch> {
         self.dials.epochs.of_scripts()
@@ -395,12 +403,11 @@ impl Store {
             return Ok(Page { keys, next: (next != "0").then_some(next) });
         };
         // one master after the other: `node/cursor`. What moves meanwhile may be found twice
-        let (node, cursor) = cursor.split_once('/').unwrap_or(("0", cursor));
         let masters = cluster.masters();
-        let from = node.parse().unwrap_or(0);
-        let Some((node, link)) = masters.iter().find(|(node, _)| *node >= from) else {
+        let Some((at, cursor)) = cluster::go_on(cursor, masters.iter().map(|(node, _)| *node)) else {
             return Ok(Page { keys: Vec::new(), next: None });
         };
+        let (node, link) = &masters[at];
         let (next, keys) = link.scan(cursor, pattern).await.map_err(StoreError::of_a_read)?;
         let next = if next == "0" { format!("{}/0", node + 1) } else { format!("{node}/{next}") };
         let is_over = next.ends_with("/0") && masters.iter().all(|(other, _)| other <= node);

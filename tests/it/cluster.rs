@@ -1,5 +1,7 @@
 //! Clusters of real servers: slots that move, masters that are lost, messages of both sorts.
 
+mod faults;
+
 use std::{
     collections::HashMap,
     sync::{

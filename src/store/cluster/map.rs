@@ -16,6 +16,8 @@ pub(super) struct View {
     masters: Vec<(Server, String)>,
     /// From and to which slot, and whose they are.
     ranges: Vec<(u16, u16, usize)>,
+    /// Who may become a master.
+    replicas: Vec<Server>,
 }
 
 impl View {
@@ -24,16 +26,19 @@ impl View {
         let nonsense =
             || StoreError::new(StoreErrorKind::Protocol, false, "CLUSTER SLOTS was answered by something else");
         let Value::Array(ranges) = slots else { return Err(nonsense()) };
-        let mut view = Self { masters: Vec::new(), ranges: Vec::new() };
+        let mut view = Self { masters: Vec::new(), ranges: Vec::new(), replicas: Vec::new() };
         for range in ranges {
             let Value::Array(parts) = range else { return Err(nonsense()) };
-            let [from, to, Value::Array(master), ..] = parts.as_slice() else { return Err(nonsense()) };
-            let [host, port, rest @ ..] = master.as_slice() else { return Err(nonsense()) };
+            let [from, to, master, replicas @ ..] = parts.as_slice() else { return Err(nonsense()) };
             let slot = |value: &Value| u16::try_from(value.as_number()?).ok().filter(|slot| usize::from(*slot) < SLOTS);
-            let port = port.as_number().and_then(|port| u16::try_from(port).ok());
-            let (Some(from), Some(to), Some(port)) = (slot(from), slot(to), port) else { return Err(nonsense()) };
-            let server = Server::new(host_of(host.as_str(), asked), port);
-            let id = rest.first().and_then(Value::as_str).unwrap_or_default();
+            let (Some(from), Some(to), Some((server, id))) = (slot(from), slot(to), node(master, asked)) else {
+                return Err(nonsense());
+            };
+            for (replica, _) in replicas.iter().filter_map(|replica| node(replica, asked)) {
+                if !view.replicas.contains(&replica) {
+                    view.replicas.push(replica);
+                }
+            }
             let at = view.masters.iter().position(|(known, _)| *known == server).unwrap_or_else(|| {
                 view.masters.push((server, id.to_owned()));
                 view.masters.len() - 1
@@ -48,6 +53,11 @@ impl View {
         Ok(view)
     }
 
+    /// Who may become a master.
+    pub(super) fn replicas(&self) -> &[Server] {
+        &self.replicas
+    }
+
     pub(super) fn masters(&self) -> impl Iterator<Item = (&Server, &str)> {
         self.masters.iter().map(|(server, id)| (server, &**id))
     }
@@ -57,6 +67,14 @@ impl View {
         let (_, to, at) = self.ranges[at];
         (slot <= to).then(|| &self.masters[at].0)
     }
+}
+
+/// A node's address, and what it calls itself.
+fn node<'a>(said: &'a Value, asked: &str) -> Option<(Server, &'a str)> {
+    let Value::Array(said) = said else { return None };
+    let [host, port, rest @ ..] = said.as_slice() else { return None };
+    let server = Server::new(host_of(host.as_str(), asked), u16::try_from(port.as_number()?).ok()?);
+    Some((server, rest.first().and_then(Value::as_str).unwrap_or_default()))
 }
 
 /// The host of a node. One that does not know its own says nothing, or `?`: it is the one that was asked.
@@ -130,8 +148,10 @@ mod tests {
     fn most_of_them_are_believed_and_where_they_are_at_odds_nothing_changes() {
         let [a, b, c] = ["a", "b", "c"].map(|host| view(&[(0, 16_383, host, 1)]).unwrap());
         let host = |views: &[&View], now: &str| {
-            let views: Vec<View> =
-                views.iter().map(|view| View { masters: view.masters.clone(), ranges: view.ranges.clone() }).collect();
+            let views: Vec<View> = views
+                .iter()
+                .map(|view| View { masters: view.masters.clone(), ranges: view.ranges.clone(), replicas: Vec::new() })
+                .collect();
             most(&views, 7, Some(&Server::new(now, 1))).map(|server| server.host.to_string())
         };
         assert_eq!(host(&[&a, &b, &b], "a").as_deref(), Some("b"));

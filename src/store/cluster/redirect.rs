@@ -62,7 +62,7 @@ impl Cluster {
                 if call.script.names_keys() {
                     return Some(Next::Later);
                 }
-                Some(Next::Asking(self.scripts(self.number(&to))))
+                Some(Next::Asking(self.importing(&to)))
             }
             // half of them are there: whoever renews many asks for fewer
             K::TryAgain if call.script.is_over_many() && call.keys.len() > 1 => None,

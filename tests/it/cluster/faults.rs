@@ -1,0 +1,365 @@
+//! Clusters in which more than one thing goes wrong.
+
+use std::{
+    io::{BufRead, BufReader, Write},
+    net::{SocketAddr, TcpListener, TcpStream},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicU32, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use futures::{executor::block_on, future::join_all};
+use nestlock::LockClient;
+use nestlock_embedded::{SpawnedCluster, SpawnedServer};
+
+use super::{ask, calls, client, start, there};
+use crate::support::within;
+
+/// A name whose slot this master serves.
+fn name_at(cluster: &SpawnedCluster, master: usize) -> String {
+    let at = cluster.nodes()[master].addr();
+    let mut names = (0..).map(|n| format!("n{n}"));
+    names.find(|name| cluster.master_of(SpawnedCluster::slot_of(name)).unwrap().addr() == at).unwrap()
+}
+
+/// Locks need no runtime of the user's, also where they wait for a master that is away.
+#[test]
+fn a_master_that_is_away_is_waited_for_without_a_runtime() {
+    let cluster = SpawnedCluster::start(3, 0).unwrap();
+    let client = block_on(LockClient::connect(cluster.url())).unwrap();
+    let name = name_at(&cluster, 0);
+    let lock = client.mutex(&name).unwrap();
+    let guard = block_on(lock.lock()).unwrap();
+    cluster.nodes()[0].kill().unwrap();
+    let waits = client.mutex(format!("{{{name}}}")).unwrap();
+    let away = Instant::now();
+    while !matches!(block_on(waits.try_lock()), Err(error) if error.to_string().contains("not connected")) {
+        assert!(away.elapsed() < Duration::from_secs(10));
+    }
+    assert!(block_on(waits.try_lock_for(Duration::from_millis(300))).is_err());
+    assert!(block_on(guard.unlock()).is_err());
+    cluster.nodes()[0].restart().unwrap();
+    block_on(block_on(waits.lock()).unwrap().unlock()).unwrap();
+}
+
+/// Who is at a master that hangs keeps nobody else's renewals waiting.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_master_that_hangs_costs_no_hold_of_another_master() {
+    let args = ["--cluster-require-full-coverage", "no"];
+    let cluster = tokio::task::spawn_blocking(move || SpawnedCluster::start_with(3, 0, args).unwrap());
+    let cluster = Arc::new(cluster.await.unwrap());
+    let lease = Duration::from_secs(3);
+    let client = LockClient::builder().watchdog_timeout(lease).connect(cluster.url()).await.unwrap();
+    let locks: Vec<_> = (0..1000).map(|n| client.mutex(format!("l{n}")).unwrap()).collect();
+    let guards = join_all(locks.iter().map(|lock| async move { lock.lock().await.unwrap() })).await;
+    cluster.nodes()[0].stop().unwrap();
+    let hung = 0..=(16384 / 3 - 1) as u16;
+    tokio::time::sleep(2 * lease).await;
+    let elsewhere =
+        guards.iter().enumerate().filter(|(n, _)| !hung.contains(&SpawnedCluster::slot_of(format!("l{n}"))));
+    let (lost, all) = elsewhere.fold((0, 0), |(lost, all), (_, guard)| (lost + u32::from(guard.is_lost()), all + 1));
+    cluster.nodes()[0].cont().unwrap();
+    assert_eq!(lost, 0, "of {all}");
+}
+
+/// All masters are lost at once, and an operator makes their replicas masters: nobody whom the client knew is left.
+#[tokio::test]
+async fn replicas_are_asked_when_no_master_is_left() {
+    let cluster = start(3, 3).await;
+    let client = LockClient::builder()
+        .outage_patience(Duration::from_secs(30))
+        .connect(format!("redis-cluster://{}", cluster.nodes()[0].addr()))
+        .await
+        .unwrap();
+    let lock = client.mutex("l").unwrap();
+    lock.lock().await.unwrap().unlock().await.unwrap();
+    // a master names a replica once it has heard of what that has
+    let nodes = cluster.nodes();
+    let known = |node| ask(node, &["CLUSTER", "SLOTS"]).list().iter().all(|range| range.list().len() > 3);
+    within(Duration::from_secs(20), "they are named", || async { nodes[..3].iter().all(known) }).await;
+    let asked = || nodes.iter().map(|node| calls(node).get("cluster|slots").copied().unwrap_or(0)).sum::<u64>();
+    let before = asked();
+    within(Duration::from_secs(20), "the client asks twice", || async { asked() > before + 3 }).await;
+    there(&cluster, |cluster| {
+        let (masters, replicas) = cluster.nodes().split_at(3);
+        for master in masters {
+            master.kill().unwrap();
+        }
+        for replica in replicas {
+            assert!(!ask(replica, &["CLUSTER", "FAILOVER", "TAKEOVER"]).is_error());
+        }
+    })
+    .await;
+    let guard = tokio::time::timeout(Duration::from_secs(20), lock.lock())
+        .await
+        .unwrap_or_else(|_| panic!("nobody is asked: {}", cluster.view()))
+        .unwrap();
+    guard.unlock().await.unwrap();
+}
+
+fn ours(node: &SpawnedServer) -> usize {
+    ask(node, &["CLIENT", "LIST"]).text().matches("name=nestlock:").count()
+}
+
+/// A redirect may be the first to say that a master has lost its last slot.
+#[tokio::test]
+async fn a_master_without_slots_is_left() {
+    // else the servers make it a replica, and it says so
+    let args = ["--cluster-allow-replica-migration", "no"];
+    let cluster = tokio::task::spawn_blocking(move || SpawnedCluster::start_with(3, 0, args).unwrap());
+    let cluster = Arc::new(cluster.await.unwrap());
+    let slot = SpawnedCluster::slot_of(name_at(&cluster, 2));
+    let name = name_at(&cluster, 2);
+    // all of its slots but one go to the first one
+    there(&cluster, move |cluster| {
+        let nodes = cluster.nodes();
+        let mut parts = vec![(10922u16, slot.saturating_sub(1)), (slot + 1, 16383)];
+        parts.retain(|(from, to)| from <= to);
+        for (from, to) in parts {
+            let (from, to) = (from.to_string(), to.to_string());
+            for node in &nodes[..3] {
+                ask(node, &["CLUSTER", "DELSLOTSRANGE", &from, &to]);
+            }
+            let said = ask(&nodes[0], &["CLUSTER", "ADDSLOTSRANGE", &from, &to]);
+            assert!(!said.is_error(), "{said:?}");
+        }
+        cluster.wait_until_settled().unwrap();
+    })
+    .await;
+    let client = client(&cluster).await;
+    assert_eq!(ours(&cluster.nodes()[2]), 1);
+    let lock = client.mutex(&name).unwrap();
+    let stop = Arc::new(AtomicBool::new(false));
+    let stops = stop.clone();
+    let runs = tokio::spawn(async move {
+        while !stops.load(Ordering::Acquire) {
+            lock.try_lock().await.unwrap().unwrap().unlock().await.unwrap();
+        }
+    });
+    there(&cluster, move |cluster| cluster.migrate(slot, &cluster.nodes()[0]).unwrap()).await;
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    stop.store(true, Ordering::Release);
+    runs.await.unwrap();
+    within(Duration::from_secs(8), "it is left", || async { ours(&cluster.nodes()[2]) == 0 }).await;
+}
+
+/// What a graceful failover refuses is asked of the new master.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_graceful_failover_fails_no_call() {
+    let cluster = start(3, 3).await;
+    let client = client(&cluster).await;
+    let (stop, errors) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(Vec::new())));
+    let running: Vec<_> = (0..32)
+        .map(|n| {
+            let (client, stop, errors) = (client.clone(), stop.clone(), errors.clone());
+            tokio::spawn(async move {
+                let mut pairs = 0u32;
+                while !stop.load(Ordering::Acquire) {
+                    let lock = client.mutex(format!("{n}:{}", pairs % 8)).unwrap();
+                    pairs += 1;
+                    match lock.try_lock().await {
+                        Ok(Some(guard)) => {
+                            if let Err(error) = guard.unlock().await {
+                                errors.lock().unwrap().push(format!("unlock: {error} {error:?}"));
+                            }
+                        }
+                        Ok(None) => errors.lock().unwrap().push("busy".into()),
+                        Err(error) => errors.lock().unwrap().push(format!("try_lock: {error} {error:?}")),
+                    }
+                    tokio::time::sleep(Duration::from_millis(2)).await;
+                }
+                pairs
+            })
+        })
+        .collect();
+    let longest = there(&cluster, |cluster| {
+        let one = || {
+            let (master, began) = (cluster.master_of(100).unwrap(), Instant::now());
+            cluster.failover(master).unwrap();
+            began.elapsed()
+        };
+        (0..4).map(|_| one()).max().unwrap()
+    })
+    .await;
+    stop.store(true, Ordering::Release);
+    let pairs: u32 = join_all(running).await.into_iter().map(|task| task.unwrap()).sum();
+    let mut errors = errors.lock().unwrap();
+    // a failover that does not succeed at once makes clients wait for 5 s
+    errors.retain(|error: &String| longest < Duration::from_secs(2) || !error.contains("no answer within"));
+    assert!(errors.is_empty(), "{} of {pairs}: {:#?}", errors.len(), &errors[..errors.len().min(5)]);
+}
+
+/// One owner reads and writes, and its keys move one by one: nobody else gets in, and both are released.
+#[tokio::test]
+async fn an_owner_reads_and_writes_while_its_keys_move_one_by_one() {
+    let cluster = start(2, 0).await;
+    let (a, b) = (client(&cluster).await, client(&cluster).await);
+    for (name, record_first) in [("one", false), ("two", true)] {
+        let (rw, other) = (a.read_write_lock(name).unwrap(), b.read_write_lock(name).unwrap());
+        let (writes, reads) = (rw.write_lock().lock().await.unwrap(), rw.read_lock().lock().await.unwrap());
+        let slot = SpawnedCluster::slot_of(name);
+        let to = there(&cluster, move |cluster| {
+            let from = cluster.master_of(slot).unwrap();
+            let to = cluster.nodes().iter().position(|node| node.addr() != from.addr()).unwrap();
+            let keys = ask(from, &["CLUSTER", "GETKEYSINSLOT", &slot.to_string(), "9"]);
+            assert_eq!(keys.list().len(), 2, "{keys:?}");
+            let migration = cluster.begin_migration(slot, &cluster.nodes()[to]).unwrap();
+            for key in keys.list().iter().filter(|key| (key.text() == name) == record_first) {
+                assert!(migration.move_key(key.text()).unwrap());
+            }
+            to
+        })
+        .await;
+        let wait = Duration::from_millis(200);
+        let (read, write) = (other.read_lock(), other.write_lock());
+        let (read, write) = tokio::join!(read.try_lock_for(wait), write.try_lock_for(wait));
+        for got in [read, write] {
+            assert!(!matches!(got, Ok(Some(_))), "it is held: {got:?}");
+        }
+        let ends = tokio::spawn(async move { (reads.unlock().await, writes.unlock().await) });
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        there(&cluster, move |cluster| cluster.migrate(slot, &cluster.nodes()[to]).unwrap()).await;
+        let (reads, writes) = ends.await.unwrap();
+        reads.and(writes).unwrap();
+        other.write_lock().lock().await.unwrap().unlock().await.unwrap();
+    }
+}
+
+/// A node of a cluster of one, that says of scripts and of the map what a test tells it to.
+struct Fake {
+    addr: SocketAddr,
+    scripts: Arc<Mutex<String>>,
+    map: Arc<Mutex<String>>,
+    asked: Arc<AtomicU32>,
+}
+
+impl Fake {
+    fn start() -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let fake = Self {
+            addr: listener.local_addr().unwrap(),
+            scripts: Arc::default(),
+            map: Arc::default(),
+            asked: Arc::default(),
+        };
+        let (scripts, map, asked) = (Arc::clone(&fake.scripts), Arc::clone(&fake.map), Arc::clone(&fake.asked));
+        std::thread::spawn(move || {
+            for stream in listener.incoming().map_while(Result::ok) {
+                let (scripts, map, asked) = (Arc::clone(&scripts), Arc::clone(&map), Arc::clone(&asked));
+                std::thread::spawn(move || serve(stream, &scripts, &map, &asked));
+            }
+        });
+        *fake.map.lock().unwrap() = fake.all_slots();
+        fake
+    }
+
+    fn all_slots(&self) -> String {
+        let port = self.addr.port();
+        format!("*1\r\n*3\r\n:0\r\n:16383\r\n*3\r\n$0\r\n\r\n:{port}\r\n$2\r\nid\r\n")
+    }
+}
+
+/// Until the client goes.
+fn serve(mut stream: TcpStream, scripts: &Mutex<String>, map: &Mutex<String>, asked: &AtomicU32) -> Option<()> {
+    let mut requests = BufReader::new(stream.try_clone().ok()?);
+    let mut line = || -> Option<String> {
+        let mut line = String::new();
+        (requests.read_line(&mut line).ok()? > 0).then(|| line.trim_end().to_owned())
+    };
+    loop {
+        let count: usize = line()?.strip_prefix('*')?.parse().ok()?;
+        let mut words = Vec::new();
+        for _ in 0..count {
+            let mut left: usize = line()?.strip_prefix('$')?.parse().ok()?;
+            // scripts have many lines
+            let mut word = String::new();
+            loop {
+                let part = line()?;
+                left = left.saturating_sub(part.len());
+                word.push_str(&part);
+                if left == 0 {
+                    break;
+                }
+                left -= 1;
+            }
+            words.push(word);
+        }
+        let answer = match &*words[0] {
+            "CLUSTER" => map.lock().unwrap().clone(),
+            "PUBSUB" => "*0\r\n".into(),
+            "PING" if count > 1 => format!("${}\r\n{}\r\n", words[1].len(), words[1]),
+            "EVAL" | "EVALSHA" => {
+                asked.fetch_add(1, Ordering::AcqRel);
+                scripts.lock().unwrap().clone()
+            }
+            _ => "+OK\r\n".into(),
+        };
+        stream.write_all(answer.as_bytes()).ok()?;
+    }
+}
+
+/// Redirects that lead nowhere end in time, are not followed in haste, and what is no map changes nothing.
+#[tokio::test]
+async fn what_servers_say_of_each_other_may_be_nonsense() {
+    let fake = Fake::start();
+    let (limit, addr) = (Duration::from_millis(500), fake.addr);
+    let client = LockClient::builder().command_timeout(limit).connect(format!("redis-cluster://{addr}")).await.unwrap();
+    let lock = client.mutex("l").unwrap();
+    let slot = SpawnedCluster::slot_of("l");
+    let port = addr.port();
+    for said in [
+        format!("MOVED {slot} {addr}"),
+        format!("MOVED {slot} :{port}"),
+        format!("MOVED {slot} ?:{port}"),
+        format!("MOVED {slot} 127.0.0.1:1"),
+        format!("MOVED {slot} [::1]:1"),
+        format!("ASK {slot} {addr}"),
+        format!("ASK {slot} :{port}"),
+        format!("ASK {slot} 127.0.0.1:1"),
+        format!("MOVED 0 {addr}"),
+        format!("MOVED 99999 {addr}"),
+        format!("MOVED {slot}"),
+        format!("MOVED {slot} nonsense"),
+        format!("MOVED {slot} {addr}0"),
+        "MOVED".into(),
+        "ASK".into(),
+        "TRYAGAIN Multiple keys request during rehashing of slot".into(),
+        "CLUSTERDOWN The cluster is down".into(),
+    ] {
+        *fake.scripts.lock().unwrap() = format!("-{said}\r\n");
+        within(Duration::from_secs(10), "its own map leads back to it", || async {
+            fake.asked.store(0, Ordering::Release);
+            let began = Instant::now();
+            let error = lock.try_lock().await.unwrap_err();
+            let (took, asked) = (began.elapsed(), fake.asked.load(Ordering::Acquire));
+            assert!(error.is_transient(), "{said}: {error:?}");
+            assert!(took < limit + Duration::from_secs(2), "{said}: {took:?}");
+            assert!(asked < 40, "{said}: {asked} requests");
+            asked > 0
+        })
+        .await;
+    }
+    *fake.scripts.lock().unwrap() = "-TRYAGAIN a little later\r\n".into();
+    for map in [
+        "*0\r\n".to_owned(),
+        "+OK\r\n".into(),
+        "-ERR no\r\n".into(),
+        "*1\r\n:1\r\n".into(),
+        "*1\r\n*3\r\n:0\r\n:16384\r\n*2\r\n$1\r\na\r\n:1\r\n".into(),
+        "*1\r\n*3\r\n:9\r\n:1\r\n*2\r\n$1\r\na\r\n:1\r\n".into(),
+        "*1\r\n*4\r\n:0\r\n:16383\r\n*2\r\n_\r\n:1\r\n:7\r\n".into(),
+    ] {
+        *fake.map.lock().unwrap() = map.clone();
+        assert!(lock.try_lock().await.unwrap_err().is_transient(), "{map}");
+    }
+    *fake.map.lock().unwrap() = fake.all_slots();
+    *fake.scripts.lock().unwrap() = "_\r\n".into();
+    within(Duration::from_secs(10), "it is asked again", || async {
+        fake.asked.store(0, Ordering::Release);
+        let _ = lock.try_lock().await;
+        fake.asked.load(Ordering::Acquire) > 0
+    })
+    .await;
+}
