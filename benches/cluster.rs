@@ -90,7 +90,7 @@ async fn beside_one_server() {
 }
 
 /// From when a replica serves in its master's place to the first pair through it, in milliseconds.
-async fn after_a_loss(lose: fn(&SpawnedCluster, &SpawnedServer)) -> f64 {
+async fn after_a_loss(lose: Loss) -> f64 {
     let cluster = Arc::new(SpawnedCluster::start(3, 3).expect("a cluster"));
     let client = LockClient::builder()
         .outage_patience(Duration::from_secs(30))
@@ -136,10 +136,13 @@ async fn after_a_loss(lose: fn(&SpawnedCluster, &SpawnedServer)) -> f64 {
     (first - until).as_secs_f64() * 1e3
 }
 
+/// How a master is lost.
+type Loss = fn(&SpawnedCluster, &SpawnedServer);
+
 #[tokio::main]
 async fn main() {
     beside_one_server().await;
-    let ways: [(&str, fn(&SpawnedCluster, &SpawnedServer)); 3] = [
+    let ways: [(&str, Loss); 3] = [
         ("killed", |_, master| master.kill().expect("a kill")),
         ("hangs", |_, master| master.stop().expect("a stop")),
         ("hands over", |cluster, master| _ = cluster.failover(master).expect("a failover")),
