@@ -168,14 +168,7 @@ impl<'a> Acquire<'a> {
             Some(from) => (kind.adopt(from, owner, lease_ms), *self.asked().get_or_insert(sent)),
             None => (kind.acquire(Terms { owner, lease_ms, holds: request.count, waits: self.waits }), sent),
         };
-        let ask = async {
-            loop {
-                match core.store.acquire(&mut route, &call).await {
-                    Err(_) if core.follow(&mut route, [(hold, &request)]).await => {}
-                    answer => return answer,
-                }
-            }
-        };
+        let ask = core.acquire_by(&mut route, (hold, &request), &call);
         let Some(answer) = self.in_time(deadline, pin!(ask)).await else {
             return Ok(Attempt::GivenUp);
         };

@@ -201,7 +201,7 @@ async fn bust(core: &Core, ghost: &Ghost) {
 async fn release_ghost(core: &Core, ghost: &Ghost) -> Result<bool, StoreError> {
     let mut is_over = true;
     for owner in iter::once(&ghost.owner).chain(&ghost.moves_to) {
-        let (released, epoch) = core.release_in_no_books(&ghost.kind, &ghost.kind.release(owner, 0)).await?;
+        let (released, epoch) = core.store.release_in_no_books(&ghost.kind.release(owner, 0)).await?;
         is_over &= epoch == ghost.epoch;
         if released != Released::NotHeld {
             log::later!(DEBUG, lock = ghost.kind.name(), owner = owner; "removed a hold that nobody had");
@@ -252,7 +252,7 @@ async fn set_count(core: &Core, hold: &Arc<Hold>, holds: u32) {
             let mut route = core.route(hold, Instant::now());
             core.store.acquire(&mut route, &hold.kind().acquire(terms)).await.is_ok()
         };
-        if raised && core.release_in_no_books(hold.kind(), &hold.kind().release(&owner, holds)).await.is_ok() {
+        if raised && core.store.release_in_no_books(&hold.kind().release(&owner, holds)).await.is_ok() {
             return;
         }
         pause(core, hold.kind().record(), &mut retry).await;

@@ -9,7 +9,8 @@ use super::{
 };
 use crate::{
     clock::Instant,
-    store::{Epoch, Route},
+    error::StoreError,
+    store::{Acquired, Call, Epoch, Released, Route},
 };
 
 impl State {
@@ -25,20 +26,39 @@ impl State {
 }
 
 impl Core {
-    /// Turns a request about these holds, which was not executed, to where it goes now. The doubt is never gone in between:
-    /// nobody else sees the hold as it was before. `false`: it goes nowhere.
-    pub(super) async fn follow<'h>(
+    /// Runs a script that acquires or moves this hold, wherever it is sent: its doubt goes along.
+    pub(super) async fn acquire_by(
         &self,
         route: &mut Route,
-        holds: impl IntoIterator<Item = (&'h Arc<Hold>, &'h Request)>,
-    ) -> bool {
-        if !self.store.follow(route).await {
-            return false;
+        (hold, request): (&Arc<Hold>, &Request),
+        call: &Call,
+    ) -> Result<(Acquired, Epoch), StoreError> {
+        loop {
+            match self.store.acquire(route, call).await {
+                Err(_) if self.follow(route, hold, request).await => {}
+                answer => return answer,
+            }
         }
-        let (epoch, now) = (route.epoch(), Instant::now());
-        // of all, also where one has no use for it
-        holds.into_iter().fold(true, |goes_on, (hold, request)| {
-            hold.change(|state, _| state.redirect(request, epoch, now)) && goes_on
-        })
+    }
+
+    /// The same for a script that releases it.
+    pub(super) async fn release_by(
+        &self,
+        route: &mut Route,
+        (hold, request): (&Arc<Hold>, &Request),
+        call: &Call,
+    ) -> Result<(Released, Epoch), StoreError> {
+        loop {
+            match self.store.release(route, call).await {
+                Err(_) if self.follow(route, hold, request).await => {}
+                answer => return answer,
+            }
+        }
+    }
+
+    /// Turns a request, which was not executed, to where it goes now. Its doubt is never gone in between: nobody else sees the
+    /// hold as it was before. `false`: it goes nowhere.
+    async fn follow(&self, route: &mut Route, hold: &Arc<Hold>, request: &Request) -> bool {
+        self.store.follow(route).await && hold.change(|state, _| state.redirect(request, route.epoch(), Instant::now()))
     }
 }

@@ -245,7 +245,7 @@ impl Core {
         loop {
             *in_doubt = Some(seen);
             let release = kind.release_if(owner, seen.saturating_sub(1), seen);
-            match self.release_in_no_books(kind, &release).await.map(|(released, _)| released) {
+            match self.store.release_in_no_books(&release).await.map(|(released, _)| released) {
                 Ok(released @ (Released::Free | Released::StillHeld)) => return Ok(released),
                 Ok(Released::NotHeld) => return Err(not_held(kind, owner)),
                 // somebody else was quicker

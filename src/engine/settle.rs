@@ -6,7 +6,6 @@ use super::{
     core::Core,
     hold::Hold,
     jobs::Ghost,
-    kind::Kind,
     state::{Abandoned, Answered, Leftover, Request},
 };
 use crate::{
@@ -14,7 +13,7 @@ use crate::{
     error::{StoreError, StoreErrorKind},
     meter::Meter,
     owner::OwnerId,
-    store::{Call, Epoch, Released, Route},
+    store::{Epoch, Released, Route},
 };
 
 /// Why a hold waits for another call of its owner.
@@ -41,22 +40,6 @@ impl Core {
         self.store.epoch(hold.kind().record())
     }
 
-    /// A release that is in nobody's books: of a ghost, or of what was given away. With the number of the connection that
-    /// brought the answer.
-    pub(super) async fn release_in_no_books(
-        &self,
-        kind: &Arc<dyn Kind>,
-        release: &Call,
-    ) -> Result<(Released, Epoch), StoreError> {
-        let mut route = self.store.route(kind.record(), Instant::now());
-        loop {
-            match self.store.release(&mut route, release).await {
-                Err(_) if self.store.follow(&mut route).await => {}
-                answer => return answer,
-            }
-        }
-    }
-
     /// Makes the server record our count, if it does not. In the hold's turn. Sent twice it changes nothing; dropped
     /// midway, the doubt stays and the next in line repeats it.
     pub(crate) async fn agree(&self, hold: &Arc<Hold>) -> Agreement {
@@ -64,13 +47,7 @@ impl Core {
         let mut route = self.route(hold, now);
         let Some(request) = hold.send_release(route.epoch(), now) else { return Agreement::Reached { held: true } };
         let release = hold.kind().release(&request.owner, request.count);
-        let answer = loop {
-            match self.store.release(&mut route, &release).await {
-                Err(_) if self.follow(&mut route, [(hold, &request)]).await => {}
-                answer => break answer,
-            }
-        };
-        match answer {
+        match self.release_by(&mut route, (hold, &request), &release).await {
             Ok((released, epoch)) => Agreement::Reached { held: self.agreed(hold, &request, released, epoch) },
             Err(error) if error.may_have_executed() => Agreement::Silent(error),
             Err(error) => {

@@ -189,13 +189,7 @@ impl Core {
         let mut route = self.route(hold, Instant::now());
         let request = hold.send_move(&generation, moves, route.epoch()).ok_or_else(settled_otherwise)?;
         let transfer = hold.kind().transfer(&request.owner, &moves.to, millis(moves.keep));
-        let answer = loop {
-            match self.store.acquire(&mut route, &transfer).await {
-                Err(_) if self.follow(&mut route, [(hold, &request)]).await => {}
-                answer => break answer,
-            }
-        };
-        match answer {
+        match self.acquire_by(&mut route, (hold, &request), &transfer).await {
             Ok((Acquired::Yes { .. }, epoch)) => {
                 let answered = hold.moved(&request, epoch).ok_or_else(settled_otherwise)?;
                 self.heard(hold, answered);

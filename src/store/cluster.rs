@@ -31,7 +31,7 @@ use super::{
     Dials,
     link::Link,
     pace::Pace,
-    wire::{Connection, Dial, Failure, Request, Until},
+    wire::{Dial, Ends, Failure, Request, Until},
 };
 use crate::{
     clock::Instant,
@@ -100,10 +100,6 @@ impl Node {
             imports: None,
         }
     }
-
-    fn is_at(&self, server: &Server) -> bool {
-        self.server.host == server.host && self.server.port == server.port
-    }
 }
 
 /// The slot of a key.
@@ -111,20 +107,16 @@ pub(super) fn slot_of(key: &str) -> u16 {
     fred::util::redis_keyslot(key.as_bytes())
 }
 
+/// Whether a node can be reached, and is not silent.
+fn answers(link: &Link) -> bool {
+    link.is_up() && link.waits_since().is_none_or(|since| since.elapsed() < SILENT)
+}
+
 /// Whether a node has all slots, as far as it says.
 pub(super) async fn is_alone(link: &Link) -> bool {
     match link.slots(ANSWERS).await {
         Ok(slots) => View::read(&slots, "").map_or(true, |view| view.masters().count() == 1),
         Err(_) => true,
-    }
-}
-
-/// A connection for a question or two: it ends with whoever asks, also where another node was quicker.
-struct Passing(Connection);
-
-impl Drop for Passing {
-    fn drop(&mut self) {
-        self.0.end();
     }
 }
 
@@ -141,10 +133,6 @@ pub(super) fn go_on(cursor: &str, mut nodes: impl Iterator<Item = u16>) -> Optio
     Some((at, if is_its_own { cursor } else { "0" }))
 }
 
-fn address(server: &Server) -> String {
-    format!("{}:{}", server.host, server.port)
-}
-
 impl Cluster {
     /// Connects: any of these nodes is enough. On the client's own runtime.
     pub(super) async fn connect(dials: &Arc<Dials>, seeds: &[Server]) -> Result<Arc<Self>> {
@@ -158,13 +146,8 @@ impl Cluster {
             return refuse("a cluster has one database; leave the number out");
         }
         let limit = dials.config.connect_timeout;
-        let (views, sharded) = timeout(limit, Self::ask_seeds(dials, seeds)).await.unwrap_or_else(|_| {
-            let late = format!("no answer within {limit:?}");
-            Err(Error::Connect {
-                address: dials.endpoint.address(),
-                source: StoreError::new(StoreErrorKind::Timeout, false, late),
-            })
-        })?;
+        let late = |_| Err(dials.unreachable(dials.late()));
+        let (view, sharded) = timeout(limit, Self::ask_seeds(dials, seeds)).await.unwrap_or_else(late)?;
         let sharded = match dials.config.messages {
             Messages::Auto => sharded,
             Messages::Sharded if !sharded => {
@@ -183,17 +166,17 @@ impl Cluster {
             sharded,
             closed: AtomicBool::new(false),
         });
-        cluster.learn(&[views]);
+        cluster.learn(&[view]);
         let links: Vec<_> = cluster.read().iter().filter_map(|node| node.scripts.clone()).collect();
         let any = futures_util::future::select_all(links.iter().map(|link| Box::pin(link.wait_up())));
         if timeout(limit, any).await.is_err() {
-            cluster.abandon();
+            cluster.stop().iter().for_each(|link| link.abandon());
             let error = StoreError::new(
                 StoreErrorKind::Unavailable,
                 false,
                 "no node can be reached at the address that the cluster says",
             );
-            return Err(Error::Connect { address: dials.endpoint.address(), source: error });
+            return Err(dials.unreachable(error));
         }
         let _ = timeout(OTHERS.min(limit), join_all(links.iter().map(|link| link.wait_up()))).await;
         dials.own.spawn(Self::mind(Arc::downgrade(&cluster)));
@@ -218,17 +201,16 @@ impl Cluster {
                 }
             }
         }
-        let source = StoreError::new(kind, false, said.join("; "));
-        Err(Error::Connect { address: dials.endpoint.address(), source: source.before_any_request() })
+        Err(dials.unreachable(StoreError::new(kind, false, said.join("; "))))
     }
 
-    async fn ask_seed(dials: &Arc<Dials>, seed: &Server) -> Result<(View, bool), (String, StoreError)> {
-        let failed = |error: StoreError| (address(seed), error);
+    async fn ask_seed<'s>(dials: &Arc<Dials>, seed: &'s Server) -> Result<(View, bool), (&'s Server, StoreError)> {
+        let failed = |error: StoreError| (seed, error);
         let connected = dials.for_scripts().at(seed).connect().await;
-        let Passing(connection) = &Passing(connected.map_err(|refused| failed(refused.error))?);
+        let ends = Ends::new(connected.map_err(|refused| failed(refused.error))?);
         let limit = dials.config.command_timeout();
         let ask =
-            async |words: &[&str]| connection.call(Request::Words(words), Until::new(Instant::now(), limit)).await;
+            async |words: &[&str]| ends.connection.call(Request::Words(words), Until::new(Instant::now(), limit)).await;
         let view = ask(&["CLUSTER", "SLOTS"]).await.map_err(StoreError::from);
         let view = view.and_then(|slots| View::read(&slots, &seed.host)).map_err(failed);
         let sharded = match &view {
@@ -270,11 +252,26 @@ impl Cluster {
 
     /// The link for scripts to a node, made if there is none.
     fn scripts(&self, node: u16) -> Arc<Link> {
+        let (_, link) = self.of_node(node, |node| {
+            let make = || self.make(self.dials.for_scripts(), &node.server, &node.pace);
+            Arc::clone(node.scripts.get_or_insert_with(make))
+        });
+        link
+    }
+
+    /// Where a slot's waiters listen: the number of its master, and the link for that.
+    pub(super) fn home(&self, slot: u16) -> (u16, Arc<Link>) {
+        self.of_node(self.owner(slot), |node| {
+            let make = || self.make(self.dials.for_messages(), &node.server, &node.pace);
+            Arc::clone(node.messages.get_or_insert_with(make))
+        })
+    }
+
+    /// Changes the node of this number, or any where nobody has it; with its number.
+    fn of_node<T>(&self, node: u16, change: impl FnOnce(&mut Node) -> T) -> (u16, T) {
         let mut nodes = self.write();
         let at = usize::from(node).min(nodes.len() - 1);
-        let node = &mut nodes[at];
-        let make = || self.make(self.dials.for_scripts(), &node.server, &node.pace);
-        Arc::clone(node.scripts.get_or_insert_with(make))
+        (at as u16, change(&mut nodes[at]))
     }
 
     fn make(&self, dial: Dial, server: &Server, pace: &Arc<Pace>) -> Arc<Link> {
@@ -285,16 +282,6 @@ impl Cluster {
         link
     }
 
-    /// Where a slot's waiters listen: the number of its master, and the link for that.
-    pub(super) fn home(&self, slot: u16) -> (u16, Arc<Link>) {
-        let owner = self.owner(slot);
-        let mut nodes = self.write();
-        let at = usize::from(owner).min(nodes.len() - 1);
-        let node = &mut nodes[at];
-        let make = || self.make(self.dials.for_messages(), &node.server, &node.pace);
-        (at as u16, Arc::clone(node.messages.get_or_insert_with(make)))
-    }
-
     /// Changes when slots have changed their masters.
     pub(super) fn moves(&self) -> watch::Receiver<u64> {
         self.moves.subscribe()
@@ -302,11 +289,11 @@ impl Cluster {
 
     /// The number of the node at an address.
     fn number(&self, server: &Server) -> u16 {
-        if let Some(at) = self.read().iter().position(|node| node.is_at(server)) {
+        if let Some(at) = self.read().iter().position(|node| node.server == *server) {
             return at as u16;
         }
         let mut nodes = self.write();
-        let at = nodes.iter().position(|node| node.is_at(server)).unwrap_or_else(|| {
+        let at = nodes.iter().position(|node| node.server == *server).unwrap_or_else(|| {
             nodes.push(Node::new(server.clone()));
             nodes.len() - 1
         });
@@ -399,10 +386,8 @@ impl Cluster {
     /// Whether a master cannot be reached, or is silent.
     fn is_away(&self) -> bool {
         let nodes = self.read();
-        let is_away =
-            |link: &Arc<Link>| !link.is_up() || link.waits_since().is_some_and(|since| since.elapsed() > SILENT);
-        nodes.iter().filter(|node| node.serves).filter_map(|node| node.scripts.as_ref()).any(is_away)
-            || self.owners.iter().any(|owner| owner.load(Ordering::Acquire) == NOBODY)
+        let mut serving = nodes.iter().filter(|node| node.serves).filter_map(|node| node.scripts.as_ref());
+        serving.any(|link| !answers(link)) || self.owners.iter().any(|owner| owner.load(Ordering::Acquire) == NOBODY)
     }
 
     /// Keeps the map, until the client ends.
@@ -429,12 +414,11 @@ impl Cluster {
 
     /// What nodes say that can be reached.
     async fn ask(&self) -> Vec<View> {
-        let is_fit = |link: &Arc<Link>| link.is_up() && link.waits_since().is_none_or(|since| since.elapsed() < SILENT);
         let mut fit: Vec<(Server, Arc<Link>)> = self
             .read()
             .iter()
             .filter_map(|node| Some((node.server.clone(), node.scripts.clone()?)))
-            .filter(|(_, link)| is_fit(link))
+            .filter(|(_, link)| answers(link))
             .collect();
         if fit.is_empty() {
             return self.ask_strangers().await;
@@ -487,6 +471,13 @@ impl Cluster {
         other.read().iter().any(|node| ids.contains(&node.id))
     }
 
+    /// The longest that a request takes to one of the masters.
+    pub(super) fn round_trip(&self) -> Duration {
+        let nodes = self.read();
+        let links = nodes.iter().filter_map(|node| node.scripts.as_ref());
+        links.map(|link| link.round_trip()).max().unwrap_or_default()
+    }
+
     /// The links for scripts to all masters, with the numbers of their nodes.
     pub(super) fn masters(&self) -> Vec<(u16, Arc<Link>)> {
         let nodes = self.read();
@@ -494,25 +485,16 @@ impl Cluster {
         nodes.iter().enumerate().filter_map(link).collect()
     }
 
-    /// All links.
-    pub(super) fn links(&self) -> Vec<Arc<Link>> {
-        let nodes = self.read();
-        nodes.iter().flat_map(|node| node.scripts.iter().chain(&node.messages)).cloned().collect()
-    }
-
     fn is_closed(&self) -> bool {
         self.closed.load(Ordering::Acquire)
     }
 
-    /// Makes no more links.
-    pub(super) fn close(&self) {
+    /// Makes no more links, and asks for no map: the links that there are.
+    pub(super) fn stop(&self) -> Vec<Arc<Link>> {
         self.closed.store(true, Ordering::Release);
         self.bell.notify_one();
-    }
-
-    fn abandon(&self) {
-        self.close();
-        self.links().iter().for_each(|link| link.abandon());
+        let nodes = self.read();
+        nodes.iter().flat_map(|node| node.scripts.iter().chain(&node.messages)).cloned().collect()
     }
 }
 

@@ -16,7 +16,7 @@ use std::{
     time::Duration,
 };
 
-use fred::types::config::{Server, ServerConfig};
+use fred::types::config::Server;
 use tokio::sync::watch;
 
 use self::sentinels::Watch;
@@ -24,7 +24,7 @@ use super::{
     Dials,
     endpoint::Place,
     pace::Pace,
-    wire::{Connection, Dial, NotConnected, Request, Until, Value},
+    wire::{Connection, Dial, Ends, NotConnected, Request, Until, Value},
 };
 use crate::{
     clock,
@@ -160,13 +160,6 @@ impl Master {
     }
 }
 
-/// The way to one of several servers.
-fn to(dial: &Dial, at: &Server) -> Dial {
-    let mut dial = Dial { master: None, ..dial.clone() };
-    dial.server.server = ServerConfig::Centralized { server: at.clone() };
-    dial
-}
-
 /// What each of those who know has for its answer.
 fn limit(dial: &Dial) -> Duration {
     ANSWER.min(dial.connect_timeout / 2)
@@ -175,7 +168,7 @@ fn limit(dial: &Dial) -> Duration {
 /// Connects to a server that says that it is a master.
 async fn open(dial: &Dial, at: &Server) -> Result<Ends, NotConnected> {
     let of_it = |NotConnected { error, nobody_listens }| NotConnected { error: said(at, &error), nobody_listens };
-    let connection = to(dial, at).open().await.map(Ends::new).map_err(of_it)?;
+    let connection = dial.clone().at(at).open().await.map(Ends::new).map_err(of_it)?;
     match role(&connection.connection, limit(dial)).await.map_err(|error| of_it(error.into()))? {
         Role::Master => Ok(connection),
         other => Err(NotConnected {
@@ -228,29 +221,4 @@ fn said(at: &Server, error: &StoreError) -> StoreError {
 /// What was said, without its kind.
 fn words(error: &StoreError) -> String {
     std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
-}
-
-/// Ends a connection that nobody keeps.
-struct Ends {
-    connection: Connection,
-    is_kept: bool,
-}
-
-impl Ends {
-    fn new(connection: Connection) -> Self {
-        Self { connection, is_kept: false }
-    }
-
-    fn keep(mut self) -> Connection {
-        self.is_kept = true;
-        self.connection.clone()
-    }
-}
-
-impl Drop for Ends {
-    fn drop(&mut self) {
-        if !self.is_kept {
-            self.connection.end();
-        }
-    }
 }

@@ -36,7 +36,7 @@ pub(crate) use self::{
 };
 use crate::{
     clock::Instant,
-    error::{Result, StoreError, StoreErrorKind},
+    error::{Error, Result, StoreError, StoreErrorKind},
     options::Config,
 };
 
@@ -65,6 +65,17 @@ impl Dials {
         sink: Sink,
     ) -> Self {
         Self { endpoint, config, name, own, driver, sink, epochs: Arc::default() }
+    }
+
+    /// Why there is no connection.
+    fn unreachable(&self, source: StoreError) -> Error {
+        Error::Connect { address: self.endpoint.address(), source: source.before_any_request() }
+    }
+
+    /// That there was none within the time for it.
+    fn late(&self) -> StoreError {
+        let late = format!("no connection within {:?}", self.config.connect_timeout);
+        StoreError::new(StoreErrorKind::Timeout, false, late)
     }
 
     fn for_scripts(&self) -> Dial {
@@ -134,9 +145,13 @@ impl Store {
 
     /// The link that carries everything about this key by now.
     fn link(&self, key: &str) -> Arc<Link> {
+        self.link_of(self.group_of(key))
+    }
+
+    fn link_of(&self, group: u16) -> Arc<Link> {
         match &self.servers {
             Servers::One(one) => Arc::clone(&one.scripts),
-            Servers::Cluster(cluster) => cluster.link(slot_of(key)),
+            Servers::Cluster(cluster) => cluster.link(group),
         }
     }
 
@@ -147,13 +162,8 @@ impl Store {
 
     /// The way of a request about this key that is asked now.
     pub(crate) fn route(&self, key: &str, asked: Instant) -> Route {
-        let (link, slot) = match &self.servers {
-            Servers::One(one) => (Arc::clone(&one.scripts), 0),
-            Servers::Cluster(cluster) => {
-                let slot = slot_of(key);
-                (cluster.link(slot), slot)
-            }
-        };
+        let slot = self.group_of(key);
+        let link = self.link_of(slot);
         let until = link.until(asked);
         Route::new(link, until, slot)
     }
@@ -191,9 +201,7 @@ impl Store {
     pub(crate) fn round_trip(&self) -> Duration {
         match &self.servers {
             Servers::One(one) => one.scripts.round_trip(),
-            Servers::Cluster(cluster) => {
-                cluster.masters().iter().map(|(_, link)| link.round_trip()).max().unwrap_or_default()
-            }
+            Servers::Cluster(cluster) => cluster.round_trip(),
         }
     }
 
@@ -209,12 +217,11 @@ impl Store {
 
     /// Whether one script may name all these keys: in a cluster they must be in one slot.
     pub(crate) fn takes_together<'a>(&self, mut keys: impl Iterator<Item = &'a Arc<str>>) -> bool {
-        let Servers::Cluster(_) = &self.servers else { return keys.next().is_some() };
-        let first = keys.next().map(|key| slot_of(key));
-        first.is_some_and(|first| keys.all(|key| slot_of(key) == first))
+        let first = keys.next().map(|key| self.group_of(key));
+        first.is_some_and(|first| keys.all(|key| self.group_of(key) == first))
     }
 
-    /// What the keys of one script have in common.
+    /// What the keys of one script have in common: in a cluster, the slot.
     pub(crate) fn group_of(&self, key: &str) -> u16 {
         match &self.servers {
             Servers::One(_) => 0,
@@ -290,7 +297,7 @@ impl Store {
     pub(crate) fn hurry(&self) {
         match &self.servers {
             Servers::One(one) => one.scripts.hurry(),
-            Servers::Cluster(cluster) => cluster.masters().iter().for_each(|(_, link)| link.hurry()),
+            Servers::Cluster(_) => self.script_links().iter().for_each(|link| link.hurry()),
         }
     }
 
@@ -327,13 +334,12 @@ impl Store {
     }
 
     /// The same for a request that is in nobody's books: on whichever way it goes by now.
-    async fn eval(&self, call: &Call) -> Result<Value, StoreError> {
+    async fn eval(&self, call: &Call) -> Result<(Value, Epoch), StoreError> {
         let mut route = self.route(call.keys.first().map_or("", |key| &**key), Instant::now());
         loop {
             match self.send(&mut route, call).await {
-                Ok((answer, _)) => return Ok(answer),
-                Err(error) if !self.follow(&mut route).await => return Err(error),
-                Err(_) => {}
+                Err(_) if self.follow(&mut route).await => {}
+                answer => return answer,
             }
         }
     }
@@ -348,6 +354,12 @@ impl Store {
     /// Runs a release script, as [`Store::acquire`].
     pub(crate) async fn release(&self, route: &mut Route, call: &Call) -> Result<(Released, Epoch), StoreError> {
         let (answer, epoch) = self.send(route, call).await?;
+        Ok((reply::released(&answer)?, epoch))
+    }
+
+    /// The same for a release that is in nobody's books: of a ghost, or of what was given away.
+    pub(crate) async fn release_in_no_books(&self, call: &Call) -> Result<(Released, Epoch), StoreError> {
+        let (answer, epoch) = self.eval(call).await?;
         Ok((reply::released(&answer)?, epoch))
     }
 
@@ -376,17 +388,17 @@ impl Store {
         let locks = call.keys.len();
         // once it is asked, the keeper looks whether anybody reads the answer
         let (answer, ()) = futures_util::future::join(self.eval(call), async { self.hurry() }).await;
-        reply::renewed(&answer?, locks)
+        reply::renewed(&answer?.0, locks)
     }
 
     /// Runs a `force_release` script.
     pub(crate) async fn force_release(&self, call: &Call) -> Result<Forced, StoreError> {
-        reply::forced(&self.eval(call).await?)
+        reply::forced(&self.eval(call).await?.0)
     }
 
     /// Runs an inspect script.
     pub(crate) async fn inspect(&self, call: &Call) -> Result<Inspected, StoreError> {
-        let answer = self.eval(call).await.and_then(|value| reply::inspected(&value));
+        let answer = self.eval(call).await.and_then(|(value, _)| reply::inspected(&value));
         answer.map_err(StoreError::of_a_read)
     }
 
@@ -416,29 +428,24 @@ impl Store {
 
     /// Runs a script that reads or writes a guarded key.
     pub(crate) async fn guarded(&self, call: &Call) -> Result<Guarded, StoreError> {
-        reply::guarded(&self.eval(call).await?)
+        reply::guarded(&self.eval(call).await?.0)
     }
 
     /// Ends the connections without a word.
     pub(crate) fn abandon(&self) {
-        self.links().iter().for_each(|link| link.abandon());
+        self.last_links().iter().for_each(|link| link.abandon());
     }
 
     /// Ends the connections.
     pub(crate) async fn close(&self) {
-        join_all(self.links().iter().map(|link| link.close())).await;
+        join_all(self.last_links().iter().map(|link| link.close())).await;
     }
 
-    fn links(&self) -> Vec<Arc<Link>> {
+    /// Makes no more links, and looks for no server any more: those that there are.
+    fn last_links(&self) -> Vec<Arc<Link>> {
         match &self.servers {
-            Servers::One(one) => {
-                one.ask_nobody();
-                one.links().cloned().collect()
-            }
-            Servers::Cluster(cluster) => {
-                cluster.close();
-                cluster.links()
-            }
+            Servers::One(one) => one.stop(),
+            Servers::Cluster(cluster) => cluster.stop(),
         }
     }
 }

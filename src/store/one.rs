@@ -24,10 +24,6 @@ pub(super) struct One {
 impl One {
     /// Connects. On the client's own runtime.
     pub(super) async fn connect(dials: &Dials) -> Result<Self> {
-        let unreachable = |source: StoreError| Error::Connect {
-            address: dials.endpoint.address(),
-            source: source.before_any_request(),
-        };
         let pace = Arc::new(Pace::new());
         let master = Master::of(dials, &pace);
         let to_it = |dial: Dial| Dial { master: master.clone(), ..dial };
@@ -38,12 +34,8 @@ impl One {
             let is_one_of_many = about.is_node && !cluster::is_alone(&scripts).await;
             Ok((scripts, messages, about, is_one_of_many))
         };
-        let late = |_| {
-            let late = format!("no connection within {:?}", dials.config.connect_timeout);
-            Err(StoreError::new(StoreErrorKind::Timeout, false, late))
-        };
-        let links = timeout(dials.config.connect_timeout, both).await.unwrap_or_else(late);
-        let (scripts, messages, about, is_one_of_many) = links.map_err(unreachable)?;
+        let links = timeout(dials.config.connect_timeout, both).await.unwrap_or_else(|_| Err(dials.late()));
+        let (scripts, messages, about, is_one_of_many) = links.map_err(|error| dials.unreachable(error))?;
         if is_one_of_many || about.is_sentinel {
             scripts.abandon();
             messages.abandon();
@@ -93,14 +85,11 @@ impl One {
         }
     }
 
-    /// Asks nobody any more which server it is.
-    pub(super) fn ask_nobody(&self) {
+    /// Asks nobody any more which server it is: the links that there are.
+    pub(super) fn stop(&self) -> Vec<Arc<Link>> {
         if let Some(master) = &self.master {
             master.close();
         }
-    }
-
-    pub(super) fn links(&self) -> impl Iterator<Item = &Arc<Link>> {
-        [Some(&self.scripts), Some(&self.messages), self.lists.get()].into_iter().flatten()
+        [Some(&self.scripts), Some(&self.messages), self.lists.get()].into_iter().flatten().cloned().collect()
     }
 }

@@ -4,18 +4,15 @@
 
 mod support;
 
-use std::{
-    collections::BTreeSet,
-    io::Read,
-    net::SocketAddr,
-    path::{Path, PathBuf},
-    time::Instant,
-};
+use std::{collections::BTreeSet, io::Read, net::SocketAddr, path::PathBuf, time::Instant};
 
 use nestlock_embedded::{SpawnError, SpawnedCluster, SpawnedServer};
 
 use self::support::{
-    processes::{Owner, PATIENCE, ROLE, assert_nothing_is_left, call, eventually, ms, runs, say},
+    processes::{
+        PATIENCE, ROLE, assert_nothing_is_left_of_a_killed_owner, assert_wrong_numbers_come_first, call, eventually,
+        ms, runs, say,
+    },
     rng::Rng,
 };
 
@@ -252,25 +249,12 @@ fn a_child_process_does_as_it_is_told() {
 
 #[test]
 fn wrong_numbers_are_errors_before_anything_starts() {
-    // there is nothing to start
-    let owner = Owner::start("wrong", &[("NESTLOCK_SERVER_BIN", Path::new("no-such-server"))]);
-    for _ in 0..5 {
-        let line = owner.line();
-        assert!(line.starts_with("Invalid"), "{line}");
-    }
-    let line = owner.line();
-    assert!(line.starts_with("NotFound"), "{line}");
+    assert_wrong_numbers_come_first(5);
 }
 
 #[test]
 fn nothing_is_left_of_an_owner_that_is_killed() {
-    let mut owner = Owner::start("wait", &[]);
-    let nodes = [owner.server(), owner.server(), owner.server()];
-    assert!(nodes.iter().all(|(pid, folder)| runs(*pid) && folder.exists()));
-    owner.process.kill().unwrap();
-    for (pid, folder) in nodes {
-        assert_nothing_is_left("killed", pid, &folder);
-    }
+    assert_nothing_is_left_of_a_killed_owner();
 }
 
 #[cfg(target_os = "linux")]
@@ -278,13 +262,7 @@ fn nothing_is_left_of_an_owner_that_is_killed() {
 fn nothing_is_left_of_an_owner_that_is_killed_during_the_start() {
     let folder = tempfile::tempdir().unwrap();
     for round in 0..6 {
-        let mut owner = Owner::start("start", &[("TMPDIR", folder.path())]);
-        assert_eq!(owner.line(), "starts");
         // from before the first process to when they meet
-        std::thread::sleep(ms(round * 60));
-        owner.process.kill().unwrap();
-        owner.process.wait().unwrap();
-        eventually("no process is left", || support::processes::processes(folder.path()).is_empty());
-        eventually("no folder is left", || std::fs::read_dir(folder.path()).unwrap().count() == 0);
+        support::processes::is_killed_during_the_start(folder.path(), ms(round * 60));
     }
 }

@@ -4,16 +4,14 @@
 
 mod support;
 
-use std::{
-    io::Read,
-    net::SocketAddr,
-    path::{Path, PathBuf},
-    time::Instant,
-};
+use std::{io::Read, net::SocketAddr, path::PathBuf, time::Instant};
 
 use nestlock_embedded::{SpawnError, SpawnedSentinel, SpawnedServer};
 
-use self::support::processes::{Owner, PATIENCE, ROLE, assert_nothing_is_left, call, eventually, ms, runs, say};
+use self::support::processes::{
+    PATIENCE, ROLE, assert_nothing_is_left_of_a_killed_owner, assert_wrong_numbers_come_first, call, eventually, ms,
+    runs, say,
+};
 
 fn addrs<'a>(servers: impl IntoIterator<Item = &'a SpawnedServer>) -> Vec<SocketAddr> {
     servers.into_iter().map(SpawnedServer::addr).collect()
@@ -206,41 +204,19 @@ fn a_child_process_does_as_it_is_told() {
 
 #[test]
 fn wrong_numbers_are_errors_before_anything_starts() {
-    // there is nothing to start
-    let owner = Owner::start("wrong", &[("NESTLOCK_SERVER_BIN", Path::new("no-such-server"))]);
-    for _ in 0..4 {
-        let line = owner.line();
-        assert!(line.starts_with("Invalid"), "{line}");
-    }
-    let line = owner.line();
-    assert!(line.starts_with("NotFound"), "{line}");
+    assert_wrong_numbers_come_first(4);
 }
 
 #[test]
 fn nothing_is_left_of_an_owner_that_is_killed() {
-    let mut owner = Owner::start("wait", &[]);
-    let servers = [owner.server(), owner.server(), owner.server()];
-    assert!(servers.iter().all(|(pid, folder)| runs(*pid) && folder.exists()));
-    owner.process.kill().unwrap();
-    for (pid, folder) in servers {
-        assert_nothing_is_left("killed", pid, &folder);
-    }
+    assert_nothing_is_left_of_a_killed_owner();
 }
 
 #[cfg(target_os = "linux")]
 #[test]
 fn nothing_is_left_of_an_owner_that_is_killed_during_the_start() {
     let folder = tempfile::tempdir().unwrap();
-    let mut early = 0;
-    for round in 0..8 {
-        let mut owner = Owner::start("start", &[("TMPDIR", folder.path())]);
-        assert_eq!(owner.line(), "starts");
-        std::thread::sleep(ms(round * 40));
-        owner.process.kill().unwrap();
-        owner.process.wait().unwrap();
-        early += usize::from(owner.lines.recv_timeout(PATIENCE).is_err());
-        eventually("no process is left", || support::processes::processes(folder.path()).is_empty());
-        eventually("no folder is left", || std::fs::read_dir(folder.path()).unwrap().count() == 0);
-    }
+    let early =
+        (0..8).filter(|round| support::processes::is_killed_during_the_start(folder.path(), ms(round * 40))).count();
     assert!(early > 1, "too late: nothing was tested");
 }

@@ -12,7 +12,7 @@ use crate::{
     meter::Source,
     sync::{
         Mutex, MutexGuard, Semaphore,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicU16, AtomicUsize, Ordering},
     },
 };
 
@@ -40,7 +40,7 @@ pub(crate) struct Gate {
     /// The ACL user may not listen: waiters poll, and nobody subscribes again while they do.
     pub(super) denied: AtomicBool,
     /// The number of the node that its messages come from.
-    home: AtomicUsize,
+    home: AtomicU16,
 }
 
 /// The waiters of a gate that are told alike.
@@ -120,18 +120,23 @@ impl Gate {
             by_reconnect: AtomicBool::new(false),
             quiet,
             denied: AtomicBool::new(false),
-            home: AtomicUsize::new(0),
+            home: AtomicU16::new(0),
         }
     }
 
     /// Whether its messages come from this node.
     pub(super) fn is_at(&self, home: u16) -> bool {
-        self.home.load(Ordering::Acquire) == usize::from(home)
+        self.home() == home
+    }
+
+    /// The number of that node.
+    pub(super) fn home(&self) -> u16 {
+        self.home.load(Ordering::Acquire)
     }
 
     /// Its messages come from this node, from now on.
     pub(super) fn move_to(&self, home: u16) {
-        self.home.store(usize::from(home), Ordering::Release);
+        self.home.store(home, Ordering::Release);
     }
 
     /// Whether holds of this lock are handed on here: `x` and `{x}` have one channel.

@@ -59,7 +59,7 @@ pub(crate) async fn subscribe(core: Arc<Core>, mut queue: mpsc::UnboundedReceive
         tokio::select! {
             event = queue.recv() => match event {
                 Some(Event::Subscribe(gate)) => homes.settle(&gate),
-                Some(Event::Left(gate)) => homes.leave(gate),
+                Some(Event::Left(gate)) => homes.tell(gate.home(), Event::Left(gate)),
                 None => return,
             },
             _ = moves.changed() => core.hub.all().iter().for_each(|gate| homes.visit(gate)),
@@ -94,17 +94,9 @@ impl Homes<'_> {
         if gate.is_at(home) && self.known.get(&home).is_some_and(|(known, _)| Arc::ptr_eq(known, &link)) {
             return;
         }
-        let old = self.known.keys().copied().find(|home| gate.is_at(*home));
+        let old = gate.home();
         self.settle(gate);
-        if let Some(old) = old {
-            self.tell(old, Event::Left(Arc::clone(gate)));
-        }
-    }
-
-    fn leave(&self, gate: Arc<Gate>) {
-        if let Some(home) = self.known.keys().copied().find(|home| gate.is_at(*home)) {
-            self.tell(home, Event::Left(gate));
-        }
+        self.tell(old, Event::Left(Arc::clone(gate)));
     }
 
     fn tell(&self, home: u16, event: Event) {

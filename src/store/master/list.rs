@@ -6,14 +6,11 @@ use fred::types::config::Server;
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use tokio::time::{sleep, timeout};
 
-use super::{Role, limit, role, said, to, words};
+use super::{Role, limit, role, said, words};
 use crate::{
     error::{StoreError, StoreErrorKind},
     log,
-    store::{
-        master::Ends,
-        wire::{Dial, NotConnected},
-    },
+    store::wire::{Dial, Ends, NotConnected},
 };
 
 /// As long are the others waited for when one has said that it is the master: a second one would have to say so, too.
@@ -92,7 +89,7 @@ fn kind<'a>(mut heard: impl Iterator<Item = (&'a Server, Result<Role, &'a NotCon
 async fn ask(dial: &Dial, at: &Server) -> Result<Role, NotConnected> {
     let limit = limit(dial);
     // nobody listens to messages here
-    let there = Dial { driver: None, sink: None, ..to(dial, at) };
+    let there = Dial { driver: None, sink: None, ..dial.clone().at(at) };
     let answer = async {
         let ends = Ends::new(there.open().await?);
         Ok(role(&ends.connection, limit).await?)

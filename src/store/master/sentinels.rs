@@ -16,7 +16,7 @@ use tokio::{
 };
 
 use super::{
-    Ends, Master, limit, nonsense, to,
+    Master, limit, nonsense,
     vote::{self, Verdict, Voter, Word},
 };
 use crate::{
@@ -28,7 +28,7 @@ use crate::{
         Dials,
         endpoint::Sentinels,
         pace::Pace,
-        wire::{Connection, Dial, Failure, Heard, NotConnected, Request, Sink, Until, Value},
+        wire::{Connection, Dial, Ends, Failure, Heard, NotConnected, Request, Sink, Until, Value},
     },
 };
 
@@ -141,7 +141,7 @@ impl Board {
 
 /// The way to a sentinel. Without a login of its own, it has that of the servers.
 fn dial(dials: &Dials, at: &Server, login: Option<&Login>, sink: &Sink) -> Dial {
-    let mut dial = Dial { driver: None, sink: Some(Arc::clone(sink)), ..to(&dials.for_scripts(), at) };
+    let mut dial = Dial { driver: None, sink: Some(Arc::clone(sink)), ..dials.for_scripts().at(at) };
     dial.connect_timeout = limit(&dial);
     dial.server.database = None;
     if let Some(login) = login {

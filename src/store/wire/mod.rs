@@ -235,9 +235,10 @@ impl Dial {
         }
     }
 
-    /// The same to another server.
+    /// The same to this server, whichever is the master.
     pub(super) fn at(mut self, server: &Server) -> Self {
         self.server.server = ServerConfig::Centralized { server: server.clone() };
+        self.master = None;
         self
     }
 
@@ -254,6 +255,31 @@ impl Dial {
         match self.wire {
             Wire::Own => own::connect(self).await.map(Connection::Own),
             Wire::Fred => by_fred::connect(self).await.map(Connection::Fred),
+        }
+    }
+}
+
+/// Ends a connection that nobody keeps: whoever asks a question or two may be given up midway.
+pub(super) struct Ends {
+    pub(super) connection: Connection,
+    is_kept: bool,
+}
+
+impl Ends {
+    pub(super) fn new(connection: Connection) -> Self {
+        Self { connection, is_kept: false }
+    }
+
+    pub(super) fn keep(mut self) -> Connection {
+        self.is_kept = true;
+        self.connection.clone()
+    }
+}
+
+impl Drop for Ends {
+    fn drop(&mut self) {
+        if !self.is_kept {
+            self.connection.end();
         }
     }
 }

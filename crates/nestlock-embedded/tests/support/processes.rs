@@ -124,6 +124,42 @@ pub fn assert_nothing_is_left(what: &str, pid: u32, folder: &Path) {
     eventually(&format!("{what}: the folder goes"), || !folder.exists());
 }
 
+/// So many wrong numbers are errors before the server program is looked for, which there is not; right ones miss it.
+pub fn assert_wrong_numbers_come_first(wrong: usize) {
+    let owner = Owner::start("wrong", &[("NESTLOCK_SERVER_BIN", Path::new("no-such-server"))]);
+    for _ in 0..wrong {
+        let line = owner.line();
+        assert!(line.starts_with("Invalid"), "{line}");
+    }
+    let line = owner.line();
+    assert!(line.starts_with("NotFound"), "{line}");
+}
+
+/// Three servers of an owner that is killed end with it.
+pub fn assert_nothing_is_left_of_a_killed_owner() {
+    let mut owner = Owner::start("wait", &[]);
+    let servers = [owner.server(), owner.server(), owner.server()];
+    assert!(servers.iter().all(|(pid, folder)| runs(*pid) && folder.exists()));
+    owner.process.kill().unwrap();
+    for (pid, folder) in servers {
+        assert_nothing_is_left("killed", pid, &folder);
+    }
+}
+
+/// Kills an owner that starts servers in this folder, so long after it began; `true`: before it had them all, and said so.
+#[cfg(target_os = "linux")]
+pub fn is_killed_during_the_start(folder: &Path, after: Duration) -> bool {
+    let mut owner = Owner::start("start", &[("TMPDIR", folder)]);
+    assert_eq!(owner.line(), "starts");
+    sleep(after);
+    owner.process.kill().unwrap();
+    owner.process.wait().unwrap();
+    let is_early = owner.lines.recv_timeout(PATIENCE).is_err();
+    eventually("no process is left", || processes(folder).is_empty());
+    eventually("no folder is left", || std::fs::read_dir(folder).unwrap().count() == 0);
+    is_early
+}
+
 /// Processes that have this folder on their command line, among their variables, or are in it: a server writes its own
 /// title over the first two.
 #[cfg(target_os = "linux")]
