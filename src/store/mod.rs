@@ -19,6 +19,7 @@ use fred::bytes_utils::Str;
 use futures_util::future::join_all;
 use tokio::{runtime::Handle, sync::watch};
 
+#[cfg_attr(not(feature = "fred-config"), expect(unreachable_pub, reason = "that feature makes it public"))]
 pub use self::endpoint::Endpoint;
 use self::{
     cluster::{Cluster, Next, slot_of},

@@ -44,20 +44,38 @@ async fn on_screen<T>(run: impl AsyncFnOnce(&mut ratatui::DefaultTerminal) -> T)
     outcome
 }
 
-/// Keys, from a thread of their own: reading blocks. It ends when nobody listens any more, or with the program.
-fn keys() -> async_mpsc::UnboundedReceiver<Event> {
-    let (tell, told) = async_mpsc::unbounded_channel();
-    let (stop, stopped) = mpsc::channel::<()>();
-    thread::spawn(move || {
-        let _stop = stop;
-        while let Ok(event) = event::read() {
-            if tell.send(event).is_err() {
-                return;
-            }
+/// Keys, from a thread of their own: reading blocks.
+///
+/// It reads when it is asked to, so that after the key that leaves whatever is typed is for the shell.
+struct Keys {
+    ask: mpsc::Sender<()>,
+    is_asked: bool,
+    told: async_mpsc::UnboundedReceiver<Event>,
+}
+
+impl Keys {
+    fn listen() -> Self {
+        let (ask, asked) = mpsc::channel();
+        let (tell, told) = async_mpsc::unbounded_channel();
+        thread::spawn(move || {
+            while asked.recv().is_ok()
+                && let Ok(event) = event::read()
+                && tell.send(event).is_ok()
+            {}
+        });
+        Self { ask, is_asked: false, told }
+    }
+
+    /// The next one, or `None` when the terminal is gone. Cancel safe.
+    async fn next(&mut self) -> Option<Event> {
+        if !self.is_asked {
+            self.ask.send(()).ok()?;
+            self.is_asked = true;
         }
-    });
-    drop(stopped);
-    told
+        let event = self.told.recv().await;
+        self.is_asked = false;
+        event
+    }
 }
 
 async fn run(
@@ -69,7 +87,7 @@ async fn run(
 ) -> Result<u8, Failure> {
     let mut state = State::new(server.address()?, top.read_only, top.interval);
     state.colours = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
-    let (mut keys, mut signals) = (keys(), Signals::listen()?);
+    let (mut keys, mut signals) = (Keys::listen(), Signals::listen()?);
     let (pace, paced) = watch::channel(state.pace());
     let (tell, mut news) = async_mpsc::channel(1);
     // beside the keys: a server that hangs does not keep anybody from leaving
@@ -81,7 +99,7 @@ async fn run(
         }
         pace.send_if_modified(|pace| std::mem::replace(pace, state.pace()) != *pace);
         tokio::select! {
-            event = keys.recv() => match event.map(|event| state.take(&event)) {
+            event = keys.next() => match event.map(|event| state.take(&event)) {
                 // the terminal is gone
                 None | Some(Some(Asked::Quit)) => return Ok(0),
                 Some(Some(Asked::Free { name, record, owner })) => frees.push(free(server, name, record, owner)),
