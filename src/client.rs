@@ -636,6 +636,37 @@ impl LockClientBuilder {
         self
     }
 
+    /// An acquire counts when so many replicas have it, besides the server; else it is given back, and
+    /// [`Error::NotReplicated`]. `timeout`: for so long they are waited for, 1 ms to a third of the
+    /// [command timeout](Self::command_timeout); whatever is asked over the same connection meanwhile stands behind that. Also
+    /// a renewal or an extension moves the end of a lease only then. Default: 0, and 500 ms for
+    /// [`AcquireOptions::replicas`](crate::AcquireOptions::replicas).
+    ///
+    /// Replication is asynchronous. With 0, a lock that was given a moment before its server died may be lost with it, and
+    /// somebody else gets it. With this it is lost only if the server and as many replicas that had it are gone at once, or the
+    /// servers promote one that had not. Received is not kept: see [`fsync`](Self::fsync). Guard what must not break
+    /// with [fencing tokens](crate::guide::fencing).
+    ///
+    /// With as many as there are, no lock is granted while one of them is away, nor after a failover until the old master
+    /// is back as a replica. The servers' own `min-replicas-to-write` is no substitute, since it looks once a second; it
+    /// is good to have besides. Costs the way to the replicas and back, and no round trip more: `WAIT` goes along.
+    ///
+    /// [`connect`](Self::connect) fails with [`Error::InvalidConfig`] where a server has fewer replicas than that.
+    pub fn replicas(mut self, replicas: u32, timeout: Duration) -> Self {
+        (self.config.replicas, self.config.replicas_timeout) = (replicas, Some(timeout));
+        self
+    }
+
+    /// An acquire counts when it is in the append-only file of the server, and in those of as many replicas as
+    /// [`replicas`](Self::replicas) says, written to disk: by `WAITAOF`, for Redis from 7.2 and Valkey. Default: no.
+    ///
+    /// A server that is killed or loses its power has its locks again when it is back. With `appendfsync everysec` an acquire
+    /// takes up to a second, so set the timeout to more than that; `always` is what this wants.
+    pub fn fsync(mut self, fsync: bool) -> Self {
+        self.config.fsync = fsync;
+        self
+    }
+
     /// What this program is called in the names of its connections, `nestlock:<application>:<host>:<process>:<client>`, which
     /// the server's CLIENT LIST and `nestlock who` show. Default: the name of its executable. Characters that have no place there
     /// become `-`.

@@ -185,6 +185,23 @@ pub enum Error {
         /// What the server or the connection said.
         source: StoreError,
     },
+    /// Too few replicas had the acquire in time, and it is given back; or the extension, and the hold is as it was. See
+    /// [`LockClientBuilder::replicas`](crate::LockClientBuilder::replicas).
+    #[error(
+        "lock {lock:?}: {acked} of {wanted} replicas had it in time{}; is one away, or slow?",
+        if *.on_disk == Some(false) { ", and it was not on the server's disk" } else { "" }
+    )]
+    #[non_exhaustive]
+    NotReplicated {
+        /// The lock's name.
+        lock: String,
+        /// How many replicas had it.
+        acked: u32,
+        /// How many must.
+        wanted: u32,
+        /// Whether the server had it on its disk; `None`: that was not asked for.
+        on_disk: Option<bool>,
+    },
     /// Too few of a RedLock's servers agreed. What was acquired on the others is being released, where it was asked for;
     /// a hold that could not be extended, or not be released on enough of them, stays as it was on each.
     #[error("lock {lock:?}: too few of {} servers agreed, {needed} are needed: {}", .nodes.len(), list(.nodes))]
@@ -236,7 +253,7 @@ impl Error {
     #[must_use]
     pub fn is_transient(&self) -> bool {
         match self {
-            Self::Unconfirmed { .. } => true,
+            Self::Unconfirmed { .. } | Self::NotReplicated { .. } => true,
             Self::Store { source, .. } | Self::Connect { source, .. } => source.is_transient(),
             Self::NoQuorum { nodes, .. } => nodes.iter().any(|node| match &node.said {
                 NodeSaid::Busy | NodeSaid::Nothing => true,
@@ -272,6 +289,7 @@ impl Error {
             | Self::CannotHandOver { lock, .. }
             | Self::Unconfirmed { lock, .. }
             | Self::Store { lock, .. }
+            | Self::NotReplicated { lock, .. }
             | Self::NoQuorum { lock, .. } => Some(lock),
             Self::StaleToken { key, .. } => Some(key),
             Self::InvalidOwner { .. }
@@ -382,6 +400,12 @@ impl StoreError {
         if self.kind == StoreErrorKind::Disconnected {
             self.kind = StoreErrorKind::Unavailable;
         }
+        self
+    }
+
+    /// The same, of a question about a request that was executed.
+    pub(crate) fn that_may_have_executed(mut self) -> Self {
+        self.may_have_executed = true;
         self
     }
 

@@ -118,6 +118,16 @@ impl LockGuard {
         }
     }
 
+    /// How many replicas had this hold before it counted; `None`: none had to, or it was adopted. See
+    /// [`LockClientBuilder::replicas`](crate::LockClientBuilder::replicas). Of several locks, the least.
+    #[must_use]
+    pub fn replicas(&self) -> Option<u32> {
+        match &self.inner {
+            Inner::One(single) => single.ticket.as_ref()?.replicas,
+            Inner::Several(held) => held.members().iter().map(Self::replicas).min().flatten(),
+        }
+    }
+
     /// Whether its owner had the lock already.
     pub(crate) fn is_re_entry(&self) -> bool {
         match &self.inner {

@@ -44,6 +44,23 @@ pub enum Messages {
     Classic,
 }
 
+/// Who must have what an acquire has written, besides the server, before it counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Copies {
+    pub(crate) replicas: u32,
+    /// How long that is waited for.
+    pub(crate) timeout: Duration,
+    /// On the disks of the server and of those replicas.
+    pub(crate) fsync: bool,
+}
+
+impl Copies {
+    /// Whether whoever has waited for these has waited for those.
+    pub(crate) fn cover(self, other: Self) -> bool {
+        self.replicas >= other.replicas && self.fsync == other.fsync
+    }
+}
+
 /// Who logs in, and how.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub(crate) struct Login {
@@ -111,12 +128,19 @@ pub(crate) struct RareOptions {
     /// Plus one.
     pub(crate) max_renewals: Option<NonZeroU32>,
     pub(crate) after_loss: bool,
+    pub(crate) replicas: Option<u32>,
 }
 
 impl AcquireOptions {
     pub(crate) fn rare(&self) -> &RareOptions {
-        static NONE: RareOptions =
-            RareOptions { owner: None, value: None, watchdog_timeout: None, max_renewals: None, after_loss: false };
+        static NONE: RareOptions = RareOptions {
+            owner: None,
+            value: None,
+            watchdog_timeout: None,
+            max_renewals: None,
+            after_loss: false,
+            replicas: None,
+        };
         self.rare.as_deref().unwrap_or(&NONE)
     }
 
@@ -180,6 +204,14 @@ impl AcquireOptions {
     /// <https://redis.io/docs/latest/develop/use/patterns/distributed-locks/>
     pub fn max_renewals(mut self, renewals: u32) -> Self {
         self.rare_mut().max_renewals = NonZeroU32::MIN.checked_add(renewals);
+        self
+    }
+
+    /// This acquire counts when so many replicas have it, whatever the client's
+    /// [`replicas`](crate::LockClientBuilder::replicas) says; 0: none needs to. They are waited for as long as is said there,
+    /// 500 ms if nothing is.
+    pub fn replicas(mut self, replicas: u32) -> Self {
+        self.rare_mut().replicas = Some(replicas);
         self
     }
 }
@@ -308,6 +340,9 @@ pub(crate) struct Config {
     pub(crate) wire: Wire,
     pub(crate) messages: Messages,
     pub(crate) sentinel_login: Option<Login>,
+    pub(crate) replicas: u32,
+    pub(crate) replicas_timeout: Option<Duration>,
+    pub(crate) fsync: bool,
     pub(crate) application: Option<String>,
     pub(crate) meter: Meter,
 }
@@ -328,6 +363,9 @@ impl Default for Config {
             wire: Wire::default(),
             messages: Messages::default(),
             sentinel_login: None,
+            replicas: 0,
+            replicas_timeout: None,
+            fsync: false,
             application: None,
             meter: Meter::default(),
         }
@@ -351,6 +389,15 @@ impl Config {
             }
             _ => {}
         }
+        let third = self.command_timeout() / 3;
+        if let Some(timeout) = self.replicas_timeout
+            && (timeout < Duration::from_millis(1) || timeout > third)
+        {
+            return refuse(format!(
+                "replicas are waited for {timeout:?}; use 1 ms to a third of the command timeout ({third:?}): \
+                 whatever is asked meanwhile stands behind it"
+            ));
+        }
         if self.poll_cap < Duration::from_millis(1) {
             return refuse(format!("poll_cap is {:?}; use at least 1 ms", self.poll_cap));
         }
@@ -368,6 +415,13 @@ impl Config {
             return refuse("max_name_len and max_holds must be at least 1".into());
         }
         Ok(self)
+    }
+
+    /// Who must have what an acquire has written, if so many replicas are asked for; `None`: nobody.
+    pub(crate) fn copies(&self, replicas: u32) -> Option<Copies> {
+        let longest = self.command_timeout() / 3;
+        let timeout = self.replicas_timeout.unwrap_or(Duration::from_millis(500)).min(longest);
+        (replicas > 0 || self.fsync).then_some(Copies { replicas, timeout, fsync: self.fsync })
     }
 
     /// How long one request may take; by default 3 s, or a third of the watchdog timeout if that is less.

@@ -52,6 +52,12 @@ pub const CLUSTER: Permissions = Permissions {
     commands: &["cluster|slots", "asking", "pubsub|shardnumsub", "spublish", "ssubscribe", "sunsubscribe"],
 };
 
+/// What [`LockClientBuilder::replicas`](crate::LockClientBuilder::replicas) needs besides.
+pub const REPLICAS: Permissions = Permissions { what: "replicas", keys: &[], channels: &[], commands: &["wait"] };
+
+/// What [`LockClientBuilder::fsync`](crate::LockClientBuilder::fsync) needs besides.
+pub const FSYNC: Permissions = Permissions { what: "fsync", keys: &[], channels: &[], commands: &["waitaof"] };
+
 /// What some kinds need besides.
 pub const KINDS: [Permissions; 6] = [
     Permissions {
@@ -137,7 +143,7 @@ mod tests {
             all.sort_unstable();
             all
         };
-        for kind in KINDS.into_iter().chain([CLUSTER]) {
+        for kind in KINDS.into_iter().chain([CLUSTER, REPLICAS, FSYNC]) {
             let row = page.lines().find(|line| line.starts_with(&format!("| {}", kind.what))).unwrap();
             assert_eq!(words(row), of(&kind), "{}", kind.what);
         }

@@ -9,8 +9,8 @@ use std::{
 
 use super::{
     core::Core,
-    failure::{TOO_LATE, silent, store_error},
-    generation::{Grant, Ticket},
+    failure::{NO_RECEIPT, TOO_LATE, not_replicated, silent, store_error},
+    generation::{Copied, Grant, Ticket},
     hold::{Hold, Next},
     kind::{Adopts, Kind, Terms, Wake},
     lease::{Lease, Millis},
@@ -21,9 +21,9 @@ use super::{
 use crate::{
     clock::Instant,
     error::{Error, LossReason, Result, StoreError},
-    options::{AcquireOptions, Wait, checked_lease},
+    options::{AcquireOptions, Copies, Wait, checked_lease},
     owner::OwnerId,
-    store::{Acquired, Epoch, Inspected},
+    store::{Acks, Acquired, Epoch, Inspected, Route},
 };
 
 /// So many holds are not handed over while a subscription is under way: a waiter with as many before him has missed no
@@ -39,6 +39,8 @@ pub(crate) struct Acquire<'a> {
     pub(super) kind: &'a Arc<dyn Kind>,
     pub(super) owner: OwnerId,
     pub(super) lease: Lease,
+    /// Who must have it, before it counts.
+    pub(super) copies: Option<Copies>,
     pub(super) waits: bool,
     /// Whose hold is adopted.
     pub(super) from: Option<&'a OwnerId>,
@@ -89,6 +91,7 @@ impl<'a> Acquire<'a> {
             core,
             kind,
             lease,
+            copies: core.config.copies(options.rare().replicas.unwrap_or(core.config.replicas)),
             waits: wait != Wait::No,
             from: None,
             asked: Mutex::default(),
@@ -159,7 +162,7 @@ impl<'a> Acquire<'a> {
                 None => Ok(Attempt::GivenUp),
             };
         }
-        if let Some(ticket) = relay.and_then(|relay| relay.take(hold, &request, self.lease)) {
+        if let Some(ticket) = relay.and_then(|relay| relay.take(hold, &request, self.lease, self.replicas())) {
             return Ok(Attempt::Entered((Arc::clone(hold), self.entered(hold, ticket)?)));
         }
         let (owner, lease_ms) = (&request.owner, self.lease.millis());
@@ -168,17 +171,28 @@ impl<'a> Acquire<'a> {
             Some(from) => (kind.adopt(from, owner, lease_ms), *self.asked().get_or_insert(sent)),
             None => (kind.acquire(Terms { owner, lease_ms, holds: request.count, waits: self.waits }), sent),
         };
+        // whoever adopts has what its giver had: until the replicas know of it, they have that one's record
+        route.copies = self.copies.filter(|_| self.from.is_none());
         let ask = core.acquire_by(&mut route, (hold, &request), &call);
         let Some(answer) = self.in_time(deadline, pin!(ask)).await else {
             return Ok(Attempt::GivenUp);
         };
         match answer {
-            Ok((Acquired::Yes { token }, epoch)) => match self.take_in(hold, &request, since, token, epoch)? {
-                Some(ticket) => Ok(Attempt::Entered((Arc::clone(hold), ticket))),
-                // nor would another answer come in time
-                None if self.from.is_some() => Err(store_error(kind.name(), silent(TOO_LATE))),
-                None => self.failed(silent(TOO_LATE)),
-            },
+            Ok((Acquired::Yes { token }, epoch)) => {
+                let replicas = match route.copies {
+                    Some(copies) => match self.copied(hold, &route, copies, deadline).await {
+                        Ok(replicas) => Some(replicas),
+                        Err(attempt) => return attempt,
+                    },
+                    None => None,
+                };
+                match self.take_in(hold, &request, since, token, (epoch, replicas))? {
+                    Some(ticket) => Ok(Attempt::Entered((Arc::clone(hold), ticket))),
+                    // nor would another answer come in time
+                    None if self.from.is_some() => Err(store_error(kind.name(), silent(TOO_LATE))),
+                    None => self.failed(silent(TOO_LATE)),
+                }
+            }
             Ok((Acquired::Busy { ttl, ahead }, epoch)) => {
                 let queued = self.waits && kind.about().queues;
                 let place = queued.then(|| Place::new(core, hold));
@@ -241,13 +255,14 @@ impl<'a> Acquire<'a> {
         request: &Request,
         sent: Instant,
         token: Option<NonZeroU64>,
-        epoch: Epoch,
+        (epoch, replicas): (Epoch, Option<u32>),
     ) -> Result<Option<Ticket>> {
         let core = self.core;
         // where others hold the record too, they may cut its TTL short: Redisson's readers do
         let is_told_again = self.kind.about().shared && !self.lease.is_watched();
         let kept_every = is_told_again.then(|| Millis::of(core.config.watchdog_timeout / 3));
-        let grant = Grant { sent, lease: self.lease, kept_every, token };
+        let copied = Copied { wanted: self.replicas(), had: replicas };
+        let grant = Grant { sent, lease: self.lease, kept_every, token, copied };
         let ticket = hold.granted(request, &grant, epoch)?;
         ticket.map(|ticket| self.entered(hold, ticket)).transpose()
     }
@@ -260,6 +275,37 @@ impl<'a> Acquire<'a> {
             return Err(closed);
         }
         Ok(ticket)
+    }
+
+    /// How many replicas must have it.
+    fn replicas(&self) -> u32 {
+        self.copies.map_or(0, |copies| copies.replicas)
+    }
+
+    /// Waits until the replicas have what was acquired, and undoes it if they do not: how many have it. In a box, as it is
+    /// rare.
+    fn copied<'b>(
+        &'b self,
+        hold: &'b Arc<Hold>,
+        route: &'b Route,
+        copies: Copies,
+        deadline: Option<Instant>,
+    ) -> Pin<Box<dyn Future<Output = Result<u32, Result<Attempt<'a>>>> + Send + 'b>> {
+        Box::pin(async move {
+            let core = self.core;
+            let acks = match self.in_time(deadline, pin!(core.store.acknowledged(route))).await {
+                Some(Ok(Some(acks))) if acks.suffice(copies) => return Ok(acks.replicas),
+                Some(Ok(Some(acks))) => acks,
+                Some(Ok(None)) => return Err(self.failed(silent(NO_RECEIPT))),
+                Some(Err(error)) => return Err(self.failed(error)),
+                // nobody has said so in time
+                None => Acks::default(),
+            };
+            let refused = Attempt::Failed(not_replicated(self.kind.name(), copies, acks));
+            // what fails here is done by the next in line
+            let _ = self.in_time(deadline, pin!(core.settle(hold))).await;
+            Err(Ok(refused))
+        })
     }
 
     fn failed(&self, error: StoreError) -> Result<Attempt<'a>> {

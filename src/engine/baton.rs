@@ -7,7 +7,7 @@
 use std::{sync::Arc, time::Duration};
 
 use super::{
-    generation::{Generation, Grant, Leg, Ticket},
+    generation::{Copied, Generation, Grant, Leg, Ticket},
     kind::Kind,
     lease::{Lease, Millis},
     state::{Effects, Request, ServerSide, Standing, State},
@@ -99,18 +99,20 @@ impl State {
         Some(Baton { kind: Arc::clone(kind), owner: generation.owner.clone(), since: generation.since, leg, ends })
     }
 
-    /// Takes a hold over, instead of what was planned. `None`: this owner has something unsettled, or the lease is nearly
-    /// over, or the link has another connection since, of which nobody asked about it; nothing has changed.
+    /// Takes a hold over, instead of what was planned. `None`: this owner has something unsettled, the lease is nearly over,
+    /// the link has another connection since, of which nobody asked about it, or fewer `replicas` have it; nothing has changed.
     pub(super) fn take(
         &mut self,
         request: &Request,
         baton: &Baton,
-        lease: Lease,
+        (lease, replicas): (Lease, u32),
         epoch: Epoch,
         now: Instant,
     ) -> Option<Ticket> {
         let is_free = request.before == ServerSide::Holds(0) && request.count == 1 && self.late.is_none();
-        let is_sure = baton.leg.epoch == epoch && now < lease.valid_until(baton.since);
+        let is_sure = baton.leg.epoch == epoch
+            && now < lease.valid_until(baton.since)
+            && baton.leg.replicas.unwrap_or(0) >= replicas;
         if self.standing != Standing::Ours || !is_free || !is_sure {
             return None;
         }
@@ -118,7 +120,8 @@ impl State {
         (self.owner, self.suffix) = (baton.owner.lent_to(&request.owner), None);
         self.server = ServerSide::Holds(1);
         self.ends = self.ends.max(baton.ends);
-        let grant = Grant { sent: baton.since, lease, kept_every: None, token: None };
+        let copied = Copied { wanted: replicas, had: baton.leg.replicas };
+        let grant = Grant { sent: baton.since, lease, kept_every: None, token: None, copied };
         let generation = Generation::new(&self.owner, &grant, baton.leg);
         let ticket = generation.add(&grant);
         self.current = Some(generation);

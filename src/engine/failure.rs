@@ -1,9 +1,14 @@
 //! Failures of the store, as a lock tells them.
 
-use crate::error::{Error, StoreError, StoreErrorKind};
+use crate::{
+    error::{Error, StoreError, StoreErrorKind},
+    options::Copies,
+    store::Acks,
+};
 
 pub(super) const NO_ANSWER: &str = "no answer before the wait was over";
 pub(super) const TOO_LATE: &str = "the answer came when the lease was over already";
+pub(super) const NO_RECEIPT: &str = "nobody has asked which replicas have it";
 
 /// A failure of the store, told as one of this lock.
 pub(super) fn store_error(lock: &str, source: StoreError) -> Error {
@@ -17,4 +22,14 @@ pub(super) fn store_error(lock: &str, source: StoreError) -> Error {
 
 pub(super) fn silent(what: &'static str) -> StoreError {
     StoreError::new(StoreErrorKind::Timeout, true, what)
+}
+
+/// What was written is not where it must be.
+pub(super) fn not_replicated(lock: &str, copies: Copies, acks: Acks) -> Error {
+    Error::NotReplicated {
+        lock: lock.to_owned(),
+        acked: acks.replicas,
+        wanted: copies.replicas,
+        on_disk: copies.fsync.then_some(acks.on_disk),
+    }
 }

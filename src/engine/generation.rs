@@ -2,7 +2,6 @@
 
 use std::{
     num::{NonZeroU32, NonZeroU64},
-    slice,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
@@ -16,6 +15,7 @@ use tracing::Level;
 use super::{
     kind::Kind,
     lease::{Lease, Millis},
+    watches::{Watched, Watches},
 };
 use crate::{
     clock::Instant,
@@ -49,11 +49,13 @@ pub(crate) struct Leg {
     pub(crate) confirmed: Instant,
     pub(crate) epoch: Epoch,
     pub(crate) number: u32,
+    /// How many replicas had it then, if that was asked.
+    pub(crate) replicas: Option<u32>,
 }
 
 impl Leg {
-    pub(crate) fn first(confirmed: Instant, epoch: Epoch) -> Self {
-        Self { confirmed, epoch, number: 0 }
+    pub(crate) fn first(confirmed: Instant, epoch: Epoch, replicas: Option<u32>) -> Self {
+        Self { confirmed, epoch, number: 0, replicas }
     }
 }
 
@@ -74,6 +76,8 @@ pub(crate) struct Books {
     pub(crate) renew_at: Option<Instant>,
     /// The next renewal asks whether the record is still there, also where no hold is renewed.
     pub(crate) to_be_checked: bool,
+    /// How many replicas must have a renewal before it counts.
+    pub(crate) replicas: u32,
     pub(crate) end: Option<End>,
 }
 
@@ -85,85 +89,14 @@ pub(crate) enum End {
     Refused(StoreErrorKind),
 }
 
-/// How the watchdog renews one hold: see [`Lease::Watched`].
-#[derive(Debug)]
-#[cfg_attr(test, derive(Clone))]
-struct Watched {
-    /// The ticket that it belongs to.
-    ticket: NonZeroU32,
-    ttl: Millis,
-    /// How often the TTL may be set, what was set last included.
-    times: Option<NonZeroU32>,
-}
-
-impl Watched {
-    /// From when on the next renewal counts, after one that was sent at this instant.
-    fn counts_from(&self, sent: Instant) -> Instant {
-        // a tenth early is in time: see `slack`
-        sent + self.ttl.duration() / 3 * 9 / 10
-    }
-
-    fn count(&mut self) {
-        let left = |left: NonZeroU32| NonZeroU32::new(left.get() - 1).unwrap_or(left);
-        self.times = self.times.map(left);
-    }
-
-    fn goes_on(&self) -> bool {
-        self.times != Some(NonZeroU32::MIN)
-    }
-}
-
-/// How the watchdog renews a generation: an entry for each hold that it renews. Most often that is one, which has its
-/// place here: a client may hold many locks.
-#[derive(Debug)]
-#[cfg_attr(test, derive(Clone))]
-enum Watches {
-    None,
-    One(Watched),
-    /// Each with the time from which a renewal counts as its own: another one may need them more often.
-    Many(Vec<(Watched, Instant)>),
-}
-
-impl Watches {
-    fn iter(&self) -> impl DoubleEndedIterator<Item = &Watched> + ExactSizeIterator {
-        let (one, many) = match self {
-            Self::None => (&[][..], &[][..]),
-            Self::One(watched) => (slice::from_ref(watched), &[][..]),
-            Self::Many(watched) => (&[][..], &watched[..]),
-        };
-        let at = |at: usize| if many.is_empty() { &one[at] } else { &many[at].0 };
-        (0..one.len() + many.len()).map(at)
-    }
-
-    fn push(&mut self, watched: Watched, sent: Instant) {
-        let timed = |watched: Watched| {
-            let from = watched.counts_from(sent);
-            (watched, from)
-        };
-        *self = match std::mem::replace(self, Self::None) {
-            Self::None => Self::One(watched),
-            Self::One(first) => Self::Many([first, watched].map(timed).into()),
-            Self::Many(mut many) => {
-                many.push(timed(watched));
-                Self::Many(many)
-            }
-        };
-    }
-
-    fn remove(&mut self, at: usize) {
-        match self {
-            Self::Many(many) => _ = many.remove(at),
-            Self::None | Self::One(_) => *self = Self::None,
-        }
-    }
-}
-
 /// One hold of a generation, as its guard knows it.
 #[derive(Debug)]
 pub(crate) struct Ticket {
     pub(crate) generation: Arc<Generation>,
     /// Its entry in the watchdog's books.
     watch: Option<NonZeroU32>,
+    /// How many replicas had it when it was acquired, if that was asked.
+    pub(crate) replicas: Option<u32>,
     /// Its guard counts no more: it was given up, or what it lost was taken note of.
     is_left: AtomicBool,
 }
@@ -192,6 +125,16 @@ pub(crate) struct Grant {
     /// How often a lease is told to the server again.
     pub(crate) kept_every: Option<Millis>,
     pub(crate) token: Option<NonZeroU64>,
+    pub(crate) copied: Copied,
+}
+
+/// To how many replicas.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Copied {
+    /// So many must have each renewal.
+    pub(crate) wanted: u32,
+    /// So many had the acquire, if that was asked.
+    pub(crate) had: Option<u32>,
 }
 
 impl Generation {
@@ -210,6 +153,7 @@ impl Generation {
                 kept_every: grant.kept_every,
                 renew_at: None,
                 to_be_checked: false,
+                replicas: 0,
                 end: None,
             }),
             ended: Notify::new(),
@@ -225,6 +169,7 @@ impl Generation {
         let mut books = self.books();
         books.count += 1;
         books.guards += 1;
+        books.replicas = books.replicas.max(grant.copied.wanted);
         books.deadline = books.deadline.max(grant.lease.valid_until(grant.sent));
         let mut watch = None;
         if let Lease::Watched { ttl, times } = grant.lease {
@@ -237,7 +182,7 @@ impl Generation {
             books.kept_every = Some(period);
             books.renew_by(grant.sent + period.duration());
         }
-        Ticket { generation: Arc::clone(self), watch, is_left: AtomicBool::new(false) }
+        Ticket { generation: Arc::clone(self), watch, replicas: grant.copied.had, is_left: AtomicBool::new(false) }
     }
 
     /// Tells its guards that it has ended, and whoever counts. `lost`: why, and how many holds its guards had.
@@ -371,8 +316,8 @@ mod tests {
     impl Ticket {
         /// The same ticket of a generation that was copied.
         pub(in crate::engine) fn copied_to(&self, generation: Arc<Generation>) -> Self {
-            let Self { generation: _, watch, is_left } = self;
-            Self { generation, watch: *watch, is_left: is_left.load(Ordering::Relaxed).into() }
+            let Self { generation: _, watch, replicas, is_left } = self;
+            Self { generation, watch: *watch, replicas: *replicas, is_left: is_left.load(Ordering::Relaxed).into() }
         }
 
         pub(in crate::engine) fn hash_own<H: Hasher>(&self, hasher: &mut H) {
@@ -383,13 +328,13 @@ mod tests {
     impl Books {
         /// Hashes what is not an instant, and hands those over.
         pub(in crate::engine) fn hash_by<H: Hasher>(&self, hasher: &mut H, mut instant: impl FnMut(&mut H, Instant)) {
-            let Self { count, guards, deadline, watches, kept_every, renew_at, to_be_checked, end } = self;
+            let Self { count, guards, deadline, watches, kept_every, renew_at, to_be_checked, replicas, end } = self;
             let end = end.map(|end| match end {
                 End::Released => (0, 0),
                 End::Lost(reason) => (1, reason as u8),
                 End::Refused(kind) => (2, kind as u8),
             });
-            (count, guards, kept_every.map(Millis::get), to_be_checked, end, renew_at.is_some()).hash(hasher);
+            (count, guards, kept_every.map(Millis::get), to_be_checked, replicas, end, renew_at.is_some()).hash(hasher);
             [*deadline].iter().chain(renew_at).for_each(|at| instant(hasher, *at));
             (std::mem::discriminant(watches), watches.iter().len()).hash(hasher);
             watches.iter().for_each(|Watched { ticket, ttl, times }| (ticket, ttl.get(), times).hash(hasher));
@@ -406,9 +351,15 @@ mod tests {
     fn each_hold_takes_its_own_watch_along() {
         let ttls = [9, 30, 3].map(|seconds| Millis::of(Duration::from_secs(seconds)));
         let sent = Instant::now();
-        let grant = |ttl| Grant { sent, lease: Lease::Watched { ttl, times: None }, kept_every: None, token: None };
+        let grant = |ttl| Grant {
+            sent,
+            lease: Lease::Watched { ttl, times: None },
+            kept_every: None,
+            token: None,
+            copied: Copied::default(),
+        };
         let owner = OwnerId::named(&ClientId::random(), "me").unwrap();
-        let generation = Generation::new(&owner, &grant(ttls[0]), Leg::first(sent, Epoch::FIRST));
+        let generation = Generation::new(&owner, &grant(ttls[0]), Leg::first(sent, Epoch::FIRST, None));
         let tickets = ttls.map(|ttl| generation.add(&grant(ttl)));
         let watch = || generation.books().watch().map(|(ttl, period)| (ttl.as_secs(), period.as_secs()));
         assert_eq!(watch(), Some((30, 1)));
@@ -423,11 +374,11 @@ mod tests {
     #[test]
     fn a_watch_ends_with_its_last_renewal() {
         let lease = Lease::Watched { ttl: Millis::of(Duration::from_secs(9)), times: NonZeroU32::new(3) };
-        let grant = Grant { sent: Instant::now(), lease, kept_every: None, token: None };
+        let grant = Grant { sent: Instant::now(), lease, kept_every: None, token: None, copied: Copied::default() };
         let generation = Generation::new(
             &OwnerId::named(&ClientId::random(), "me").unwrap(),
             &grant,
-            Leg::first(grant.sent, Epoch::FIRST),
+            Leg::first(grant.sent, Epoch::FIRST, None),
         );
         let _ticket = generation.add(&grant);
         for renewals_left in [2, 1] {

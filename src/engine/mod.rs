@@ -38,6 +38,7 @@ mod transfer;
 mod janitor;
 mod start;
 mod watchdog;
+mod watches;
 
 pub use self::inspect::ClientStats;
 pub(crate) use self::{

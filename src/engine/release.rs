@@ -8,7 +8,7 @@ use tokio::sync::oneshot;
 use super::{
     baton::{Baton, ROUND, Record},
     core::Core,
-    failure::{silent, store_error},
+    failure::{not_replicated, silent, store_error},
     generation::{Generation, Ticket},
     hold::Hold,
     jobs::Job,
@@ -271,8 +271,15 @@ impl Core {
             return Err(not_held(kind, owner));
         }
         let name = current.map_or(owner, |(generation, _)| &generation.owner);
-        let (sent, answer) = watchdog::extend(self, kind, name, lease).await;
-        let answer = answer.map_err(|error| store_error(kind.name(), error))?;
+        let replicas = current.map_or(self.config.replicas, |(generation, _)| generation.books().replicas);
+        let copies = self.config.copies(replicas);
+        let (sent, answer) = watchdog::extend(self, kind, name, lease, copies).await;
+        let (answer, acks) = answer.map_err(|error| store_error(kind.name(), error))?;
+        if let (Renewed::Yes, Some(copies), Some(acks)) = (answer, copies, acks)
+            && !acks.suffice(copies)
+        {
+            return Err(not_replicated(kind.name(), copies, acks));
+        }
         if let Some((generation, hold)) = current {
             hold.renewed(generation, answer, sent, lease, None);
             if !hold.is_current(generation) {

@@ -73,6 +73,7 @@ impl Acquire<'_> {
             return Ok(Outcome::NotThisWay);
         }
         let mut route = core.route(requests[0].0, sent);
+        route.copies = self.copies;
         for (hold, request) in &requests {
             hold.send(request, self.lease, route.epoch(), sent);
         }
@@ -93,9 +94,15 @@ impl Acquire<'_> {
         let call = Call::new(scripts.acquire, names, vec![Arg::from(&owner), self.lease.millis().into()]);
         match core.store.acquire_together(&mut route, &call).await {
             Ok((None, epoch)) => {
+                let replicas = match (self.copies, core.store.acknowledged(&route).await) {
+                    (None, _) => None,
+                    (Some(copies), Ok(Some(acks))) if acks.suffice(copies) => Some(acks.replicas),
+                    // each is given back before it is asked for by itself, which says what is wrong
+                    _ => return Ok(Outcome::NotThisWay),
+                };
                 let (mut entered, mut late) = (Vec::new(), false);
                 for (hold, request) in &requests {
-                    match self.take_in(hold, request, sent, None, epoch)? {
+                    match self.take_in(hold, request, sent, None, (epoch, replicas))? {
                         Some(ticket) => entered.push((Arc::clone(hold), ticket)),
                         None => late = true,
                     }

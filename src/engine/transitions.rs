@@ -124,7 +124,8 @@ impl State {
         if nested.is_none() && grant.lease.valid_until(grant.sent) <= now {
             return Ok(None);
         }
-        let generation = nested.unwrap_or_else(|| Generation::new(&request.owner, grant, Leg::first(now, epoch)));
+        let generation =
+            nested.unwrap_or_else(|| Generation::new(&request.owner, grant, Leg::first(now, epoch, grant.copied.had)));
         let ticket = generation.add(grant);
         self.current = Some(generation);
         Ok(Some(ticket))

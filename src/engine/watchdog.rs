@@ -21,9 +21,9 @@ use crate::{
     clock::Instant,
     error::{StoreError, StoreErrorKind},
     log, meter,
-    options::millis,
+    options::{Copies, millis},
     owner::OwnerId,
-    store::{Arg, Call, Renewed, Script},
+    store::{Acks, Arg, Call, Renewed, Script},
 };
 use futures_util::stream::{FuturesUnordered, StreamExt};
 
@@ -157,8 +157,16 @@ async fn renew(core: &Arc<Core>, script: &'static Script, batch: Vec<Renewal>) {
             continue;
         }
         let ttls: Vec<Duration> = part.iter().map(|renewal| renewal.keep.ttl(now)).collect();
-        match core.store.renew(&call(script, &part, &ttls)).await {
-            Ok(answers) => {
+        let wanted = part.iter().map(|renewal| renewal.generation.books().replicas).max().unwrap_or(0);
+        match core.store.renew(&call(script, &part, &ttls), core.config.copies(wanted)).await {
+            Ok((answers, acks)) => {
+                // a replica that has not heard of it may end the record before
+                let acks =
+                    acks.inspect_err(|error| log::later!(DEBUG, error = error; "nobody knows who has a renewal"));
+                let has_copies = |renewal: &Renewal| {
+                    let copies = core.config.copies(renewal.generation.books().replicas);
+                    copies.is_none_or(|copies| matches!(acks, Ok(Some(acks)) if acks.suffice(copies)))
+                };
                 core.renewals_are_refused.store(false, Relaxed);
                 refused_in_a_row = 0;
                 if meter::IS_ON {
@@ -170,7 +178,7 @@ async fn renew(core: &Arc<Core>, script: &'static Script, batch: Vec<Renewal>) {
                 }
                 for ((renewal, ttl), answer) in part.iter().zip(ttls).zip(answers) {
                     let Renewal { hold, generation, period, keep, .. } = renewal;
-                    if answer == Renewed::Unknown {
+                    if answer == Renewed::Unknown || answer == Renewed::Yes && !has_copies(renewal) {
                         hold.not_renewed(generation, Instant::now() + again(*keep, *period));
                     } else {
                         hold.renewed(generation, answer, now, ttl, Some(now + *period));
@@ -250,8 +258,10 @@ pub(crate) async fn extend(
     kind: &Arc<dyn Kind>,
     owner: &OwnerId,
     lease: Duration,
-) -> (Instant, Result<Renewed, StoreError>) {
+    copies: Option<Copies>,
+) -> (Instant, Result<(Renewed, Option<Acks>), StoreError>) {
     let call = Call::new(kind.renew(), vec![Arc::clone(kind.record())], vec![owner.into(), millis(lease).into()]);
     let sent = Instant::now();
-    (sent, core.store.renew(&call).await.map(|answers| answers[0]))
+    let renewed = core.store.renew(&call, copies).await.and_then(|(answers, acks)| Ok((answers[0], acks?)));
+    (sent, renewed)
 }

@@ -119,7 +119,7 @@ pub(crate) async fn ask<T>(
 /// Whether the same call may succeed a little later.
 pub(crate) fn may_pass(error: &Error) -> bool {
     match error {
-        Error::Unconfirmed { .. } => true,
+        Error::Unconfirmed { .. } | Error::NotReplicated { .. } => true,
         Error::Store { source, .. } => source.is_transient(),
         _ => false,
     }

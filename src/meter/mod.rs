@@ -124,6 +124,7 @@ fn error_type(error: &Error) -> &'static str {
         Error::NoToken { .. } => "no_token",
         Error::NoQuorum { .. } => "no_quorum",
         Error::Unconfirmed { .. } => "unconfirmed",
+        Error::NotReplicated { .. } => "not_replicated",
         Error::Store { .. } => "store",
         Error::Closed => "closed",
         _ => "other",

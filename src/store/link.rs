@@ -17,16 +17,18 @@ use tokio::{
 };
 
 use super::{
+    acks::{Receipt, Rounds},
     pace::Pace,
     round_trip::RoundTrip,
     script::Call,
-    wire::{Channels, Connection, Dial, Failure, NOT_SENT, NotConnected, Request, Until, Value, contain},
+    wire::{self, Channels, Connection, Dial, Failure, NOT_SENT, NotConnected, Request, Until, Value, contain},
 };
 use crate::{
     clock,
     error::{StoreError, StoreErrorKind},
     log,
     meter::Meter,
+    options::Copies,
 };
 
 /// A connection that was silent this long is asked whether it lives.
@@ -138,6 +140,7 @@ pub(crate) struct Link {
     dial: Dial,
     carries: Carries,
     round_trip: RoundTrip,
+    pub(super) rounds: Rounds,
     pace: Arc<Pace>,
     /// The connection that may be used, or could be until a moment ago, and its number.
     connection: RwLock<Option<(Epoch, Connection)>>,
@@ -198,6 +201,7 @@ impl Link {
         Arc::new(Self {
             carries,
             round_trip: RoundTrip::new(),
+            rounds: Rounds::default(),
             pace: Arc::clone(pace),
             connection: RwLock::new(None),
             state: watch::Sender::new(State::Down),
@@ -358,6 +362,11 @@ impl Link {
         }
     }
 
+    /// The server that it leads to, unless sentinels or a list say that.
+    pub(super) fn address(&self) -> String {
+        wire::address(&self.dial.server)
+    }
+
     /// Requests that are not answered yet.
     pub(crate) fn under_way(&self) -> usize {
         self.current().map_or(0, |connection| connection.under_way())
@@ -373,7 +382,7 @@ impl Link {
     }
 
     /// The connection for a request. While there is none it is refused: later it may mean something else.
-    async fn up(&self) -> Result<(Epoch, Connection), StoreError> {
+    pub(super) async fn up(&self) -> Result<(Epoch, Connection), StoreError> {
         if !self.is_up() {
             self.wait_a_blink().await?;
         }
@@ -390,7 +399,7 @@ impl Link {
     }
 
     /// With a timer of the client's own runtime: the caller's may have none.
-    async fn in_time<F: Future>(&self, limit: Duration, future: F) -> Option<F::Output> {
+    pub(super) async fn in_time<F: Future>(&self, limit: Duration, future: F) -> Option<F::Output> {
         let over = {
             let _context = self.dial.own.enter();
             sleep(limit)
@@ -423,7 +432,15 @@ impl Link {
     /// Dropped midway, the request may still execute; it was asked by the first poll, so that whatever is sent
     /// after the drop comes second. Nothing is sent when `until` is over: a future that was not polled for so long may have
     /// been given up by everybody, and what it asks for may be somebody else's by now.
-    pub(super) async fn eval(&self, call: &Call, mut until: Until, asking: bool) -> Result<(Value, Epoch), StoreError> {
+    ///
+    /// `copies`: who must have what it writes. [`Link::acknowledged`] tells by the receipt.
+    pub(super) async fn eval(
+        &self,
+        call: &Call,
+        mut until: Until,
+        asking: bool,
+        (copies, receipt): (Option<Copies>, &mut Option<Receipt>),
+    ) -> Result<(Value, Epoch), StoreError> {
         if !self.is_up() {
             self.wait_a_blink().await?;
             until = until.again(clock::Instant::now());
@@ -438,7 +455,16 @@ impl Link {
                 (false, true) => Request::Digest(call, sharded),
                 (false, false) => Request::Source(call, sharded),
             };
-            match connection.call(request, until).await {
+            let answer = match copies {
+                None => connection.call(request, until).await,
+                Some(copies) => {
+                    let asked = Box::pin(self.call_and_wait((epoch, &connection), request, until, copies));
+                    let (answer, of_it) = asked.await;
+                    *receipt = Some(of_it);
+                    answer
+                }
+            };
+            match answer {
                 Ok(answer) => {
                     self.round_trip.take(until.asked());
                     return Ok((answer, epoch));
@@ -486,12 +512,17 @@ impl Link {
     }
 
     /// A failure, as told to the caller. A server that is a replica now makes the links look for another one.
-    fn failed(&self, failure: Failure) -> StoreError {
+    pub(super) fn failed(&self, failure: Failure) -> StoreError {
         let error = StoreError::from(failure);
         if error.kind() == StoreErrorKind::ReadOnly {
             self.pace.search();
         }
         error
+    }
+
+    /// How long a request may take.
+    pub(super) fn limit(&self) -> Duration {
+        self.dial.command_timeout
     }
 
     /// The time of a request that is asked now.

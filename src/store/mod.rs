@@ -1,5 +1,6 @@
 //! The only room with a door to Redis: scripts go in, answers and typed errors come out.
 
+mod acks;
 mod cluster;
 mod endpoint;
 mod link;
@@ -17,10 +18,18 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use fred::bytes_utils::Str;
 use futures_util::future::join_all;
-use tokio::{runtime::Handle, sync::watch};
+use tokio::{runtime::Handle, sync::watch, time::timeout};
 
 #[cfg_attr(not(feature = "fred-config"), expect(unreachable_pub, reason = "that feature makes it public"))]
 pub use self::endpoint::Endpoint;
+pub(crate) use self::{
+    acks::Acks,
+    link::{Epoch, Link},
+    reply::{Acquired, Forced, Guarded, Inspected, Released, Renewed},
+    route::Route,
+    script::{Arg, Arity, Call, Script, script},
+    wire::{Heard, Sink, Value, has_io_here},
+};
 use self::{
     cluster::{Cluster, Next, slot_of},
     endpoint::Place,
@@ -28,17 +37,10 @@ use self::{
     one::One,
     wire::Dial,
 };
-pub(crate) use self::{
-    link::{Epoch, Link},
-    reply::{Acquired, Forced, Guarded, Inspected, Released, Renewed},
-    route::Route,
-    script::{Arg, Arity, Call, Script, script},
-    wire::{Heard, Sink, Value, has_io_here},
-};
 use crate::{
     clock::Instant,
     error::{Error, Result, StoreError, StoreErrorKind},
-    options::Config,
+    options::{Config, Copies},
 };
 
 /// How the links of one client connect.
@@ -130,13 +132,26 @@ impl Store {
             Place::Server | Place::Sentinel(_) | Place::List(_) => Servers::One(One::connect(&dials).await?),
             Place::Cluster(seeds) => Servers::Cluster(Cluster::connect(&dials, seeds).await?),
         };
-        Ok(Self {
+        let store = Self {
             servers,
             address: dials.endpoint.address(),
             dials,
             #[cfg(test)]
             played: None,
-        })
+        };
+        if let Some(copies) = store.dials.config.copies(store.dials.config.replicas)
+            && let Err(error) = store.has_replicas(copies).await
+        {
+            store.abandon();
+            return Err(error);
+        }
+        Ok(store)
+    }
+
+    async fn has_replicas(&self, copies: Copies) -> Result<()> {
+        let links = self.script_links();
+        let checked = timeout(self.dials.config.connect_timeout, acks::check(&links, copies, &self.address)).await;
+        checked.unwrap_or_else(|_| Err(self.dials.unreachable(self.dials.late())))
     }
 
     /// Whether the servers are a cluster.
@@ -327,7 +342,7 @@ impl Store {
         if let Some(server) = &self.played {
             return Ok((server.answer(call.clone()).await?, route.epoch()));
         }
-        let answer = route.link.eval(call, route.until, route.asking).await;
+        let answer = route.link.eval(call, route.until, route.asking, (route.copies, &mut route.receipt)).await;
         if let (Err(error), Servers::Cluster(cluster)) = (&answer, &self.servers) {
             route.next = cluster.next(route.slot, call, &route.link, error);
         }
@@ -336,10 +351,13 @@ impl Store {
 
     /// The same for a request that is in nobody's books: on whichever way it goes by now.
     async fn eval(&self, call: &Call) -> Result<(Value, Epoch), StoreError> {
-        let mut route = self.route(call.keys.first().map_or("", |key| &**key), Instant::now());
+        self.eval_by(&mut self.route(call.keys.first().map_or("", |key| &**key), Instant::now()), call).await
+    }
+
+    async fn eval_by(&self, route: &mut Route, call: &Call) -> Result<(Value, Epoch), StoreError> {
         loop {
-            match self.send(&mut route, call).await {
-                Err(_) if self.follow(&mut route).await => {}
+            match self.send(route, call).await {
+                Err(_) if self.follow(route).await => {}
                 answer => return answer,
             }
         }
@@ -384,12 +402,33 @@ impl Store {
         Ok((reply::released_together(&answer, call.keys.len())?, epoch))
     }
 
-    /// Runs a renew script over many locks. It waits for no runtime of the user's.
-    pub(crate) async fn renew(&self, call: &Call) -> Result<Vec<Renewed>, StoreError> {
+    /// Waits until the copies are there that a route was to see to, of what its script has written. `Ok(None)`: none were
+    /// wanted.
+    pub(crate) async fn acknowledged(&self, route: &Route) -> Result<Option<Acks>, StoreError> {
+        match &route.receipt {
+            Some(receipt) => route.link.acknowledged(receipt, route.until).await.map(Some),
+            None => Ok(None),
+        }
+    }
+
+    /// Runs a renew script over many locks: what it answered, and whether those copies have it. It waits for no runtime of
+    /// the user's.
+    pub(crate) async fn renew(
+        &self,
+        call: &Call,
+        copies: Option<Copies>,
+    ) -> Result<(Vec<Renewed>, Result<Option<Acks>, StoreError>), StoreError> {
         let locks = call.keys.len();
+        let mut route = self.route(call.keys.first().map_or("", |key| &**key), Instant::now());
+        route.copies = copies;
+        let asked = async {
+            let answers = reply::renewed(&self.eval_by(&mut route, call).await?.0, locks)?;
+            let acks = self.acknowledged(&route).await;
+            Ok((answers, acks))
+        };
         // once it is asked, the keeper looks whether anybody reads the answer
-        let (answer, ()) = futures_util::future::join(self.eval(call), async { self.hurry() }).await;
-        reply::renewed(&answer?.0, locks)
+        let (answer, ()) = futures_util::future::join(asked, async { self.hurry() }).await;
+        answer
     }
 
     /// Runs a `force_release` script.

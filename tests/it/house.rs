@@ -209,13 +209,14 @@ fn a_file_uses_its_own_floor_and_those_below() {
 }
 
 /// The parts of the engine, from the bottom up.
-const ENGINE: [&str; 32] = [
+const ENGINE: [&str; 33] = [
     "failure",
     "refusal",
     "retry",
     "lease",
     "kind",
     "due",
+    "watches",
     "generation",
     "state",
     "transitions",

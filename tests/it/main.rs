@@ -45,6 +45,7 @@ mod red;
 mod reentrant;
 mod refusals;
 mod relay;
+mod replicas;
 mod resend;
 mod residue;
 mod rivals;

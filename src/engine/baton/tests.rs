@@ -23,6 +23,10 @@ struct Tasks {
     suffix: u64,
     now: Instant,
     epoch: Epoch,
+    /// How many replicas had what is granted.
+    had: Option<u32>,
+    /// How many whoever takes it asks for.
+    replicas: u32,
 }
 
 impl Tasks {
@@ -34,7 +38,7 @@ impl Tasks {
         };
         let states = (0..tasks).map(state).collect();
         let kind = Arc::new(Reentrant::new(&LockName::new("", "l", 1024).unwrap()));
-        Self { kind, states, suffix: 0, now, epoch: Epoch::FIRST }
+        Self { kind, states, suffix: 0, now, epoch: Epoch::FIRST, had: None, replicas: 0 }
     }
 
     /// Asks for the lock; the answer is yet to come.
@@ -49,7 +53,8 @@ impl Tasks {
     }
 
     fn granted(&mut self, task: usize, request: &Request) -> Ticket {
-        let grant = Grant { sent: self.now, lease: Baton::lease(TTL), kept_every: None, token: None };
+        let copied = Copied { wanted: self.had.unwrap_or(0), had: self.had };
+        let grant = Grant { sent: self.now, lease: Baton::lease(TTL), kept_every: None, token: None, copied };
         let (_, state) = &mut self.states[task];
         let granted = state.granted(request, &grant, self.epoch, self.now, &mut Effects::default());
         granted.unwrap().expect("its lease is not over")
@@ -67,7 +72,7 @@ impl Tasks {
     fn take(&mut self, task: usize, baton: &Baton) -> Option<Ticket> {
         let request = self.ask(task, DOOR);
         let (_, state) = &mut self.states[task];
-        let taken = state.take(&request, baton, Baton::lease(TTL), self.epoch, self.now);
+        let taken = state.take(&request, baton, (Baton::lease(TTL), self.replicas), self.epoch, self.now);
         if taken.is_none() {
             state.not_executed(&request);
         }
@@ -145,4 +150,17 @@ fn what_an_earlier_connection_has_confirmed_is_neither_handed_on_nor_taken() {
     let ticket = tasks.acquire(0);
     tasks.epoch = tasks.epoch.next();
     assert!(tasks.hand_on(0, &ticket).is_none());
+}
+
+#[test]
+fn what_fewer_replicas_have_is_not_taken() {
+    for (had, replicas, is_taken) in [(None, 0, true), (None, 1, false), (Some(1), 1, true), (Some(1), 2, false)] {
+        let mut tasks = Tasks::new(2);
+        (tasks.had, tasks.replicas) = (had, replicas);
+        let ticket = tasks.acquire(0);
+        let baton = tasks.hand_on(0, &ticket).expect("the first");
+        let taken = tasks.take(1, &baton);
+        assert_eq!(taken.is_some(), is_taken, "{had:?} {replicas}");
+        assert!(taken.is_none_or(|ticket| ticket.replicas == had));
+    }
 }

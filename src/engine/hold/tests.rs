@@ -3,6 +3,7 @@
 use super::*;
 use crate::{
     engine::{
+        generation::Copied,
         holds::Holds,
         kind::About,
         lease::{Lease, Millis},
@@ -28,7 +29,13 @@ fn entered(holds: &Holds, hold: &Arc<Hold>, sent: Instant, lease: Duration) -> O
     let Ok(Next::Send(request)) = hold.plan(door, holds.around(hold), Instant::now()) else {
         panic!("nothing is in doubt")
     };
-    let grant = Grant { sent, lease: Lease::Fixed(Millis::of(lease)), kept_every: None, token: None };
+    let grant = Grant {
+        sent,
+        lease: Lease::Fixed(Millis::of(lease)),
+        kept_every: None,
+        token: None,
+        copied: Copied::default(),
+    };
     hold.granted(&request, &grant, Epoch::FIRST).unwrap()
 }
 

@@ -149,11 +149,11 @@ impl<'a> Waiter<'a> {
     }
 
     /// Takes what the last holder hands on.
-    pub(crate) fn take(&self, hold: &Arc<Hold>, request: &Request, lease: Lease) -> Option<Ticket> {
+    pub(crate) fn take(&self, hold: &Arc<Hold>, request: &Request, lease: Lease, replicas: u32) -> Option<Ticket> {
         let take = |baton: &_| {
             let epoch = self.core.epoch(hold);
             let (ticket, told) =
-                hold.change_quietly(|state, _| state.take(request, baton, lease, epoch, Instant::now()));
+                hold.change_quietly(|state, _| state.take(request, baton, (lease, replicas), epoch, Instant::now()));
             debug_assert!(told.ended.is_none(), "what begins ends nothing");
             ticket
         };

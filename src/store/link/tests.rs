@@ -55,11 +55,18 @@ fn what_is_asked_again_has_one_command_timeout() {
         // more than the socket takes
         let large = "x".repeat(1 << 20);
         for _ in 0..16 {
-            assert!(poll_immediate(link.eval(&call(&large), link.until(clock::Instant::now()), false)).await.is_none());
+            assert!(
+                poll_immediate(link.eval(&call(&large), link.until(clock::Instant::now()), false, (None, &mut None)))
+                    .await
+                    .is_none()
+            );
         }
         let (asked, victim) = (Instant::now(), call("victim"));
         let told = async {
-            (link.eval(&victim, link.until(clock::Instant::now()), false).await.unwrap_err(), asked.elapsed())
+            (
+                link.eval(&victim, link.until(clock::Instant::now()), false, (None, &mut None)).await.unwrap_err(),
+                asked.elapsed(),
+            )
         };
         let cutting = async {
             sleep(TIMEOUT.mul_f64(0.75)).await;

@@ -63,6 +63,11 @@ impl Until {
         self.asked
     }
 
+    /// How much of it is left.
+    pub(super) fn left(self, now: Instant) -> Duration {
+        self.over.saturating_duration_since(now)
+    }
+
     pub(super) fn is_over(self) -> bool {
         self.asked >= self.over
     }

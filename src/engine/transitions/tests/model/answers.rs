@@ -2,7 +2,10 @@
 
 use crate::{
     clock::Instant,
-    engine::{generation::Grant, state::State},
+    engine::{
+        generation::{Copied, Grant},
+        state::State,
+    },
     error::StoreErrorKind,
     store::Renewed,
 };
@@ -50,7 +53,8 @@ impl Client {
         let (request, epoch) = (&turn.request, self.epoch);
         match answer {
             Some(Answer::Held) => {
-                let grant = Grant { sent: turn.sent, lease: *LEASE, kept_every: None, token: None };
+                let grant =
+                    Grant { sent: turn.sent, lease: *LEASE, kept_every: None, token: None, copied: Copied::default() };
                 let granted = self.change(at, |state, effects| state.granted(request, &grant, epoch, now, effects));
                 if let Ok(Some(ticket)) = granted {
                     if !is_valid(&ticket.generation, now) {

@@ -205,7 +205,7 @@ impl Client {
         let planned = self.change(at, |state, effects| state.plan(self::door(1, false), around, now, effects));
         let Planned::Send(request) = planned else { return false };
         self.change(at, |state, _| state.send(&request, epoch, now));
-        let taken = self.change(at, |state, _| state.take(&request, &baton, *LEASE, epoch, now));
+        let taken = self.change(at, |state, _| state.take(&request, &baton, (*LEASE, 0), epoch, now));
         let Some(ticket) = taken else { return false };
         self.told.push(Told::Begun(ticket.generation.owner.clone()));
         self.holds[at].guards.push(ticket);
