@@ -185,8 +185,10 @@ async fn what_has_not_written_counts_for_nothing() {
     lock.lock().await.unwrap().unlock().await.unwrap();
     let other = LockClient::connect(group.master.url()).await.unwrap();
     let held = other.mutex("held").unwrap().lock().await.unwrap();
-    group.stop(1);
     call(&group.master, &["SCRIPT", "FLUSH"]);
+    // whoever has not written is told that all have everything
+    group.are_there(1).await;
+    group.stop(1);
     is_not_replicated(lock.try_lock().await, 0, 1);
     assert!(client.mutex("held").unwrap().try_lock().await.unwrap().is_none());
     held.unlock().await.unwrap();
@@ -392,4 +394,39 @@ async fn what_cannot_be_had_is_refused_at_connect() {
             "{refused:?}"
         );
     }
+}
+
+/// Received is not kept, and what is kept on disk is there after a kill. Servers before 7.2 cannot tell.
+#[tokio::test]
+async fn what_is_asked_for_on_disk_counts_when_it_is_there() {
+    let group = Group::start_with(1, &["--appendonly", "yes", "--appendfsync", "always"]).await;
+    let builder = || Group::builder(1).fsync(true);
+    if call(&group.master, &["WAITAOF", "0", "0", "1"]).is_error() {
+        let refused = builder().connect(with_wire(group.master.url())).await;
+        assert!(
+            matches!(&refused, Err(Error::InvalidConfig { reason, .. }) if reason.contains("Redis 7.2")),
+            "{refused:?}"
+        );
+        return;
+    }
+    let client = builder().connect(with_wire(group.master.url())).await.unwrap();
+    let lock = client.fenced_lock("l").unwrap();
+    let guard = lock.lock().await.unwrap();
+    assert_eq!(guard.replicas(), Some(1));
+    group.master.kill().unwrap();
+    group.master.restart().unwrap();
+    assert!(group.has("l"));
+    group.are_there(1).await;
+    guard.unlock().await.unwrap();
+    // nobody writes to disk what it has heard
+    call(&group.master, &["CONFIG", "SET", "appendfsync", "no"]);
+    let refused = lock.try_lock().await;
+    assert!(matches!(refused, Err(Error::NotReplicated { on_disk: Some(false), .. })), "{refused:?}");
+    assert!(!group.has("l"));
+    call(&group.master, &["CONFIG", "SET", "appendonly", "no"]);
+    let refused = builder().connect(with_wire(group.master.url())).await;
+    assert!(
+        matches!(&refused, Err(Error::InvalidConfig { reason, .. }) if reason.contains("appendonly")),
+        "{refused:?}"
+    );
 }
