@@ -14,7 +14,7 @@ SUDO     := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 # what needs nothing but processors, beside what waits: it has those that nobody else wants at that moment
 SPARE    := $(shell chrt --idle 0 true 2>/dev/null && echo chrt --idle 0 || echo nice -n 19)
 
-.PHONY: help setup components check lint api api-record package test test-fred dashboard mutants mutants-few sim sim-long soak built interop interop-setup bench peers peers-red beside-the-soak demo ci
+.PHONY: help setup components check lint api api-record package test test-fred versions versions-few versions-setup dashboard mutants mutants-few sim sim-long soak built interop interop-setup bench peers peers-red beside-the-soak demo ci
 
 help:
 	@echo 'make setup   install redis-server if there is no server program'
@@ -28,13 +28,15 @@ help:
 	@echo 'make sim     simulates SEEDS=200 programs of each kind of lock; a part of `make test`'
 	@echo 'make sim-long     20,000 of each: hours'
 	@echo 'make soak    processes, servers and faults for SECONDS=60 with SEED=random, MODE=all: crates/nestlock-soak'
+	@echo 'make versions  the tests that depend on the server, on Redis 6.2 to 8.2 and Valkey 8.1 to 9.1: VERSIONS="6.2 8.2"; minutes'
+	@echo 'make versions-few  some of them on three'
 	@echo 'make dashboard  each expression of docs/grafana.json, by Prometheus, which it installs; PNG=file draws them, with matplotlib'
 	@echo 'make interop the libraries of other languages beside nestlock; installs them first'
 	@echo 'make demo    every example'
 	@echo 'make bench   setup, then the benchmarks'
 	@echo 'make peers   nestlock beside the locks of five languages, into docs/: ROUNDS=9 SECONDS=1; installs as `make interop` does'
 	@echo 'make peers-red    its RedLock beside redsync and rslock'
-	@echo 'make ci      test, mutants-few, soak, interop, check and demo: what CI runs'
+	@echo 'make ci      test, mutants-few, soak, versions-few, interop, check and demo: what CI runs'
 
 setup:
 	@server=$${NESTLOCK_SERVER_BIN:-$$(command -v redis-server || command -v valkey-server)}; \
@@ -85,6 +87,16 @@ test: setup
 test-fred: export RUST_TEST_THREADS := 16
 test-fred: setup
 	NESTLOCK_TEST_SERVER=real NESTLOCK_TEST_WIRE=fred $(CARGO) test $(ALL) $(FEATURES) --test it
+
+# without VERSIONS all of them: tests/versions/README.md
+versions: setup
+	./tests/versions/run.sh $(VERSIONS)
+
+versions-few: setup
+	./tests/versions/run.sh few
+
+versions-setup:
+	./tests/versions/run.sh setup
 
 dashboard:
 	@command -v prometheus >/dev/null || { $(SUDO) apt-get update && $(SUDO) env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends prometheus; }
@@ -157,7 +169,7 @@ built:
 
 # as long as two soaks, which mostly wait
 beside-the-soak:
-	$(SPARE) $(MAKE) interop-setup check
+	$(SPARE) $(MAKE) interop-setup versions-setup check
 
 ci:
 	./.ci/run

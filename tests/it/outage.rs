@@ -210,7 +210,8 @@ async fn a_failover_behind_one_address_is_followed_by_all_connections() {
 
 #[tokio::test]
 async fn a_failover_behind_one_address_is_found_out_by_a_renewal() {
-    let (old, new) = (Server::start_real(), Server::start_real());
+    // it sends its data after 5 s, as it is from Redis 7 on. A replica that has them answers renewals itself: the record is gone
+    let (old, new) = (Server::start_real(), Server::start_with(&["--repl-diskless-sync", "yes"]));
     let proxy = Proxy::start(&old);
     let client = LockClient::builder().watchdog_timeout(Duration::from_secs(6)).connect(proxy.url()).await.unwrap();
     let guard = client.reentrant_lock("l").unwrap().lock().await.unwrap();
@@ -604,7 +605,7 @@ async fn r11_a_renewal_that_is_refused_for_now_is_repeated_in_time() {
 
 #[tokio::test]
 async fn r28_a_server_busy_with_a_script_costs_nobody_the_lock() {
-    let server = Server::start_with(&["--busy-reply-threshold", "50"]);
+    let server = Server::start_with(&["--lua-time-limit", "50"]);
     let lease = Duration::from_secs(6);
     let client = LockClient::builder().watchdog_timeout(lease).connect(server.url()).await.unwrap();
     let guard = client.reentrant_lock("l").unwrap().lock().await.unwrap();

@@ -281,8 +281,7 @@ async fn r95_connections_last_while_locks_are_contended() {
     let client = patient_client(&server).await;
     let connections = || {
         let list = server.call(&["CLIENT", "LIST"]);
-        // this test's own speaks RESP2
-        let ids = list.text().lines().filter(|line| line.contains("resp=3"));
+        let ids = list.text().lines().filter(|line| line.contains("name=nestlock:"));
         let mut ids: Vec<String> = ids.map(|line| line.split(' ').next().unwrap().to_owned()).collect();
         ids.sort();
         ids

@@ -420,7 +420,7 @@ async fn r07_each_hold_of_each_lock_is_renewed() {
     }
     let keys = hold_keys(&server);
     assert_eq!(keys.len(), 15);
-    let expiry = |key: &String| server.call(&["PEXPIRETIME", key]).int();
+    let expiry = |key: &String| server.expires(key);
     for _ in 0..3 {
         let before: Vec<i64> = keys.iter().map(expiry).collect();
         eventually("all live longer", || async {

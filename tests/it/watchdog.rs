@@ -136,7 +136,7 @@ async fn r11_p12_after_a_failed_tick_the_next_one_renews() {
 
 #[tokio::test]
 async fn r28_a_busy_server_does_not_end_the_watchdog() {
-    let server = Server::start_with(&["--busy-reply-threshold", "20"]);
+    let server = Server::start_with(&["--lua-time-limit", "20"]);
     let client = client(&server, ms(6000)).await;
     let guard = hold(&client, "l").await;
     let mut wire = server.wire();

@@ -21,8 +21,8 @@ use crate::{
 
 /// How long one BLPOP waits: a connection that died in silence is found out a little later.
 const WAIT: Duration = Duration::from_secs(5);
-/// How long a BLPOP waits that only asks whether a list may be popped from.
-const ASK: Duration = Duration::from_millis(1);
+/// How long a BLPOP waits that only asks whether a list may be popped from. Redis 6 takes 1 ms for 0, which is for ever.
+const ASK: Duration = Duration::from_millis(10);
 /// So many lists are always asked for at once.
 const FEW: usize = 200;
 /// A list at which something happened is asked for alone, with others of its kind, for so long.

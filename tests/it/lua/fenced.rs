@@ -232,7 +232,8 @@ fn without_memory_no_token_is_counted_and_nothing_is_held() {
             bench.set_up(&["SET", TOKEN, "5"]);
         }
         bench.set_up(&["CONFIG", "SET", "maxmemory", "1"]);
-        assert!(bench.refused(ACQUIRE, &[LOCK, TOKEN], &[A, "30000", "1"]).starts_with("OOM"));
+        // Redis 6 writes more before it
+        assert!(bench.refused(ACQUIRE, &[LOCK, TOKEN], &[A, "30000", "1"]).contains("OOM "));
         bench.set_up(&["CONFIG", "SET", "maxmemory", "0"]);
     }
     assert_eq!(bench.token(A, "1"), 6);

@@ -91,7 +91,16 @@ impl Bench {
 
     /// Runs `lua/<script>.lua`, with the text that is in the file now.
     pub fn run(&self, script: &str, keys: &[&str], args: &[&str]) -> Reply {
-        self.call(&eval(&source(script), keys, args).iter().map(String::as_str).collect::<Vec<_>>())
+        let reply = self.call(&eval(&source(script), keys, args).iter().map(String::as_str).collect::<Vec<_>>());
+        match reply {
+            // as Redis 6 wraps it: `ERR Error running script (call to f_30ad..): @user_script:11: OOM command not allowed`
+            Reply::Error(text) if text.starts_with("ERR Error running script ") => {
+                let inside = text.rsplit_once("@user_script: ").or_else(|| text.rsplit_once("@user_script:"));
+                let said = inside.and_then(|(_, rest)| rest.split_once(": ")).map_or(&*text, |(_, said)| said);
+                Reply::Error(said.trim_start_matches('-').to_owned())
+            }
+            reply => reply,
+        }
     }
 
     /// Every key, its value, and when it expires: equal before and after means that nothing was touched.
@@ -115,7 +124,7 @@ impl Bench {
     }
 
     pub fn expires(&self, key: &str) -> i64 {
-        self.call(&["PEXPIRETIME", key]).int()
+        self.server.expires(key)
     }
 
     /// That no record lives for ever.

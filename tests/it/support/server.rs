@@ -215,10 +215,15 @@ impl Server {
                     "none" => Reply::Nil,
                     other => panic!("{key}: a {other}"),
                 };
-                let expires = call(&["PEXPIRETIME", &key]).int();
+                let expires = expires(&mut call, &key);
                 (key, Reply::List(vec![kind, value]), expires)
             })
             .collect()
+    }
+
+    /// When a key expires, in milliseconds of the Unix epoch; -1: never, -2: there is no such key.
+    pub fn expires(&self, key: &str) -> i64 {
+        expires(&mut |words| self.call(words), key)
     }
 
     /// How many clients wait for lists.
@@ -251,6 +256,28 @@ impl Server {
     /// How many scripts were run by clients.
     pub fn script_count(&self) -> u64 {
         self.command_count("evalsha") + self.command_count("eval")
+    }
+}
+
+fn expires(call: &mut impl FnMut(&[&str]) -> Reply, key: &str) -> i64 {
+    let answer = call(&["PEXPIRETIME", key]);
+    if !answer.is_error() {
+        return answer.int();
+    }
+    // Redis 6 has no such command. Between two looks at its clock in the same millisecond it is exact
+    let millis = |time: &Reply| {
+        let [seconds, micros] = [0, 1].map(|at| time.list()[at].text().parse::<i64>().expect("a number"));
+        seconds * 1000 + micros / 1000
+    };
+    loop {
+        let before = millis(&call(&["TIME"]));
+        let left = call(&["PTTL", key]).int();
+        if left < 0 {
+            return left;
+        }
+        if millis(&call(&["TIME"])) == before {
+            return before + left;
+        }
     }
 }
 
