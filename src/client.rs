@@ -18,7 +18,6 @@ use crate::{
     owner::OwnerId,
     store::Endpoint,
     token::FencingToken,
-    topology::Topology,
 };
 
 /// A client of one Redis or Valkey server, or of the master of a service, and the maker of locks on it. Cheap to clone.
@@ -53,7 +52,11 @@ impl LockClient {
 
     /// A builder with the default configuration.
     pub fn builder() -> LockClientBuilder {
-        LockClientBuilder { config: Config::default() }
+        LockClientBuilder {
+            config: Config::default(),
+            #[cfg(feature = "rustls")]
+            tls: None,
+        }
     }
 
     /// The mutex of this name: each acquire is an owner of its own, as with `tokio::sync::Mutex`. If in doubt, this.
@@ -488,18 +491,6 @@ impl LockClient {
         Maintenance { client: self }
     }
 
-    /// Which servers this client uses by now, as it knows: without a request. For people and logs.
-    ///
-    /// ```no_run
-    /// # async fn example(client: nestlock::LockClient) {
-    /// println!("{}", client.topology()); // 127.0.0.1:7000: master of 0-5460, connected, for 12 s
-    /// # }
-    /// ```
-    #[must_use]
-    pub fn topology(&self) -> Topology {
-        self.anchor.store.topology()
-    }
-
     /// What this client keeps in memory for its locks. For tests and metrics.
     #[must_use]
     pub fn stats(&self) -> ClientStats {
@@ -553,6 +544,8 @@ impl Maintenance<'_> {
 #[must_use]
 pub struct LockClientBuilder {
     config: Config,
+    #[cfg(feature = "rustls")]
+    tls: Option<crate::Tls>,
 }
 
 impl LockClientBuilder {
@@ -649,6 +642,17 @@ impl LockClientBuilder {
         self
     }
 
+    /// Whom to believe and what to show where the URL asks for TLS (`rediss://`, `rediss-cluster://`, `rediss-sentinel://`): see
+    /// [`Tls`](crate::Tls). Default: the system's authorities, and no certificate to show. Certificates never travel in URLs.
+    ///
+    /// [`connect`](Self::connect) answers [`Error::InvalidConfig`] for what cannot be read, for a key that does not fit, and for a
+    /// URL that asks for no TLS; [`Error::Connect`] for a server that refuses the certificate, or has one that is not believed.
+    #[cfg(feature = "rustls")]
+    pub fn tls(mut self, tls: crate::Tls) -> Self {
+        self.tls = Some(tls);
+        self
+    }
+
     /// An acquire counts when so many replicas have it, besides the server; else it is given back, and
     /// [`Error::NotReplicated`]. `timeout`: for so long they are waited for, 1 ms to a third of the
     /// [command timeout](Self::command_timeout); whatever is asked over the same connection meanwhile stands behind that. Also
@@ -737,6 +741,8 @@ impl LockClientBuilder {
     }
 
     async fn start(self, endpoint: Endpoint) -> Result<LockClient> {
+        #[cfg(feature = "rustls")]
+        let endpoint = endpoint.secured(self.tls.as_ref())?;
         let anchor = engine::connect(endpoint, self.config).await?;
         Ok(LockClient { anchor })
     }

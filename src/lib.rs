@@ -19,13 +19,14 @@ mod rlock;
 mod store;
 mod sync;
 mod token;
-mod topology;
 
 #[cfg(feature = "fred-config")]
 pub use fred;
 
 #[cfg(feature = "fred-config")]
 pub use crate::store::Endpoint;
+#[cfg(feature = "rustls")]
+pub use crate::store::Tls;
 pub use crate::{
     client::{LockClient, LockClientBuilder, Maintenance},
     engine::ClientStats,
@@ -37,5 +38,4 @@ pub use crate::{
     owner::OwnerId,
     rlock::RLock,
     token::FencingToken,
-    topology::{NodeRole, Topology, TopologyKind, TopologyNode},
 };

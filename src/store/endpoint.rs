@@ -1,7 +1,11 @@
 //! Where servers are, and how to log in: from a URL, or from a configuration of fred's.
 
+#[cfg(feature = "rustls")]
+use fred::bytes_utils::Str;
 use fred::types::config::{Config as FredConfig, Server, ServerConfig};
 
+#[cfg(feature = "rustls")]
+use super::Tls;
 use super::wire;
 use crate::{
     error::{Error, Result},
@@ -15,8 +19,14 @@ pub struct Endpoint {
     /// Credentials, database and TLS; it leads to the first address.
     pub(super) server: FredConfig,
     pub(super) place: Place,
+    /// What each server's certificate must have.
+    #[cfg(feature = "rustls")]
+    pub(super) server_name: Option<Str>,
     /// As the URL says.
     wire: Option<Wire>,
+    /// Whether the URL asks for TLS.
+    #[cfg(feature = "rustls")]
+    is_secret: bool,
 }
 
 /// What the addresses are.
@@ -67,7 +77,7 @@ impl From<FredConfig> for Endpoint {
                 Place::Sentinel(Sentinels { at: hosts.clone(), service: service_name.clone(), login })
             }
         };
-        Self { server, place, wire: None }
+        Self::new(server, place, None)
     }
 }
 
@@ -86,6 +96,18 @@ fn refuse<T>(reason: impl Into<String>) -> Result<T> {
 }
 
 impl Endpoint {
+    fn new(server: FredConfig, place: Place, wire: Option<Wire>) -> Self {
+        Self {
+            server,
+            place,
+            #[cfg(feature = "rustls")]
+            server_name: None,
+            wire,
+            #[cfg(feature = "rustls")]
+            is_secret: false,
+        }
+    }
+
     /// Reads `redis://`, `redis-cluster://`, `redis-sentinel://`, the same with TLS (`rediss..`), each with user, password,
     /// several addresses between commas, a database, and options after `?`; or `redis+unix://`.
     pub(crate) fn from_url(url: &str) -> Result<Self> {
@@ -127,32 +149,58 @@ impl Endpoint {
         if scheme == Scheme::Cluster && !matches!(database, "" | "0") {
             return refuse("a cluster has one database; leave it out of the URL");
         }
-        let base = if tls { "rediss" } else { "redis" };
         let port = if scheme == Scheme::Sentinel { 26379 } else { 6379 };
         let mut at = Vec::new();
         for host in hosts.split(',').chain(options.nodes.iter().map(String::as_str)) {
-            let parsed = parse(&format!("{base}://{host}"))?;
+            let parsed = parse(&format!("redis://{host}"))?;
             let Some(server) = first(&parsed) else { return refuse("the URL names no host") };
             let behind = host.rsplit_once(']').map_or(host, |(_, rest)| rest);
             at.push(if behind.contains(':') { server } else { Server { port, ..server } });
         }
         let Some(address) = at.first().cloned() else { return refuse("the URL names no host") };
-        let mut server = parse(&format!("{base}://{login}localhost/{database}"))?;
+        let mut server = parse(&format!("redis://{login}localhost/{database}"))?;
         server.server = ServerConfig::Centralized { server: address };
-        let sentinel_login = options.login(base)?;
+        let sentinel_login = options.login()?;
         let place = match scheme {
             Scheme::Cluster => Place::Cluster(at),
             Scheme::Sentinel => Place::Sentinel(Sentinels { at, service, login: sentinel_login }),
             Scheme::Server if at.len() == 1 => Place::Server,
             Scheme::Server => Place::List(at),
         };
-        Ok(Self { server, place, wire: options.wire })
+        let endpoint = Self::new(server, place, options.wire);
+        #[cfg(feature = "rustls")]
+        let endpoint = Self { is_secret: tls, ..endpoint };
+        Ok(endpoint)
+    }
+
+    /// With the certificates for it, if the URL asks for TLS; with none given, the system's.
+    #[cfg(feature = "rustls")]
+    pub(crate) fn secured(mut self, tls: Option<&Tls>) -> Result<Self> {
+        if !self.is_secret {
+            return match tls {
+                None => Ok(self),
+                Some(_) if self.server.tls.is_some() => {
+                    refuse("`tls` was given, and the configuration of fred's has TLS of its own; leave out `tls`")
+                }
+                Some(_) => refuse(
+                    "`tls` was given, and the URL asks for none; use rediss://, rediss-cluster:// or rediss-sentinel://",
+                ),
+            };
+        }
+        let system = Tls::new();
+        let tls = tls.unwrap_or(&system);
+        self.server.tls = Some(tls.config()?);
+        self.server_name = tls.name().map(Str::from);
+        if let ServerConfig::Centralized { server } = &mut self.server.server {
+            server.tls_server_name.clone_from(&self.server_name);
+        }
+        Ok(self)
     }
 
     fn of_socket(url: &str) -> Result<Self> {
         let (url, query) = url.split_once('?').unwrap_or((url, ""));
         let options = Options::read(query)?;
-        Ok(Self { server: parse(url)?, place: Place::Server, wire: options.wire })
+        Ok(Self::new(parse(url)?, Place::Server, options.wire))
     }
 
     /// Which client carries requests and messages.
@@ -205,12 +253,12 @@ impl Options {
     }
 
     /// The sentinels' user and password, which are written as those of a URL.
-    fn login(&self, base: &str) -> Result<Option<Login>> {
+    fn login(&self) -> Result<Option<Login>> {
         if self.user.is_none() && self.password.is_none() {
             return Ok(None);
         }
         let [user, password] = [&self.user, &self.password].map(|word| word.as_deref().unwrap_or(""));
-        let read = parse(&format!("{base}://{user}:{password}@localhost"))?;
+        let read = parse(&format!("redis://{user}:{password}@localhost"))?;
         Ok(Some(Login { user: read.username, password: read.password }))
     }
 }

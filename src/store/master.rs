@@ -13,7 +13,7 @@ use std::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use fred::types::config::Server;
@@ -58,8 +58,6 @@ enum Whom {
 struct Current {
     term: u64,
     at: Option<Server>,
-    /// Since when.
-    since: Option<Instant>,
     /// To it.
     connections: Vec<Connection>,
 }
@@ -117,20 +115,6 @@ impl Master {
         self.current().at.clone()
     }
 
-    /// The same, and since when.
-    pub(super) fn reigns(&self) -> Option<(Server, Instant)> {
-        let current = self.current();
-        current.at.clone().zip(current.since)
-    }
-
-    /// The sentinels, and whether they answer.
-    pub(super) fn sentinels(&self) -> Vec<(Server, bool)> {
-        match &self.whom {
-            Whom::Sentinels(watch) => watch.sentinels(),
-            Whom::List(_) => Vec::new(),
-        }
-    }
-
     /// Asks nobody any more.
     pub(super) fn close(&self) {
         if let Whom::Sentinels(watch) = &self.whom {
@@ -150,7 +134,6 @@ impl Master {
         }
         let old = std::mem::take(&mut current.connections);
         let before = current.at.replace(at.clone());
-        current.since = Some(Instant::now());
         current.term += 1;
         let term = current.term;
         self.terms.send_replace(term);

@@ -12,6 +12,8 @@ mod reply;
 mod round_trip;
 mod route;
 mod script;
+#[cfg(feature = "rustls")]
+mod tls;
 mod wire;
 
 use std::{fmt, sync::Arc, time::Duration};
@@ -22,6 +24,8 @@ use tokio::{runtime::Handle, sync::watch, time::timeout};
 
 #[cfg_attr(not(feature = "fred-config"), expect(unreachable_pub, reason = "that feature makes it public"))]
 pub use self::endpoint::Endpoint;
+#[cfg(feature = "rustls")]
+pub use self::tls::Tls;
 pub(crate) use self::{
     acks::Acks,
     link::{Epoch, Link},
@@ -41,7 +45,6 @@ use crate::{
     clock::Instant,
     error::{Error, Result, StoreError, StoreErrorKind},
     options::{Config, Copies},
-    topology::{Topology, TopologyKind},
 };
 
 /// How the links of one client connect.
@@ -212,15 +215,6 @@ impl Store {
     /// Where the server is. Never the password.
     pub(crate) fn address(&self) -> &str {
         &self.address
-    }
-
-    /// Which servers there are, as far as is known.
-    pub(crate) fn topology(&self) -> Topology {
-        let (kind, nodes) = match &self.servers {
-            Servers::One(one) => one.topology(&self.dials),
-            Servers::Cluster(cluster) => (TopologyKind::Cluster, cluster.topology()),
-        };
-        Topology { kind, nodes }
     }
 
     /// What a request takes, and a quarter more; zero while that is not known.

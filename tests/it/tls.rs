@@ -1,5 +1,7 @@
 //! TLS: certificates are checked, and nothing falls back to plain text.
 
+mod certificates;
+
 use std::{collections::HashSet, fs, net::SocketAddr, sync::Arc, time::Duration};
 
 use fred::{

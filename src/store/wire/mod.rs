@@ -15,6 +15,8 @@ use std::{
     time::Duration,
 };
 
+#[cfg(feature = "rustls")]
+use fred::bytes_utils::Str;
 use fred::types::config::{Config as FredConfig, Server, ServerConfig};
 use tokio::runtime::Handle;
 use uuid::Uuid;
@@ -206,6 +208,9 @@ pub(super) enum Connection {
 #[derive(Clone)]
 pub(super) struct Dial {
     pub(super) server: FredConfig,
+    /// What each server's certificate must have.
+    #[cfg(feature = "rustls")]
+    pub(super) server_name: Option<Str>,
     pub(super) wire: Wire,
     pub(super) connect_timeout: Duration,
     pub(super) command_timeout: Duration,
@@ -227,6 +232,8 @@ impl Dial {
     pub(super) fn new(dials: &Dials, driver: Option<Handle>, sink: Option<Sink>) -> Self {
         Self {
             server: dials.endpoint.server.clone(),
+            #[cfg(feature = "rustls")]
+            server_name: dials.endpoint.server_name.clone(),
             wire: dials.endpoint.wire(&dials.config),
             connect_timeout: dials.config.connect_timeout,
             command_timeout: dials.config.command_timeout(),
@@ -242,7 +249,10 @@ impl Dial {
 
     /// The same to this server, whichever is the master.
     pub(super) fn at(mut self, server: &Server) -> Self {
-        self.server.server = ServerConfig::Centralized { server: server.clone() };
+        let server = server.clone();
+        #[cfg(feature = "rustls")]
+        let server = Server { tls_server_name: self.server_name.clone().or(server.tls_server_name), ..server };
+        self.server.server = ServerConfig::Centralized { server };
         self.master = None;
         self
     }

@@ -21,7 +21,7 @@ use std::{
     io, mem,
     pin::Pin,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     task::{Context, Poll, Wake, Waker},
@@ -45,7 +45,7 @@ use super::{
     resp::Value,
     stream::{Reader, Writer},
 };
-use crate::{clock::Instant, log};
+use crate::{clock::Instant, error::StoreErrorKind, log};
 
 /// A buffer that has grown beyond is not kept.
 const KEPT_BUFFER: usize = 256 << 10;
@@ -79,6 +79,8 @@ pub(in super::super) struct Connection {
     /// An answer or a message came since this was asked last.
     heard: AtomicBool,
     is_ended: watch::Sender<bool>,
+    /// Why it has.
+    why: OnceLock<String>,
     /// A request's time is over sooner than the keeper expects.
     sooner: Notify,
     /// It is to be looked at now whether another runtime reads.
@@ -126,6 +128,7 @@ impl Connection {
                 may_return: AtomicBool::new(true),
                 heard: AtomicBool::new(false),
                 is_ended: watch::Sender::new(false),
+                why: OnceLock::new(),
                 sooner: Notify::new(),
                 look: Notify::new(),
                 sink,
@@ -289,6 +292,7 @@ impl Connection {
         };
         drop(out);
         log::later!(DEBUG, why = why; "a connection has ended");
+        let _ = self.why.set(why.to_owned());
         // closes the socket
         lock(&self.incoming).take();
         lock(&self.writer).take();
@@ -296,6 +300,17 @@ impl Connection {
         self.resting.wake();
         tell_all(told);
         self.is_ended.send_replace(true);
+    }
+
+    /// Why there is no answer to the first requests: by TLS 1.3 a server says only now that it does not want us.
+    pub(super) fn because(&self, failure: Failure) -> Failure {
+        match (failure, self.why.get()) {
+            (Failure::Ended | Failure::Unsent, Some(why)) => {
+                let why = format!("the connection ended before the answer came: {why}");
+                Failure::Other(StoreErrorKind::Disconnected, true, why)
+            }
+            (failure, _) => failure,
+        }
     }
 
     pub(super) fn has_ended(&self) -> bool {

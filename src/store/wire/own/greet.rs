@@ -34,7 +34,9 @@ pub(in super::super) async fn connect(dial: &Dial) -> Result<Arc<Connection>, No
     let ends = Ends(Some(Arc::clone(&connection)));
     let limit = dial.connect_timeout.min(HANDSHAKE);
     let ask = |words: &[&str]| {
-        connection.ask(Until::new(Instant::now(), limit), Reply::Value, |out| Request::Words(words).encode(out))
+        let asked =
+            connection.ask(Until::new(Instant::now(), limit), Reply::Value, |out| Request::Words(words).encode(out));
+        asked.map_err(|failure| connection.because(failure))
     };
     let words: Vec<&str> = hello.iter().map(|word| &**word).collect();
     let mut asked = vec![ask(&words)?];
@@ -52,7 +54,7 @@ pub(in super::super) async fn connect(dial: &Dial) -> Result<Arc<Connection>, No
     for (n, answer) in join_all(asked).await.into_iter().enumerate() {
         match answer {
             Err(Failure::Refused(_)) if n >= needed => {}
-            answer => _ = answer?,
+            answer => _ = answer.map_err(|failure| connection.because(failure))?,
         }
     }
     if let Some(driver) = &dial.driver {

@@ -1,0 +1,160 @@
+//! TLS with certificates of one's own: whom to believe, and what to show.
+
+use std::{fmt, sync::Arc};
+
+use fred::{
+    rustls::{
+        ClientConfig, RootCertStore,
+        crypto::ring::default_provider,
+        pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject},
+    },
+    rustls_native_certs::load_native_certs,
+    types::config::{TlsConfig, TlsConnector},
+};
+
+use crate::error::{Error, Result};
+
+/// Certificates for servers that are spoken to by TLS: see [`LockClientBuilder::tls`](crate::LockClientBuilder::tls).
+///
+/// ```no_run
+/// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+/// use nestlock::{LockClient, Tls};
+///
+/// let tls = Tls::new()
+///     .ca_pem(std::fs::read("ca.pem")?)
+///     .client_cert_pem(std::fs::read("client.pem")?, std::fs::read("client-key.pem")?)
+///     .server_name("redis.internal");
+/// let client = LockClient::builder().tls(tls).connect("rediss://10.0.0.7:6379").await?;
+/// # let _ = client; Ok(())
+/// # }
+/// ```
+#[derive(Clone, Default)]
+#[must_use]
+pub struct Tls {
+    /// None: the system's.
+    authorities: Vec<Vec<u8>>,
+    client: Option<Client>,
+    server_name: Option<String>,
+}
+
+/// What the server is shown.
+#[derive(Clone)]
+struct Client {
+    chain: Vec<u8>,
+    key: Vec<u8>,
+}
+
+impl fmt::Debug for Tls {
+    /// Without certificates and keys.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Tls")
+            .field("authorities", &self.authorities.len())
+            .field("has_client_cert", &self.client.is_some())
+            .field("server_name", &self.server_name)
+            .finish()
+    }
+}
+
+fn refuse<T>(reason: impl Into<String>) -> Result<T> {
+    Err(Error::InvalidConfig { reason: reason.into() })
+}
+
+impl Tls {
+    /// As without it: the system's authorities, and no certificate to show.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Authorities whose signatures on a server's certificate are believed, in PEM, one or more. Called again, it adds to them.
+    /// The system's are no longer believed then.
+    pub fn ca_pem(mut self, pem: impl Into<Vec<u8>>) -> Self {
+        self.authorities.push(pem.into());
+        self
+    }
+
+    /// The certificate that servers are shown who ask for one (`tls-auth-clients yes`), and its private key, both in PEM: the
+    /// certificate first, then those that lead to an authority that the server knows; the key as PKCS#8, PKCS#1 or SEC1, not
+    /// encrypted.
+    ///
+    /// With Sentinels, they are shown it too.
+    pub fn client_cert_pem(mut self, chain: impl Into<Vec<u8>>, key: impl Into<Vec<u8>>) -> Self {
+        self.client = Some(Client { chain: chain.into(), key: key.into() });
+        self
+    }
+
+    /// The name that each server's certificate must have, whatever the address. Default: the host of the URL, or the one by
+    /// which a cluster or Sentinels name the server; where that is an IP address, the certificate must have that.
+    pub fn server_name(mut self, name: impl Into<String>) -> Self {
+        self.server_name = Some(name.into());
+        self
+    }
+
+    pub(super) fn name(&self) -> Option<&str> {
+        self.server_name.as_deref()
+    }
+
+    /// No error quotes what was given.
+    pub(super) fn config(&self) -> Result<TlsConfig> {
+        if let Some(name) = self.name()
+            && ServerName::try_from(name).is_err()
+        {
+            return refuse(format!("Tls::server_name is {name:?}; use a host name or an IP address, without a port"));
+        }
+        let roots = self.roots()?;
+        let builder = match ClientConfig::builder_with_provider(Arc::new(default_provider()))
+            .with_safe_default_protocol_versions()
+        {
+            Ok(builder) => builder.with_root_certificates(roots),
+            Err(error) => return refuse(format!("there is no TLS ({error})")),
+        };
+        let config = match &self.client {
+            None => builder.with_no_client_auth(),
+            Some(Client { chain, key }) => {
+                let chain = certificates(chain, "Tls::client_cert_pem")?;
+                let Ok(key) = PrivateKeyDer::from_pem_slice(key) else {
+                    return refuse(
+                        "the key of Tls::client_cert_pem has no private key in PEM that can be read; it begins with \
+                         `-----BEGIN PRIVATE KEY-----`, and is not encrypted",
+                    );
+                };
+                match builder.with_client_auth_cert(chain, key) {
+                    Ok(config) => config,
+                    Err(error) => {
+                        return refuse(format!(
+                            "Tls::client_cert_pem cannot be used ({error}); the key must be that of the first certificate"
+                        ));
+                    }
+                }
+            }
+        };
+        Ok(TlsConnector::from(config).into())
+    }
+
+    fn roots(&self) -> Result<RootCertStore> {
+        let mut roots = RootCertStore::empty();
+        for pem in &self.authorities {
+            for authority in certificates(pem, "Tls::ca_pem")? {
+                if let Err(error) = roots.add(authority) {
+                    return refuse(format!("a certificate of Tls::ca_pem cannot be used ({error})"));
+                }
+            }
+        }
+        if self.authorities.is_empty() {
+            roots.add_parsable_certificates(load_native_certs().certs);
+            if roots.is_empty() {
+                return refuse("the system has no certificates of authorities; give yours with Tls::ca_pem");
+            }
+        }
+        Ok(roots)
+    }
+}
+
+fn certificates(pem: &[u8], what: &str) -> Result<Vec<CertificateDer<'static>>> {
+    let read: std::result::Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
+    match read {
+        Ok(some) if !some.is_empty() => Ok(some),
+        _ => refuse(format!(
+            "{what} has no certificate in PEM that can be read; one begins with `-----BEGIN CERTIFICATE-----`"
+        )),
+    }
+}
