@@ -1,4 +1,4 @@
-//! A master dies before your eyes: who holds what when, and what a replica did not know.
+//! A master dies before your eyes: who holds what when, what a replica did not know, and what `replicas(1)` does about that.
 //!
 //! Run: `cargo run --example failover`  (starts a Sentinel group of its own: it needs `redis-server` or `valkey-server`)
 #![allow(clippy::print_stdout)]
@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use nestlock::{Error, LockClient, LossReason};
+use nestlock::{AcquireOptions, Error, LockClient, LossReason};
 use nestlock_embedded::SpawnedSentinel;
 use tokio::time::{sleep, timeout};
 
@@ -35,6 +35,9 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     ask(master.addr(), "CLIENT KILL TYPE replica")?;
     let forgotten = client.mutex("forgotten")?.lock().await?;
     say("A holds `copied` and `forgotten`; B waits for both");
+    let careful = client.mutex("careful")?.try_lock_with(AcquireOptions::new().replicas(1)).await;
+    let Err(refused @ Error::NotReplicated { .. }) = careful else { return Err("no replica can have it".into()) };
+    say(&format!("C, which asks for replicas(1), is told: {refused}"));
     let waits = |name: &'static str| {
         let lock = other.mutex(name);
         tokio::spawn(async move { lock?.lock().await })
@@ -58,6 +61,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     say("A has released it, and B holds it");
     now_bs.unlock().await?;
     guard.unlock().await?;
+    say(&format!("the client knows: {}", client.topology().to_string().replace('\n', "; ")));
     Ok(())
 }
 

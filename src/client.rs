@@ -18,6 +18,7 @@ use crate::{
     owner::OwnerId,
     store::Endpoint,
     token::FencingToken,
+    topology::Topology,
 };
 
 /// A client of one Redis or Valkey server, or of the master of a service, and the maker of locks on it. Cheap to clone.
@@ -489,6 +490,18 @@ impl LockClient {
     #[must_use]
     pub fn maintenance(&self) -> Maintenance<'_> {
         Maintenance { client: self }
+    }
+
+    /// Which servers this client uses by now, as it knows: without a request. For people and logs.
+    ///
+    /// ```no_run
+    /// # async fn example(client: nestlock::LockClient) {
+    /// println!("{}", client.topology()); // 127.0.0.1:7000: master of 0-5460, connected, for 12 s
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn topology(&self) -> Topology {
+        self.anchor.store.topology()
     }
 
     /// What this client keeps in memory for its locks. For tests and metrics.

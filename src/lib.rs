@@ -19,6 +19,7 @@ mod rlock;
 mod store;
 mod sync;
 mod token;
+mod topology;
 
 #[cfg(feature = "fred-config")]
 pub use fred;
@@ -38,4 +39,5 @@ pub use crate::{
     owner::OwnerId,
     rlock::RLock,
     token::FencingToken,
+    topology::{NodeRole, Topology, TopologyKind, TopologyNode},
 };

@@ -157,15 +157,19 @@ async fn renew(core: &Arc<Core>, script: &'static Script, batch: Vec<Renewal>) {
             continue;
         }
         let ttls: Vec<Duration> = part.iter().map(|renewal| renewal.keep.ttl(now)).collect();
-        let wanted = part.iter().map(|renewal| renewal.generation.books().replicas).max().unwrap_or(0);
-        match core.store.renew(&call(script, &part, &ttls), core.config.copies(wanted)).await {
+        // who only asks whether the record is there changes nothing
+        let copies = |renewal: &Renewal| {
+            let replicas = (renewal.keep != Keep::AsItIs).then(|| renewal.generation.books().replicas)?;
+            core.config.copies(replicas)
+        };
+        let copies_of_all = part.iter().filter_map(copies).max_by_key(|copies| copies.replicas);
+        match core.store.renew(&call(script, &part, &ttls), copies_of_all).await {
             Ok((answers, acks)) => {
                 // a replica that has not heard of it may end the record before
                 let acks =
                     acks.inspect_err(|error| log::later!(DEBUG, error = error; "nobody knows who has a renewal"));
                 let has_copies = |renewal: &Renewal| {
-                    let copies = core.config.copies(renewal.generation.books().replicas);
-                    copies.is_none_or(|copies| matches!(acks, Ok(Some(acks)) if acks.suffice(copies)))
+                    copies(renewal).is_none_or(|copies| matches!(acks, Ok(Some(acks)) if acks.suffice(copies)))
                 };
                 core.renewals_are_refused.store(false, Relaxed);
                 refused_in_a_row = 0;

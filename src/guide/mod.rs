@@ -25,6 +25,7 @@
 //! | `transfer` | what happens to money without a lock, and with one? Four processes |
 //! | `try_and_timeout` | how do I wait a little, or not at all, or give up? |
 //! | `lost_lease` | how do I learn that the lock is lost, and stop? |
+//! | `cluster` | what becomes of my locks when a slot moves, or a master of a cluster dies? Needs a server program |
 //! | `failover` | what becomes of my locks when the master dies? Needs a server program |
 //! | `fair` | who gets the lock next? |
 //! | `read_write` | how do many look at once, while one changes alone? |

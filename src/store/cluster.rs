@@ -8,6 +8,7 @@ mod map;
 mod redirect;
 
 use std::{
+    ops::RangeInclusive,
     sync::{
         Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak,
         atomic::{AtomicBool, AtomicU16, Ordering},
@@ -38,6 +39,7 @@ use crate::{
     error::{Error, Result, StoreError, StoreErrorKind},
     log,
     options::{Messages, Wire},
+    topology::{NodeRole, TopologyNode},
 };
 
 /// No node.
@@ -84,6 +86,8 @@ struct Node {
     scripts: Option<Arc<Link>>,
     messages: Option<Arc<Link>>,
     serves: bool,
+    /// Since when.
+    since: std::time::Instant,
     /// When it was asked last for what it is about to get, serving nothing yet.
     imports: Option<Instant>,
 }
@@ -97,7 +101,14 @@ impl Node {
             scripts: None,
             messages: None,
             serves: false,
+            since: std::time::Instant::now(),
             imports: None,
+        }
+    }
+
+    fn begins_to_serve(&mut self) {
+        if !std::mem::replace(&mut self.serves, true) {
+            self.since = std::time::Instant::now();
         }
     }
 }
@@ -304,7 +315,7 @@ impl Cluster {
     fn moved(&self, slot: u16, server: &Server) -> Arc<Link> {
         let node = self.number(server);
         let link = self.scripts(node);
-        self.write()[usize::from(node)].serves = true;
+        self.write()[usize::from(node)].begins_to_serve();
         if self.owners[usize::from(slot)].swap(node, Ordering::AcqRel) != node {
             self.moves.send_modify(|moves| *moves += 1);
         }
@@ -337,7 +348,10 @@ impl Cluster {
                 id.clone_into(&mut self.write()[usize::from(node)].id);
             }
         }
-        let replicas: Vec<Server> = views.iter().flat_map(View::replicas).cloned().collect();
+        let mut replicas: Vec<Server> = views.iter().flat_map(View::replicas).cloned().collect();
+        let key = |server: &Server| (server.host.to_string(), server.port);
+        replicas.sort_unstable_by_key(key);
+        replicas.dedup_by_key(|server| key(server));
         if !replicas.is_empty() {
             *self.replicas.lock().unwrap_or_else(PoisonError::into_inner) = replicas;
         }
@@ -364,7 +378,8 @@ impl Cluster {
             if busy {
                 self.scripts(node as u16);
                 let node = &mut self.write()[node];
-                (node.serves, node.imports) = (true, None);
+                node.begins_to_serve();
+                node.imports = None;
                 continue;
             }
             let node = &mut self.write()[node];
@@ -460,6 +475,47 @@ impl Cluster {
     /// Something does not go as it should: the map may be old.
     pub(super) fn ring(&self) {
         self.bell.notify_one();
+    }
+
+    /// Its masters and their replicas.
+    pub(super) fn topology(&self) -> Vec<TopologyNode> {
+        let mut slots: Vec<Vec<RangeInclusive<u16>>> = vec![Vec::new(); self.read().len()];
+        for slot in 0..SLOTS as u16 {
+            let Some(of_owner) = slots.get_mut(usize::from(self.owner(slot))) else { continue };
+            match of_owner.last_mut() {
+                Some(last) if *last.end() + 1 == slot => *last = *last.start()..=slot,
+                _ => of_owner.push(slot..=slot),
+            }
+        }
+        let masters: Vec<_> = self
+            .read()
+            .iter()
+            .zip(slots)
+            .filter_map(|(node, slots)| {
+                let is_connected = node.scripts.as_ref().is_some_and(|link| link.is_up());
+                (!slots.is_empty()).then(|| TopologyNode {
+                    address: node.server.to_string(),
+                    role: NodeRole::Master,
+                    slots,
+                    is_connected: Some(is_connected),
+                    since: Some(node.since),
+                })
+            })
+            .collect();
+        let replicas = self.replicas.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_master = |replica: &Server| masters.iter().any(|master| master.address == replica.to_string());
+        let replicas: Vec<_> = replicas
+            .iter()
+            .filter(|replica| !is_master(replica))
+            .map(|replica| TopologyNode {
+                address: replica.to_string(),
+                role: NodeRole::Replica,
+                slots: Vec::new(),
+                is_connected: None,
+                since: None,
+            })
+            .collect();
+        masters.into_iter().chain(replicas).collect()
     }
 
     /// Whether both are known to be one cluster.

@@ -13,7 +13,7 @@ use std::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use fred::types::config::Server;
@@ -58,6 +58,8 @@ enum Whom {
 struct Current {
     term: u64,
     at: Option<Server>,
+    /// Since when.
+    since: Option<Instant>,
     /// To it.
     connections: Vec<Connection>,
 }
@@ -115,6 +117,20 @@ impl Master {
         self.current().at.clone()
     }
 
+    /// The same, and since when.
+    pub(super) fn reigns(&self) -> Option<(Server, Instant)> {
+        let current = self.current();
+        current.at.clone().zip(current.since)
+    }
+
+    /// The sentinels, and whether they answer.
+    pub(super) fn sentinels(&self) -> Vec<(Server, bool)> {
+        match &self.whom {
+            Whom::Sentinels(watch) => watch.sentinels(),
+            Whom::List(_) => Vec::new(),
+        }
+    }
+
     /// Asks nobody any more.
     pub(super) fn close(&self) {
         if let Whom::Sentinels(watch) = &self.whom {
@@ -134,6 +150,7 @@ impl Master {
         }
         let old = std::mem::take(&mut current.connections);
         let before = current.at.replace(at.clone());
+        current.since = Some(Instant::now());
         current.term += 1;
         let term = current.term;
         self.terms.send_replace(term);

@@ -45,6 +45,7 @@ use crate::{
     clock::Instant,
     error::{Error, Result, StoreError, StoreErrorKind},
     options::{Config, Copies},
+    topology::{Topology, TopologyKind},
 };
 
 /// How the links of one client connect.
@@ -215,6 +216,15 @@ impl Store {
     /// Where the server is. Never the password.
     pub(crate) fn address(&self) -> &str {
         &self.address
+    }
+
+    /// Which servers there are, as far as is known.
+    pub(crate) fn topology(&self) -> Topology {
+        let (kind, nodes) = match &self.servers {
+            Servers::One(one) => one.topology(&self.dials),
+            Servers::Cluster(cluster) => (TopologyKind::Cluster, cluster.topology()),
+        };
+        Topology { kind, nodes }
     }
 
     /// What a request takes, and a quarter more; zero while that is not known.

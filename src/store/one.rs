@@ -1,11 +1,14 @@
 //! One server, or one service whose server changes: a link for scripts, one for messages, and one that BLPOP blocks.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Instant};
 
 use tokio::{sync::OnceCell, time::timeout};
 
-use super::{Dials, cluster, link::Link, master::Master, pace::Pace, wire::Dial};
-use crate::error::{Error, Result, StoreError, StoreErrorKind};
+use super::{Dials, cluster, endpoint::Place, link::Link, master::Master, pace::Pace, wire::Dial};
+use crate::{
+    error::{Error, Result, StoreError, StoreErrorKind},
+    topology::{NodeRole, TopologyKind, TopologyNode},
+};
 
 /// A server, seen through its links.
 #[derive(Debug)]
@@ -17,6 +20,8 @@ pub(super) struct One {
     /// What tells the server from all others, as it said when the client connected.
     run_id: Option<String>,
     pace: Arc<Pace>,
+    /// When it was connected to.
+    since: Instant,
     /// Who knows which server it is by now; `None`: it is always the same one.
     master: Option<Arc<Master>>,
 }
@@ -47,7 +52,15 @@ impl One {
             };
             return Err(Error::InvalidConfig { reason });
         }
-        Ok(Self { scripts, messages, lists: OnceCell::new(), run_id: about.run_id, pace, master })
+        Ok(Self {
+            scripts,
+            messages,
+            lists: OnceCell::new(),
+            run_id: about.run_id,
+            pace,
+            since: Instant::now(),
+            master,
+        })
     }
 
     /// One that leads nowhere.
@@ -60,6 +73,7 @@ impl One {
             lists: OnceCell::new(),
             run_id: None,
             pace,
+            since: Instant::now(),
             master: None,
         }
     }
@@ -68,6 +82,34 @@ impl One {
     pub(super) fn is(&self, other: &Self) -> bool {
         let at = |one: &Self| one.master.as_ref().and_then(|master| master.at());
         self.run_id.is_some() && self.run_id == other.run_id || at(self).is_some() && at(self) == at(other)
+    }
+
+    /// How it is found, and who takes part in that.
+    pub(super) fn topology(&self, dials: &Dials) -> (TopologyKind, Vec<TopologyNode>) {
+        let kind = match &dials.endpoint.place {
+            Place::List(_) => TopologyKind::Addresses,
+            Place::Sentinel(_) => TopologyKind::Sentinel,
+            Place::Server | Place::Cluster(_) => TopologyKind::Server,
+        };
+        let at = match &self.master {
+            Some(master) => master.reigns().map(|(at, since)| (at.to_string(), since)),
+            None => Some((dials.endpoint.address(), self.since)),
+        };
+        let master = at.map(|(address, since)| TopologyNode {
+            address,
+            role: NodeRole::Master,
+            slots: Vec::new(),
+            is_connected: Some(self.scripts.is_up()),
+            since: Some(since),
+        });
+        let sentinels = self.master.iter().flat_map(|master| master.sentinels()).map(|(at, answers)| TopologyNode {
+            address: at.to_string(),
+            role: NodeRole::Sentinel,
+            slots: Vec::new(),
+            is_connected: Some(answers),
+            since: None,
+        });
+        (kind, master.into_iter().chain(sentinels).collect())
     }
 
     /// The link that waits for elements of lists. On the client's own runtime.

@@ -13,7 +13,7 @@ use std::{
 
 use futures::future::join_all;
 use nestlock::{
-    Error, Lock, LockClient, Messages, Result,
+    Error, Lock, LockClient, Messages, NodeRole, Result, Topology, TopologyKind,
     permissions::{CLUSTER, EVERY_CLIENT, rule},
 };
 use nestlock_embedded::{SpawnedCluster, SpawnedServer};
@@ -549,4 +549,29 @@ async fn a_waiter_is_told_after_its_slot_has_moved_by_sharded_messages() {
 #[tokio::test]
 async fn a_waiter_is_told_after_its_slot_has_moved_by_classic_messages() {
     wakes_after_a_move(Messages::Classic).await;
+}
+
+#[tokio::test]
+async fn a_topology_names_each_master_with_its_slots_and_goes_along() {
+    let cluster = start(3, 3).await;
+    let client = client(&cluster).await;
+    let replicas = |topology: &Topology| topology.nodes.iter().filter(|node| node.role == NodeRole::Replica).count();
+    // the first map may come before they are known
+    within(Duration::from_secs(20), "replicas", || async { replicas(&client.topology()) == 3 }).await;
+    let before = client.topology();
+    assert_eq!(before.kind, TopologyKind::Cluster);
+    let masters = |topology: &Topology| -> Vec<String> {
+        let masters = topology.nodes.iter().filter(|node| node.role == NodeRole::Master);
+        masters.map(|node| node.address.clone()).collect()
+    };
+    let slots: usize = before.nodes.iter().flat_map(|node| &node.slots).map(|slots| slots.clone().count()).sum();
+    assert_eq!((masters(&before).len(), slots), (3, 16384), "{before}");
+    assert!(before.nodes.iter().all(|node| node.since.is_some() == (node.role == NodeRole::Master)));
+    let at = cluster.nodes()[0].addr().to_string();
+    let new = there(&cluster, |cluster| cluster.failover(&cluster.nodes()[0]).unwrap().addr().to_string()).await;
+    within(Duration::from_secs(20), "the new master", || async {
+        let masters = masters(&client.topology());
+        masters.contains(&new) && !masters.contains(&at) && masters.len() == 3
+    })
+    .await;
 }

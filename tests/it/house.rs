@@ -67,7 +67,7 @@ impl Source {
 // --- floors ---
 
 /// The floor of a module; the longest name that fits counts.
-const FLOORS: [(&str, u8); 27] = [
+const FLOORS: [(&str, u8); 28] = [
     ("", 5),
     ("client", 5),
     ("guide", 5),
@@ -92,6 +92,7 @@ const FLOORS: [(&str, u8); 27] = [
     ("hand_over", 0),
     ("owner", 0),
     ("token", 0),
+    ("topology", 0),
     ("keys", 0),
     ("options", 0),
     ("error", 0),

@@ -5,7 +5,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use nestlock::{Error, Lock, LockClient, LockClientBuilder, LockGuard, LossReason, RedLockOptions, StoreErrorKind};
+use nestlock::{
+    Error, Lock, LockClient, LockClientBuilder, LockGuard, LossReason, NodeRole, RedLockOptions, StoreErrorKind,
+    TopologyKind,
+};
 use nestlock_embedded::{SpawnedSentinel, SpawnedServer};
 use tokio::task::block_in_place;
 
@@ -116,6 +119,11 @@ async fn all_get_it(waiters: Vec<(&'static str, tokio::task::JoinHandle<nestlock
 async fn each_kind_works_behind_sentinels() {
     let group = start(1, 3);
     let (a, b) = (client_of(&group).await, client_of(&group).await);
+    let topology = a.topology();
+    assert_eq!(topology.kind, TopologyKind::Sentinel);
+    let roles: Vec<_> = topology.nodes.iter().map(|node| node.role).collect();
+    assert_eq!(roles, [NodeRole::Master, NodeRole::Sentinel, NodeRole::Sentinel, NodeRole::Sentinel]);
+    assert_eq!(topology.nodes[0].address, group.servers()[0].addr().to_string());
     assert!(a.address().ends_with("/mymaster") && a.address().starts_with("127.0.0.1:"), "{}", a.address());
     let guards = hold_all(&a).await;
     for (kind, lock) in kinds(&b) {

@@ -81,6 +81,11 @@ impl Watch {
         Self { heard, tasks }
     }
 
+    /// Who they are, and whether they answer.
+    pub(super) fn sentinels(&self) -> Vec<(Server, bool)> {
+        self.heard.voters().iter().map(Voter::answers).collect()
+    }
+
     pub(super) fn close(&self) {
         for task in &self.tasks {
             task.abort();

@@ -49,6 +49,11 @@ impl Voter {
         Self { at, word: Word::Nothing, round: 0, failure: None }
     }
 
+    /// Who it is, and whether it answers.
+    pub(super) fn answers(&self) -> (Server, bool) {
+        (self.at.clone(), self.failure.is_none() && self.word != Word::Nothing)
+    }
+
     pub(super) fn says(&mut self, round: u64, word: Word) {
         (self.word, self.round, self.failure) = (word, round, None);
     }
