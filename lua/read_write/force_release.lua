@@ -19,7 +19,8 @@ redis.call('del', lock)
 for at = 1, #fields, 2 do
     -- bounded: a damaged count must not keep the server busy
     for n = 1, math.min(tonumber(fields[at + 1]) or 0, 99999) do
-        redis.call('del', of .. fields[at] .. ':rwlock_timeout:' .. n)
+        -- in a cluster it may be elsewhere, and is over by itself
+        redis.pcall('del', of .. fields[at] .. ':rwlock_timeout:' .. n)
     end
 end
 return 1

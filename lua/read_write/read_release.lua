@@ -34,12 +34,12 @@ end
 
 if holds > 0 then
     if held <= holds then return 0 end
-    local given_up = life(owner, holds + 1, held)
+    local given_up, kept = life(owner, holds + 1, held), life(owner, holds, holds)
     -- a write that needs no memory lets the next ones pass on a server that is out of memory
     redis.call('hdel', lock, '')
     redis.call('hset', lock, owner, holds)
     -- what is kept lives no shorter than what is given up
-    if given_up > 0 and life(owner, holds, holds) < given_up then
+    if given_up > 0 and kept < given_up then
         local set = redis.pcall('set', of .. owner .. ':rwlock_timeout:' .. holds, '1', 'PX', given_up)
         if set.err then redis.call('hset', lock, owner, held) return set end
     end

@@ -173,6 +173,8 @@ impl<'a> Acquire<'a> {
         };
         // whoever adopts has what its giver had: until the replicas know of it, they have that one's record
         route.copies = self.copies.filter(|_| self.from.is_none());
+        // what was refused until then was refused
+        route.gives_up = deadline.map(|deadline| deadline - core.grace());
         let ask = core.acquire_by(&mut route, (hold, &request), &call);
         let Some(answer) = self.in_time(deadline, pin!(ask)).await else {
             return Ok(Attempt::GivenUp);

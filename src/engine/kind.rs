@@ -174,6 +174,12 @@ pub(crate) trait Verbs: Send + Sync + 'static {
         call
     }
 
+    /// The same by the lock's record alone, if it has other keys besides: a cluster may have some of them elsewhere. That it
+    /// answers "not held" proves nothing: the other keys may say something else.
+    fn release_record(&self, _owner: &OwnerId, _holds: u32) -> Option<Call> {
+        None
+    }
+
     /// Makes `to` hold what `from` holds, once, with this lease in milliseconds (0 as with [`Terms::lease_ms`]).
     fn transfer(&self, from: &OwnerId, to: &OwnerId, lease_ms: u64) -> Call;
 

@@ -23,7 +23,7 @@ use crate::{
     error::{Error, LossReason, Result, StoreError},
     options::checked_lease,
     owner::OwnerId,
-    store::{Forced, Inspected, Released, Renewed},
+    store::{Forced, Inspected, Released, Renewed, SPARE},
 };
 
 const NOT_POLLED: &str = "another call of this owner is not polled any more; all of it is being undone";
@@ -44,7 +44,8 @@ impl Repeat {
 
     /// Pauses after a try that failed. `Err`: that was the last one.
     pub(super) async fn after(&mut self, core: &Core, hold: &Hold, error: StoreError) -> Result<()> {
-        if !error.is_transient() || Instant::now() + self.retry.pause() > self.deadline {
+        let next = Instant::now() + self.retry.pause();
+        if !error.is_transient() || next + core.config.command_timeout() / SPARE > self.deadline {
             // where one try may have been executed, or all is being undone, nobody can say that nothing was
             let error = match self.unconfirmed.take() {
                 _ if error.may_have_executed() => error,

@@ -75,6 +75,11 @@ impl Verbs for Fair {
         Call::new(&RELEASE, self.keys(), [owner.into(), holds.into(), (&self.channel).into()])
     }
 
+    /// Nobody is told: who comes next, the queue says.
+    fn release_record(&self, owner: &OwnerId, holds: u32) -> Option<Call> {
+        Some(self.record.release(owner, holds))
+    }
+
     fn transfer(&self, from: &OwnerId, to: &OwnerId, lease_ms: u64) -> Call {
         self.record.transfer(from, to, lease_ms)
     }

@@ -18,11 +18,13 @@ use crate::{
 
 script!(READ_ACQUIRE = "read_write/read_acquire", parts = ["mode", "raises"], keys = 2, args = 4);
 script!(READ_RELEASE = "read_write/read_release", parts = ["fewer"], keys = 1, args = 4);
+script!(READ_RELEASE_RECORD = "read_write/read_release_record", parts = ["fewer"], keys = 1, args = 3);
 script!(READ_TRANSFER = "read_write/read_transfer", parts = ["moves"], keys = 1, args = 4);
 script!(READ_RENEW = "read_write/read_renew", parts = ["renew_each"], keys = 0 + 1 per_lock, args = 0 + 2 per_lock);
 script!(READ_INSPECT = "read_write/read_inspect", keys = 1, args = 0);
 script!(WRITE_ACQUIRE = "read_write/write_acquire", parts = ["mode", "raises"], keys = 2, args = 4);
 script!(WRITE_RELEASE = "read_write/write_release", parts = ["fewer"], keys = 2, args = 4);
+script!(WRITE_RELEASE_RECORD = "read_write/write_release_record", parts = ["fewer"], keys = 1, args = 3);
 script!(WRITE_TRANSFER = "read_write/write_transfer", parts = ["moves"], keys = 1, args = 3);
 script!(WRITE_RENEW = "read_write/write_renew", parts = ["renew_each"], keys = 0 + 1 per_lock, args = 0 + 2 per_lock);
 script!(FORCE_RELEASE = "read_write/force_release", parts = ["mode"], keys = 1, args = 3);
@@ -214,6 +216,11 @@ impl Verbs for Read {
         Call::new(&READ_RELEASE, self.0.key(), args)
     }
 
+    fn release_record(&self, owner: &OwnerId, holds: u32) -> Option<Call> {
+        let args = [owner.into(), holds.into(), (&self.0.channel).into()];
+        Some(Call::new(&READ_RELEASE_RECORD, self.0.key(), args))
+    }
+
     fn transfer(&self, from: &OwnerId, to: &OwnerId, lease_ms: u64) -> Call {
         let args = [from.into(), to.into(), lease_ms.into(), (&self.0.holds).into()];
         Call::new(&READ_TRANSFER, self.0.key(), args)
@@ -271,6 +278,11 @@ impl Verbs for Write {
     fn release(&self, owner: &OwnerId, holds: u32) -> Call {
         let args = [owner.into(), holds.into(), (&self.0.channel).into(), (&self.0.holds).into()];
         Call::new(&WRITE_RELEASE, self.0.key_and_intent(), args)
+    }
+
+    fn release_record(&self, owner: &OwnerId, holds: u32) -> Option<Call> {
+        let args = [owner.into(), holds.into(), (&self.0.channel).into()];
+        Some(Call::new(&WRITE_RELEASE_RECORD, self.0.key(), args))
     }
 
     fn transfer(&self, from: &OwnerId, to: &OwnerId, lease_ms: u64) -> Call {

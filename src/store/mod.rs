@@ -48,6 +48,12 @@ use crate::{
     topology::{Topology, TopologyKind},
 };
 
+/// What is sent elsewhere last, after a pause, has this part of a command timeout for its answer.
+pub(crate) const SPARE: u32 = 10;
+
+/// How long the map is waited for, where whom it names could never be reached: it is asked for once or twice meanwhile.
+const ELSEWHERE: Duration = Duration::from_millis(500);
+
 /// How the links of one client connect.
 pub(crate) struct Dials {
     pub(crate) endpoint: Endpoint,
@@ -191,25 +197,29 @@ impl Store {
 
     /// Turns a route to where its request, which was not executed, goes now. `false`: nowhere.
     pub(crate) async fn follow(&self, route: &mut Route) -> bool {
-        let (Servers::Cluster(cluster), Some(next)) = (&self.servers, route.next.take()) else { return false };
-        route.hops += 1;
-        let pause = next.pause(route.hops);
+        let Servers::Cluster(cluster) = &self.servers else { return false };
+        let Some((next, pause)) = route.go_on(self.dials.config.command_timeout() / SPARE) else { return false };
+        let timer = |pause| {
+            let _context = self.dials.own.enter();
+            tokio::time::sleep(pause)
+        };
         if !pause.is_zero() {
-            let timer = {
-                let _context = self.dials.own.enter();
-                tokio::time::sleep(pause)
-            };
-            timer.await;
+            timer(pause).await;
         }
+        let (link, asking) = match next {
+            Next::To(link) => (link, false),
+            Next::Asking(link) => (link, true),
+            Next::Later => (cluster.link(route.slot), false),
+            Next::Elsewhere => tokio::select! {
+                Some(link) = cluster.next_master(route.slot, &route.link) => (link, false),
+                () = timer(ELSEWHERE) => return false,
+            },
+        };
         route.until = route.until.again(Instant::now());
         if route.until.is_over() {
             return false;
         }
-        match next {
-            Next::To(link) => route.turn(link, false),
-            Next::Asking(link) => route.turn(link, true),
-            Next::Later => route.turn(cluster.link(route.slot), false),
-        }
+        route.turn(link, asking);
         true
     }
 
@@ -357,10 +367,12 @@ impl Store {
             return Ok((server.answer(call.clone()).await?, route.epoch()));
         }
         let answer = route.link.eval(call, route.until, route.asking, (route.copies, &mut route.receipt)).await;
-        if let (Err(error), Servers::Cluster(cluster)) = (&answer, &self.servers) {
-            route.next = cluster.next(route.slot, call, &route.link, error);
-        }
-        answer
+        let Servers::Cluster(cluster) = &self.servers else { return answer };
+        answer.map_err(|error| {
+            let error = call.script.refusal(error);
+            route.next = cluster.next(route.slot, call, &route.link, &error);
+            error
+        })
     }
 
     /// The same for a request that is in nobody's books: on whichever way it goes by now.

@@ -1,6 +1,6 @@
 //! The way of one request: over which link, under which number, until when.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use super::{
     acks::Receipt,
@@ -8,7 +8,10 @@ use super::{
     link::{Epoch, Link},
     wire::Until,
 };
-use crate::options::Copies;
+use crate::{clock::Instant, options::Copies};
+
+/// A migration moves a key in some 40 us: whoever waits for longer than this may wait for a person.
+const HELD_UP: Duration = Duration::from_millis(100);
 
 /// Found once for each attempt: what is sent goes where its doubt was noted.
 #[derive(Debug)]
@@ -21,7 +24,14 @@ pub(crate) struct Route {
     /// For a node that is about to have its slot.
     pub(super) asking: bool,
     /// How often it was sent elsewhere.
-    pub(super) hops: u32,
+    hops: u32,
+    /// How often it was told that its keys are on their way, and when first.
+    waits: u32,
+    held_up: Option<Instant>,
+    /// Whether it has waited for the map.
+    has_looked: bool,
+    /// From then on it is sent nowhere else.
+    pub(crate) gives_up: Option<Instant>,
     /// Where it goes, after it was refused.
     pub(super) next: Option<Next>,
     /// Who must have what it writes, before that counts.
@@ -33,7 +43,55 @@ pub(crate) struct Route {
 impl Route {
     pub(super) fn new(link: Arc<Link>, until: Until, slot: u16) -> Self {
         let epoch = link.epoch();
-        Self { link, epoch, until, slot, asking: false, hops: 0, next: None, copies: None, receipt: None }
+        Self {
+            link,
+            epoch,
+            until,
+            slot,
+            asking: false,
+            hops: 0,
+            waits: 0,
+            held_up: None,
+            has_looked: false,
+            gives_up: None,
+            next: None,
+            copies: None,
+            receipt: None,
+        }
+    }
+
+    /// Whether its keys have been on their way for so long that whoever moves them may have stopped.
+    pub(crate) fn is_held_up(&self) -> bool {
+        self.held_up.is_some_and(|since| since.elapsed() >= HELD_UP)
+    }
+
+    /// Whether it goes to another node, after it was refused.
+    pub(crate) fn goes_elsewhere(&self) -> bool {
+        matches!(self.next, Some(Next::To(_) | Next::Asking(_)))
+    }
+
+    /// Refused again, it goes there again a little later.
+    pub(crate) fn wait(&mut self) {
+        self.next = Some(Next::Later);
+    }
+
+    /// Where it goes now, and the pause before it; `None`: nowhere. What is sent last has `spare` for its answer.
+    pub(super) fn go_on(&mut self, spare: Duration) -> Option<(Next, Duration)> {
+        let (next, now) = (self.next.take()?, Instant::now());
+        if matches!(next, Next::Elsewhere) && std::mem::replace(&mut self.has_looked, true) {
+            return None;
+        }
+        let times = if matches!(next, Next::Later) {
+            self.held_up.get_or_insert(now);
+            &mut self.waits
+        } else {
+            &mut self.hops
+        };
+        *times += 1;
+        let pause = next.pause(*times);
+        let at = now + pause;
+        let gives_up = self.gives_up.is_some_and(|gives_up| gives_up <= at);
+        (pause.is_zero() || !gives_up && self.until.left(at) >= spare).then_some((next, pause))
     }
 
     /// The connection that a request goes over which is sent now. Should that have ended by then, it goes over the link's next

@@ -5,7 +5,10 @@ use std::sync::{Arc, LazyLock, OnceLock};
 use fred::bytes_utils::Str;
 use smallvec::SmallVec;
 
-use crate::keys::LockName;
+use crate::{
+    error::{StoreError, StoreErrorKind},
+    keys::LockName,
+};
 
 /// A Lua script of `lua/`, embedded in the binary.
 #[derive(Debug)]
@@ -36,7 +39,29 @@ impl Script {
 
     /// Whether it makes names of keys itself, which a cluster does not hear of.
     pub(super) fn names_keys(&self) -> bool {
-        self.name.starts_with("read_write/")
+        const BY_THEIR_RECORD: [&str; 6] = [
+            "write_renew",
+            "write_transfer",
+            "write_inspect",
+            "read_inspect",
+            "read_release_record",
+            "write_release_record",
+        ];
+        self.name.strip_prefix("read_write/").is_some_and(|verb| !BY_THEIR_RECORD.contains(&verb))
+    }
+
+    /// What a server's error about it means. A script that makes names of keys looks at all of them before it writes: where one
+    /// is elsewhere, nothing was executed. Nor does it follow its record there, as its other keys may be here.
+    pub(super) fn refusal(&self, error: StoreError) -> StoreError {
+        let is_elsewhere = match error.kind() {
+            StoreErrorKind::Other => error.said().contains(NOT_HERE),
+            StoreErrorKind::Moved => error.said().starts_with("ASK "),
+            _ => false,
+        };
+        if is_elsewhere && self.names_keys() {
+            return StoreError::new(StoreErrorKind::TryAgain, false, error.said());
+        }
+        error
     }
 
     /// Whether it is over many locks.
@@ -44,6 +69,9 @@ impl Script {
         self.keys.per_lock > 0
     }
 }
+
+/// What a server of a cluster says of a key that a script names, and that it does not have: `Script` or `script` before it.
+const NOT_HERE: &str = "ttempted to access a non local key in a cluster";
 
 /// How scripts publish.
 const PUBLISH: &str = "'publish'";

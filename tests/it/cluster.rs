@@ -1,6 +1,8 @@
 //! Clusters of real servers: slots that move, masters that are lost, messages of both sorts.
 
+mod attacks;
 mod faults;
+mod standing;
 
 use std::{
     collections::{BTreeSet, HashMap},

@@ -10,7 +10,10 @@ use super::{
 };
 use crate::{
     error::{StoreError, StoreErrorKind},
-    store::{link::Link, script::Call},
+    store::{
+        link::{Epoch, Link},
+        script::Call,
+    },
 };
 
 /// Redirects that are followed without a pause.
@@ -25,6 +28,8 @@ pub(in super::super) enum Next {
     Asking(Arc<Link>),
     /// There again, a little later: its keys are on their way.
     Later,
+    /// To whom the map names next: whom it names now could never be reached.
+    Elsewhere,
 }
 
 impl Next {
@@ -32,6 +37,7 @@ impl Next {
     pub(in super::super) fn pause(&self, hops: u32) -> Duration {
         let ms = match self {
             Self::Later => 1 << hops.clamp(1, 6),
+            Self::Elsewhere => 0,
             _ if hops <= AT_ONCE => 0,
             _ => 10 << (hops - AT_ONCE).min(6),
         };
@@ -58,10 +64,6 @@ impl Cluster {
                     self.ring();
                     return Some(Next::To(self.moved(slot, &to)));
                 }
-                // a script that makes names of keys itself would not find those there that have not moved yet
-                if call.script.names_keys() {
-                    return Some(Next::Later);
-                }
                 Some(Next::Asking(self.importing(&to)))
             }
             // half of them are there: whoever renews many asks for fewer
@@ -71,8 +73,23 @@ impl Cluster {
                 self.ring();
                 // it was left meanwhile
                 let link = self.link(slot);
-                (!Arc::ptr_eq(&link, over)).then_some(Next::To(link))
+                if !Arc::ptr_eq(&link, over) {
+                    return Some(Next::To(link));
+                }
+                (over.epoch() == Epoch::NONE).then_some(Next::Elsewhere)
             }
+        }
+    }
+
+    /// The link to the next master of a slot that is another one than this, while the map is asked for.
+    pub(in super::super) async fn next_master(&self, slot: u16, than: &Arc<Link>) -> Option<Arc<Link>> {
+        let mut moves = self.moves();
+        loop {
+            let link = self.link(slot);
+            if !Arc::ptr_eq(&link, than) {
+                return Some(link);
+            }
+            moves.changed().await.ok()?;
         }
     }
 }

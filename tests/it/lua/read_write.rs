@@ -756,6 +756,42 @@ fn r71_r72_write_release_with_reads_inside_is_a_downgrade() {
     assert_eq!(ears.heard(&bench), ["1"]);
 }
 
+/// Whatever the other keys would have to say is left to them.
+#[test]
+fn a_record_released_alone_says_nothing_of_other_keys() {
+    let bench = Bench::new();
+    let mut ears = bench.listen(CHANNEL);
+    let alone =
+        |side, owner, holds| bench.run(&format!("read_write/{side}_release_record"), &[LOCK], &[owner, holds, CHANNEL]);
+    assert_eq!(bench.write(A, "30000", "1", "0"), ACQUIRED);
+    assert_eq!(bench.write(A, "30000", "2", "0"), ACQUIRED);
+    assert_eq!(alone("write", B, "0"), Reply::Nil);
+    assert_eq!(alone("read", A, "0"), Reply::Nil);
+    assert_eq!(alone("write", A, "1"), Reply::Int(0));
+    bench.assert_fields(&[(&format!("{A}:write"), "1"), ("mode", "write")]);
+    assert_eq!(bench.read(A, "60000", "1"), ACQUIRED);
+    assert_eq!(alone("write", A, "0"), Reply::Nil, "it reads on");
+    assert_eq!(alone("read", A, "0"), Reply::Int(0), "it writes on");
+    assert_eq!(ears.heard(&bench), [] as [&str; 0]);
+    assert_eq!(alone("write", A, "0"), Reply::Int(1));
+    assert_eq!(alone("write", A, "0"), Reply::Nil, "sent twice");
+    assert_eq!(ears.heard(&bench), ["1"]);
+    bench.clear();
+
+    assert_eq!(bench.read(A, "30000", "1"), ACQUIRED);
+    assert_eq!(bench.read(A, "30000", "2"), ACQUIRED);
+    assert_eq!(bench.read(B, "60000", "1"), ACQUIRED);
+    let expires = bench.expires(LOCK);
+    assert_eq!(alone("read", A, "1"), Reply::Nil, "for how long, its holds say");
+    assert_eq!(alone("read", A, "0"), Reply::Int(0));
+    bench.assert_fields(&[(B, "1"), ("mode", "read")]);
+    assert_eq!(bench.expires(LOCK), expires);
+    assert_eq!(ears.heard(&bench), [] as [&str; 0]);
+    assert_eq!(alone("read", B, "0"), Reply::Int(1));
+    assert_eq!(alone("read", B, "0"), Reply::Nil, "sent twice");
+    assert_eq!(ears.heard(&bench), ["1"]);
+}
+
 #[test]
 fn write_release_by_a_waiting_writer_takes_its_own_intent_back() {
     let bench = Bench::new();

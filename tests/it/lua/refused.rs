@@ -140,6 +140,7 @@ fn cases() -> Vec<Case> {
     let release = [A, "0", "c", HOLDS];
     of("read_write/read_release", &[L], &release, &["", reads, reads_twice, both, writes_and_reads]);
     of("read_write/read_release", &[L], &[A, "1", "c", HOLDS], &[reads_twice]);
+    of("read_write/read_release_record", &[L], &[A, "0", "c"], &["", reads, both, writes_and_reads]);
     of("read_write/read_renew", &[L], &[A, "30000"], &[reads, reads_twice, writes_and_reads]);
     let no_key = &*format!("HSET l mode read {A} 1;PEXPIRE l 20000");
     of("read_write/read_renew", &[L, "m"], &leases(&[A, A], "30000"), &[reads, no_key]);
@@ -153,6 +154,8 @@ fn cases() -> Vec<Case> {
     of("read_write/write_acquire", &[L, INTENT], &[A, "30000", "2", "2000"], &[writes]);
     of("read_write/write_release", &[L, INTENT], &release, &[writes, writes_and_reads, &format!("{both};{intent}")]);
     of("read_write/write_release", &[L, INTENT], &[A, "1", "c", HOLDS], &[&writes.replace(":write 1", ":write 2")]);
+    of("read_write/write_release_record", &[L], &[A, "0", "c"], &[writes, writes_and_reads]);
+    of("read_write/write_release_record", &[L], &[A, "1", "c"], &[&writes.replace(":write 1", ":write 2")]);
     of("read_write/write_renew", &[L], &[A, "30000"], &[writes]);
     of("read_write/write_renew", &[L, "m"], &leases(&[A, A], "30000"), &[writes]);
     of("read_write/force_release", &[L], &["c", HOLDS, "write"], &[writes_and_reads]);

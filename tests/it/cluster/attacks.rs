@@ -1,0 +1,189 @@
+//! Clusters with much to do while things go wrong.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU32, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use futures::future::join_all;
+use nestlock::{Error, LockClient, LockGuard};
+use nestlock_embedded::SpawnedCluster;
+
+use super::{ask, client, start, there};
+use crate::support::eventually;
+
+/// Moves a slot to another master and back until told to stop: how often.
+fn to_and_fro(cluster: &Arc<SpawnedCluster>, slot: u16, stop: &Arc<AtomicBool>) -> tokio::task::JoinHandle<u32> {
+    let (cluster, stop) = (Arc::clone(cluster), Arc::clone(stop));
+    tokio::task::spawn_blocking(move || {
+        let mut times = 0;
+        while !stop.load(Ordering::Acquire) {
+            let from = cluster.master_of(slot).unwrap().addr();
+            let to = cluster.nodes().iter().find(|node| node.addr() != from).unwrap();
+            cluster.migrate(slot, to).unwrap_or_else(|error| panic!("{error}: {}", cluster.view()));
+            times += 1;
+        }
+        times
+    })
+}
+
+/// All of them are renewed, slot by slot.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "a minute of both processors: 10,000 holds"]
+async fn ten_thousand_holds_live_on() {
+    let cluster = start(3, 0).await;
+    let lease = Duration::from_secs(10);
+    let client = LockClient::builder().watchdog_timeout(lease).connect(cluster.url()).await.unwrap();
+    let locks: Vec<_> = (0..10_000).map(|n| client.mutex(format!("l{n}")).unwrap()).collect();
+    let guards = join_all(locks.iter().map(|lock| async move { lock.lock().await.unwrap() })).await;
+    tokio::time::sleep(3 * lease).await;
+    assert_eq!(guards.iter().filter(|guard| guard.is_lost()).count(), 0);
+    let released = join_all(guards.into_iter().map(LockGuard::unlock)).await;
+    assert_eq!(released.iter().filter(|released| released.is_err()).count(), 0);
+    client.shutdown().await.unwrap();
+}
+
+/// All that wait get in, one at a time, wherever the slot is.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn waiters_of_a_slot_that_goes_to_and_fro_all_get_in() {
+    let cluster = start(2, 0).await;
+    let (a, b) = (client(&cluster).await, client(&cluster).await);
+    let (stop, slot) = (Arc::new(AtomicBool::new(false)), SpawnedCluster::slot_of("{s}"));
+    let held = a.mutex("{s}mutex").unwrap().lock().await.unwrap();
+    let held_fair = a.fair_lock("{s}fair").unwrap().lock().await.unwrap();
+    let inside: Arc<[AtomicU32; 2]> = Arc::default();
+    let waiting: Vec<_> = (0..64)
+        .map(|n| {
+            let (client, inside) = ([&a, &b][n % 2].clone(), Arc::clone(&inside));
+            tokio::spawn(async move {
+                let which = n / 2 % 2;
+                let lock = if which == 0 { client.mutex("{s}mutex") } else { client.fair_lock("{s}fair") }.unwrap();
+                let guard = lock.lock().await.unwrap();
+                assert_eq!(inside[which].fetch_add(1, Ordering::AcqRel), 0, "held twice");
+                tokio::time::sleep(Duration::from_millis(2)).await;
+                inside[which].fetch_sub(1, Ordering::AcqRel);
+                guard.unlock().await.unwrap();
+            })
+        })
+        .collect();
+    eventually("they wait", || async { a.stats().waiters + b.stats().waiters >= 64 }).await;
+    let moves = to_and_fro(&cluster, slot, &stop);
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    held.unlock().await.unwrap();
+    held_fair.unlock().await.unwrap();
+    for waits in waiting {
+        tokio::time::timeout(Duration::from_secs(60), waits).await.expect("it waits in vain").unwrap();
+    }
+    stop.store(true, Ordering::Release);
+    assert!(moves.await.unwrap() > 1);
+    a.shutdown().await.unwrap();
+    b.shutdown().await.unwrap();
+}
+
+/// Hand-overs, multi-locks and futures that are dropped midway, while requests are sent to and fro: nothing is held twice,
+/// and nothing stays behind.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whatever_is_under_way_while_requests_are_redirected_ends_well() {
+    let cluster = start(2, 0).await;
+    let (a, b) = (client(&cluster).await, client(&cluster).await);
+    let (stop, slot) = (Arc::new(AtomicBool::new(false)), SpawnedCluster::slot_of("{s}"));
+    let moves = to_and_fro(&cluster, slot, &stop);
+    let began = Instant::now();
+    let mut rounds = 0u32;
+    while began.elapsed() < Duration::from_secs(6) {
+        rounds += 1;
+        // from one client to the other
+        let guard = a.mutex("{s}handed").unwrap().lock().await.unwrap();
+        let passed = guard.hand_over(Duration::from_secs(30)).await.unwrap();
+        let guard = b.mutex("{s}handed").unwrap().adopt(&passed).await.unwrap();
+        assert!(a.mutex("{s}handed").unwrap().try_lock().await.unwrap().is_none(), "{rounds}");
+        guard.unlock().await.unwrap();
+        // several at once, some of which stay where they are
+        let members = || [b.mutex("{s}one").unwrap(), b.mutex("{s}two").unwrap(), b.mutex("elsewhere").unwrap()];
+        let guard = b.multi_lock(members()).unwrap().lock().await.unwrap();
+        assert!(a.mutex("{s}two").unwrap().try_lock().await.unwrap().is_none(), "{rounds}");
+        guard.unlock().await.unwrap();
+        // given up in the midst of it
+        let dropped = a.fair_lock("{s}dropped").unwrap();
+        let _ = tokio::time::timeout(Duration::from_micros(u64::from(rounds % 40) * 50), dropped.lock()).await;
+        let guard = b.fair_lock("{s}dropped").unwrap().try_lock_for(Duration::from_secs(10)).await.unwrap();
+        guard.unwrap_or_else(|| panic!("round {rounds}: it stays held")).unlock().await.unwrap();
+    }
+    stop.store(true, Ordering::Release);
+    assert!(moves.await.unwrap() > 1);
+    println!("{rounds} rounds");
+    a.shutdown().await.unwrap();
+    b.shutdown().await.unwrap();
+}
+
+/// The master that a slot is on its way to, or comes from, is killed.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_migration_and_a_kill_at_once_leave_all_in_working_order() {
+    for kills_new in [false, true] {
+        let cluster = start(3, 3).await;
+        let connect = || LockClient::builder().outage_patience(Duration::from_secs(60)).connect(cluster.url());
+        let (a, b) = (connect().await.unwrap(), connect().await.unwrap());
+        let held = a.mutex("{s}held").unwrap().lock().await.unwrap();
+        let waits = b.mutex("{s}held").unwrap();
+        let waiting = tokio::spawn(async move { waits.lock().await?.unlock().await });
+        eventually("it waits", || async { b.stats().waiters == 1 }).await;
+        let slot = SpawnedCluster::slot_of("{s}");
+        let from = there(&cluster, move |cluster| {
+            let from = cluster.master_of(slot).unwrap();
+            let masters = &cluster.nodes()[..3];
+            let to = masters.iter().find(|node| node.addr() != from.addr()).unwrap();
+            let migration = cluster.begin_migration(slot, to).unwrap();
+            migration.move_key("{s}held").unwrap();
+            std::thread::sleep(Duration::from_millis(50));
+            if kills_new { to } else { from }.kill().unwrap();
+            cluster.nodes().iter().position(|node| node.addr() == from.addr()).unwrap()
+        })
+        .await;
+        // behind ASK, or nowhere: the record may have gone with its master, and the guard is told then
+        match tokio::time::timeout(Duration::from_secs(10), held.unlock()).await.expect("it is told") {
+            Ok(()) => {}
+            Err(error) => {
+                assert!(error.is_transient() || error.is_lost() || matches!(error, Error::NotHeld { .. }), "{error:?}");
+            }
+        }
+        if kills_new {
+            // until somebody says so, the old master sends all to the one that is gone
+            assert!(!ask(&cluster.nodes()[from], &["CLUSTER", "SETSLOT", &slot.to_string(), "STABLE"]).is_error());
+        }
+        tokio::time::timeout(Duration::from_secs(90), waiting).await.expect("it waits in vain").unwrap().unwrap();
+    }
+}
+
+/// The end of a client comes in time, whoever is away.
+#[tokio::test]
+async fn a_shutdown_during_a_failover_ends_in_time() {
+    let cluster = start(3, 3).await;
+    for after in [0, 100, 700] {
+        let client =
+            LockClient::builder().command_timeout(Duration::from_secs(1)).connect(cluster.url()).await.unwrap();
+        let locks: Vec<_> = (0..16).map(|n| client.fair_lock(format!("l{n}")).unwrap()).collect();
+        let guards = join_all(locks.iter().map(|lock| async move { lock.lock().await.unwrap() })).await;
+        let slot = SpawnedCluster::slot_of("l0");
+        let killed = there(&cluster, move |cluster| {
+            std::thread::sleep(Duration::from_millis(50));
+            let master = cluster.master_of(slot).unwrap();
+            master.kill().unwrap();
+            cluster.nodes().iter().position(|node| node.addr() == master.addr()).unwrap()
+        })
+        .await;
+        tokio::time::sleep(Duration::from_millis(after)).await;
+        let began = Instant::now();
+        let ended = client.shutdown().await;
+        assert!(began.elapsed() < Duration::from_secs(6), "{after}: {:?}", began.elapsed());
+        assert!(matches!(ended, Ok(()) | Err(Error::Unsettled { .. })), "{ended:?}");
+        assert!(guards.iter().all(LockGuard::is_lost));
+        there(&cluster, move |cluster| {
+            cluster.nodes()[killed].restart().unwrap();
+            cluster.wait_until_settled().unwrap();
+        })
+        .await;
+    }
+}

@@ -1,0 +1,167 @@
+//! Migrations that stand still: some keys of a name are at one master, and some at another.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use nestlock::{Error, Lock, LockClient, StoreErrorKind};
+use nestlock_embedded::SpawnedCluster;
+
+use super::{ask, client, start, there};
+use crate::support::within;
+
+/// The kinds that have several keys.
+fn kinds(client: &LockClient, name: &str) -> Vec<(&'static str, Lock)> {
+    let rw = client.read_write_lock(format!("{name}rw")).unwrap();
+    vec![
+        ("fair", client.fair_lock(format!("{name}fair")).unwrap()),
+        ("write", rw.write_lock()),
+        ("read", client.read_write_lock(format!("{name}read")).unwrap().read_lock()),
+        ("fenced", client.fenced_lock(format!("{name}fenced")).unwrap()),
+    ]
+}
+
+/// Begins to move the slot, and moves those of its keys.
+async fn begin(cluster: &Arc<SpawnedCluster>, slot: u16, moves: impl Fn(&str) -> bool + Send + 'static) -> usize {
+    there(cluster, move |cluster| {
+        let from = cluster.master_of(slot).unwrap();
+        let to = cluster.nodes().iter().position(|node| node.addr() != from.addr()).unwrap();
+        let keys = ask(from, &["CLUSTER", "GETKEYSINSLOT", &slot.to_string(), "99"]);
+        let migration = cluster.begin_migration(slot, &cluster.nodes()[to]).unwrap();
+        for key in keys.list().iter().filter(|key| moves(key.text())) {
+            assert!(migration.move_key(key.text()).unwrap());
+        }
+        to
+    })
+    .await
+}
+
+/// What holds a lock, and what does not.
+fn is_record(key: &str) -> bool {
+    !key.contains("nestlock_") && !key.contains("redisson_") && !key.contains("rwlock_timeout")
+}
+
+/// A release gets through, wherever the record is, and whoever waits gets in when the migration goes on.
+#[tokio::test]
+async fn a_release_gets_through_while_a_migration_stands_still() {
+    let cluster = start(2, 0).await;
+    let (a, b) = (client(&cluster).await, client(&cluster).await);
+    for (n, moves) in [(0, false), (1, true)] {
+        let name = format!("{{{n}}}");
+        let slot = SpawnedCluster::slot_of(&name);
+        let mut held = Vec::new();
+        for (kind, lock) in kinds(&a, &name) {
+            let guard = lock.lock().await.unwrap();
+            // by count alone, too. How long what is left of a reader's holds lives, its other keys say
+            let inner = if kind == "read" { None } else { Some(lock.lock().await.unwrap()) };
+            held.push((kind, inner, guard));
+        }
+        let waiting: Vec<_> = kinds(&b, &name)
+            .into_iter()
+            .filter(|(kind, _)| *kind != "read")
+            .map(|(kind, lock)| {
+                let waits = tokio::spawn(async move { lock.lock().await.unwrap().unlock().await.unwrap() });
+                (kind, waits)
+            })
+            .collect();
+        within(Duration::from_secs(5), "they wait", || async { b.stats().waiters == 3 }).await;
+        let to = begin(&cluster, slot, move |key| is_record(key) == moves).await;
+        for (kind, inner, guard) in held {
+            let asked = Instant::now();
+            if let Some(inner) = inner {
+                inner.unlock().await.unwrap_or_else(|error| panic!("{kind}, {moves}: {error:?}"));
+            }
+            guard.unlock().await.unwrap_or_else(|error| panic!("{kind}, {moves}: {error:?}"));
+            assert!(asked.elapsed() < Duration::from_secs(2), "{kind}, {moves}: {:?}", asked.elapsed());
+        }
+        there(&cluster, move |cluster| cluster.migrate(slot, &cluster.nodes()[to]).unwrap()).await;
+        for (kind, waits) in waiting {
+            let in_time = tokio::time::timeout(Duration::from_secs(20), waits).await;
+            in_time.unwrap_or_else(|_| panic!("{kind} waits in vain")).unwrap();
+        }
+    }
+    a.shutdown().await.unwrap();
+    b.shutdown().await.unwrap();
+}
+
+/// The record of a reader that leaves is another reader's as well.
+#[tokio::test]
+async fn who_is_left_in_a_record_still_holds_it() {
+    let cluster = start(2, 0).await;
+    let (a, b, c) = (client(&cluster).await, client(&cluster).await, client(&cluster).await);
+    for (n, moves) in [(0, false), (1, true)] {
+        let name = format!("{{{n}}}l");
+        let slot = SpawnedCluster::slot_of(&name);
+        let read = |client: &LockClient| client.read_write_lock(&name).unwrap().read_lock();
+        let (leaves, stays) = (read(&a).lock().await.unwrap(), read(&b).lock().await.unwrap());
+        // a writer's read hold within its writing: only its other keys say how long it reads on
+        let both = a.read_write_lock(format!("{name}both")).unwrap();
+        let (writes, reads) = (both.write_lock().lock().await.unwrap(), both.read_lock().lock().await.unwrap());
+        let to = begin(&cluster, slot, move |key| is_record(key) == moves).await;
+        leaves.unlock().await.unwrap();
+        let error = writes.unlock().await.unwrap_err();
+        let is_refused = matches!(&error, Error::Store { source, .. } if source.kind() == StoreErrorKind::TryAgain);
+        assert!(is_refused && error.is_transient(), "{error:?}");
+        there(&cluster, move |cluster| cluster.migrate(slot, &cluster.nodes()[to]).unwrap()).await;
+        let write = c.read_write_lock(&name).unwrap().write_lock();
+        assert!(write.try_lock().await.unwrap().is_none(), "somebody reads");
+        stays.unlock().await.unwrap();
+        write.lock().await.unwrap().unlock().await.unwrap();
+        let write = c.read_write_lock(format!("{name}both")).unwrap().write_lock();
+        assert!(write.try_lock().await.unwrap().is_none(), "the writer reads on");
+        reads.unlock().await.unwrap();
+        write.lock().await.unwrap().unlock().await.unwrap();
+    }
+}
+
+/// Nobody can say who is next without the queue; but that nothing was executed.
+#[tokio::test]
+async fn what_is_only_refused_is_never_unconfirmed() {
+    let cluster = start(2, 0).await;
+    let (a, b) = (client(&cluster).await, client(&cluster).await);
+    for (n, moves) in [(0, false), (1, true)] {
+        let name = format!("{{{n}}}");
+        let slot = SpawnedCluster::slot_of(&name);
+        let mut held = Vec::new();
+        for (_, lock) in kinds(&a, &name) {
+            held.push(lock.lock().await.unwrap());
+        }
+        begin(&cluster, slot, move |key| is_record(key) == moves).await;
+        let tries = kinds(&b, &name).into_iter().map(|(kind, lock)| async move {
+            let wait = Duration::from_millis(200);
+            for said in [lock.try_lock().await, lock.try_lock_for(wait).await] {
+                let Err(error) = said else { panic!("{kind}, {moves}: {said:?}") };
+                let is_refused = matches!(&error, Error::Store { source, .. } if !source.may_have_executed());
+                assert!(is_refused && error.is_transient(), "{kind}, {moves}: {error:?}");
+            }
+        });
+        futures::future::join_all(tries).await;
+        drop(held);
+    }
+}
+
+/// What is held is renewed where it is, for longer than its lease.
+#[tokio::test]
+async fn a_migration_that_stands_still_costs_no_hold() {
+    let lease = Duration::from_secs(3);
+    let cluster = start(2, 0).await;
+    let connect = || LockClient::builder().watchdog_timeout(lease).connect(cluster.url());
+    let a = connect().await.unwrap();
+    let mut held = Vec::new();
+    for (n, moves) in [(0, false), (1, true)] {
+        let name = format!("{{{n}}}");
+        for (kind, lock) in kinds(&a, &name) {
+            // what a reader's record says, and what its other keys do, goes together
+            if kind != "read" {
+                held.push((kind, moves, lock.lock().await.unwrap()));
+            }
+        }
+        begin(&cluster, SpawnedCluster::slot_of(&name), move |key| is_record(key) == moves).await;
+    }
+    tokio::time::sleep(2 * lease).await;
+    for (kind, moves, guard) in held {
+        assert!(!guard.is_lost(), "{kind}, {moves}");
+        guard.unlock().await.unwrap_or_else(|error| panic!("{kind}, {moves}: {error:?}"));
+    }
+}
