@@ -50,8 +50,6 @@ pub(crate) struct Core {
     pub(crate) janitor: Janitor,
     /// Gates where holds are handed on: somebody must see to it that each is taken.
     pub(super) relays: UnboundedSender<Arc<Gate>>,
-    /// The server refused the last renewals as a whole. Relaxed: a batch that reads it late asks a few times more.
-    pub(super) renewals_are_refused: AtomicBool,
     pub(super) runtime: Handle,
     /// Stored, then the holds and gates are looked through; whoever begins something puts it there first, and then loads
     /// this. The mutexes of those maps and holds order the two: one of both sees the other.

@@ -11,6 +11,7 @@ mod lease;
 
 mod due;
 pub(crate) mod generation;
+mod pending;
 
 mod state;
 mod transitions;

@@ -75,7 +75,6 @@ async fn start(endpoint: Endpoint, config: Config, runtime: Handle, driver: Opti
         signals,
         janitor,
         relays,
-        renewals_are_refused: AtomicBool::new(false),
         runtime: runtime.clone(),
         closed: AtomicBool::new(false),
     });

@@ -4,9 +4,8 @@
 //! fill the way to the server and back.
 
 use std::{
-    cmp::Reverse,
-    collections::HashMap,
-    sync::{Arc, atomic::Ordering::Relaxed},
+    collections::{HashMap, HashSet},
+    sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
@@ -16,6 +15,7 @@ use super::{
     hold::{Look, Renewal},
     kind::Kind,
     lease::Keep,
+    pending::{Group, Pending},
 };
 use crate::{
     clock::Instant,
@@ -37,59 +37,36 @@ const MOST_REFUSALS: u32 = 12;
 /// After how long it is asked again whether a record is there.
 const ASK_AGAIN: Duration = Duration::from_millis(500);
 
-/// What is to be renewed, by script and by what may be named together, the most urgent last.
-#[derive(Default)]
-struct Pending(HashMap<(&'static str, u16), (&'static Script, Vec<Renewal>)>);
-
-impl Pending {
-    fn add(&mut self, core: &Core, renewals: Vec<Renewal>) {
-        for renewal in renewals {
-            let (script, group) = (renewal.hold.kind().renew(), core.store.group_of(renewal.hold.kind().record()));
-            self.0.entry((script.name, group)).or_insert_with(|| (script, Vec::new())).1.push(renewal);
-        }
-        self.0.retain(|_, (_, renewals)| !renewals.is_empty());
-        for (_, renewals) in self.0.values_mut() {
-            renewals.sort_unstable_by_key(|renewal| Reverse(renewal.deadline));
-        }
-    }
-
-    /// The batch that has the least time left, of those whose server has not enough to do, and the number of that server.
-    fn next(&mut self, core: &Core, ways: &Ways) -> Option<(u16, &'static Script, Vec<Renewal>)> {
-        let (most, mut free) = (at_once(core), None);
-        let mut urgent: Option<(Instant, &mut (&'static Script, Vec<Renewal>))> = None;
-        for ((_, group), of) in &mut self.0 {
-            let Some(last) = of.1.last() else { continue };
-            if urgent.as_ref().is_some_and(|(deadline, _)| *deadline <= last.deadline) {
-                continue;
-            }
-            let server = core.store.server_of(*group);
-            if ways.get(&server).is_none_or(|under_way| *under_way < most) {
-                (free, urgent) = (Some(server), Some((last.deadline, of)));
-            }
-        }
-        let (_, (script, renewals)) = urgent?;
-        let rest = renewals.len().saturating_sub(LOCKS_AT_ONCE);
-        Some((free?, *script, renewals.split_off(rest)))
-    }
+/// What can be renewed by one request.
+fn group_of(core: &Core, renewal: &Renewal) -> Group {
+    let kind = renewal.hold.kind();
+    (kind.renew().name, core.store.group_of(kind.record()))
 }
 
 /// How many batches are under way to each server: one that does not answer holds up its own renewals only.
 type Ways = HashMap<u16, usize>;
 
+/// The servers that have refused the last renewals as a whole.
+type Refusing = Mutex<HashSet<u16>>;
+
 /// Runs until the client ends.
 pub(crate) async fn run(core: Arc<Core>) {
+    let (refusing, server_of) = (Refusing::default(), |group| core.store.server_of(group));
     let (mut pending, mut under_way, mut ways) = (Pending::default(), FuturesUnordered::new(), Ways::new());
     let mut connections = core.store.connections();
     loop {
         let due = look(&core);
         if !due.is_empty() {
-            pending.add(&core, due);
+            pending.add(due.into_iter().map(|one| (group_of(&core, &one), one.deadline, one)), server_of);
         }
-        while let Some((server, script, batch)) = pending.next(&core, &ways) {
+        loop {
+            let most = at_once(&core);
+            let is_free = |server| ways.get(&server).is_none_or(|under_way| *under_way < most);
+            let Some((server, batch)) = pending.next(LOCKS_AT_ONCE, server_of, is_free) else { break };
             *ways.entry(server).or_default() += 1;
-            let core = &core;
+            let (core, refusing) = (&core, &refusing);
             under_way.push(async move {
-                renew(core, script, batch).await;
+                renew(core, (server, refusing), batch).await;
                 server
             });
         }
@@ -146,7 +123,9 @@ fn look(core: &Arc<Core>) -> Vec<Renewal> {
 
 /// Renews one batch. A refusal that concerns one lock must not cost the others their renewal, so a batch that is refused is
 /// halved; but not where everything is refused.
-async fn renew(core: &Arc<Core>, script: &'static Script, batch: Vec<Renewal>) {
+async fn renew(core: &Arc<Core>, (server, refusing): (u16, &Refusing), batch: Vec<Renewal>) {
+    let Some(script) = batch.first().map(|renewal| renewal.hold.kind().renew()) else { return };
+    let refusing = || refusing.lock().unwrap_or_else(PoisonError::into_inner);
     let mut refused_in_a_row = 0;
     let mut parts = vec![batch];
     while let Some(mut part) = parts.pop() {
@@ -171,7 +150,7 @@ async fn renew(core: &Arc<Core>, script: &'static Script, batch: Vec<Renewal>) {
                 let has_copies = |renewal: &Renewal| {
                     copies(renewal).is_none_or(|copies| matches!(acks, Ok(Some(acks)) if acks.suffice(copies)))
                 };
-                core.renewals_are_refused.store(false, Relaxed);
+                refusing().remove(&server);
                 refused_in_a_row = 0;
                 if meter::IS_ON {
                     let now = Instant::now();
@@ -193,7 +172,7 @@ async fn renew(core: &Arc<Core>, script: &'static Script, batch: Vec<Renewal>) {
             }
             Err(error) => {
                 refused_in_a_row += 1;
-                let hopeless = refused_in_a_row >= MOST_REFUSALS || core.renewals_are_refused.load(Relaxed);
+                let hopeless = refused_in_a_row >= MOST_REFUSALS || refusing().contains(&server);
                 let halves = may_concern_one(&error) && !hopeless;
                 if halves && part.len() > 1 {
                     let right = part.split_off(part.len() / 2);
@@ -202,7 +181,7 @@ async fn renew(core: &Arc<Core>, script: &'static Script, batch: Vec<Renewal>) {
                 }
                 if !halves {
                     part.extend(parts.drain(..).flatten());
-                    core.renewals_are_refused.store(true, Relaxed);
+                    refusing().insert(server);
                 }
                 log::later!(
                     WARN, locks = part.len(), error = error; "renewal failed; trying again until the lease ends"

@@ -210,13 +210,14 @@ fn a_file_uses_its_own_floor_and_those_below() {
 }
 
 /// The parts of the engine, from the bottom up.
-const ENGINE: [&str; 33] = [
+const ENGINE: [&str; 34] = [
     "failure",
     "refusal",
     "retry",
     "lease",
     "kind",
     "due",
+    "pending",
     "watches",
     "generation",
     "state",

@@ -62,7 +62,11 @@ pub(crate) async fn subscribe(core: Arc<Core>, mut queue: mpsc::UnboundedReceive
                 Some(Event::Left(gate)) => homes.tell(gate.home(), Event::Left(gate)),
                 None => return,
             },
-            _ = moves.changed() => core.hub.all().iter().for_each(|gate| homes.visit(gate)),
+            _ = moves.changed() => {
+                core.hub.all().iter().for_each(|gate| homes.visit(gate));
+                // whoever listens to a link that was left ends, since nobody tells it anything any more
+                homes.known.retain(|_, (link, _)| !link.is_closed());
+            }
         }
     }
 }
@@ -81,7 +85,6 @@ impl Homes<'_> {
         if self.known.get(&home).is_none_or(|(known, _)| !Arc::ptr_eq(known, &link)) {
             let (tell, events) = mpsc::unbounded_channel();
             let (core, listens) = (Arc::clone(self.core), Arc::clone(&link));
-            // whoever listened to a link that was left ends, since nobody tells it anything any more
             self.known.insert(home, (link, tell));
             tokio::spawn(async move { listen(&core, home, &listens, events).await });
         }

@@ -76,7 +76,6 @@ impl World {
             signals,
             janitor,
             relays: mpsc::unbounded_channel().0,
-            renewals_are_refused: AtomicBool::new(false),
             runtime: stopped(),
             closed: AtomicBool::new(false),
         });
