@@ -4,6 +4,7 @@
 //! that has lost its last slot is left at once, whether or not its connections live: it may be a master that was
 //! replaced while it slept, and grant what nobody else knows of.
 
+mod asking;
 mod map;
 mod redirect;
 
@@ -26,8 +27,11 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use self::map::{SLOTS, View};
 pub(super) use self::redirect::Next;
+use self::{
+    asking::{AWAY, Asking, Trouble},
+    map::{SLOTS, View},
+};
 use super::{
     Dials,
     link::Link,
@@ -44,9 +48,7 @@ use crate::{
 
 /// No node.
 const NOBODY: u16 = u16::MAX;
-/// How often the map is asked for while all is well, and while a node is away; and whether it is, is looked at so often.
-const CALM: Duration = Duration::from_secs(5);
-const AWAY: Duration = Duration::from_millis(50);
+/// Whether a node is away is looked at so often.
 const LOOK: Duration = Duration::from_millis(100);
 /// A node that leaves a request unanswered for so long is asked about.
 const SILENT: Duration = Duration::from_millis(500);
@@ -62,7 +64,7 @@ const IMPORTS: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub(super) struct Cluster {
     dials: Arc<Dials>,
-    /// Only added to: whoever has a node's number finds it.
+    /// Whoever has a node's number finds it; the number of one that was left goes to the next that comes.
     nodes: RwLock<Vec<Node>>,
     /// Who may know more where no master can be reached.
     replicas: Mutex<Vec<Server>>,
@@ -88,6 +90,10 @@ struct Node {
     serves: bool,
     /// Since when.
     since: std::time::Instant,
+    /// Whether somebody may take over from it.
+    has_heirs: bool,
+    /// It was left: its number is free.
+    is_left: bool,
     /// When it was asked last for what it is about to get, serving nothing yet.
     imports: Option<Instant>,
 }
@@ -102,6 +108,8 @@ impl Node {
             messages: None,
             serves: false,
             since: std::time::Instant::now(),
+            has_heirs: false,
+            is_left: false,
             imports: None,
         }
     }
@@ -126,7 +134,7 @@ fn answers(link: &Link) -> bool {
 /// Whether a node has all slots, as far as it says.
 pub(super) async fn is_alone(link: &Link) -> bool {
     match link.slots(ANSWERS).await {
-        Ok(slots) => View::read(&slots, "").map_or(true, |view| view.masters().count() == 1),
+        Ok(slots) => View::read(&slots, "").map_or(true, |view| view.masters().len() == 1),
         Err(_) => true,
     }
 }
@@ -167,16 +175,7 @@ impl Cluster {
             Messages::Sharded => true,
             Messages::Classic => false,
         };
-        let cluster = Arc::new(Self {
-            dials: Arc::clone(dials),
-            nodes: RwLock::default(),
-            replicas: Mutex::default(),
-            owners: (0..SLOTS).map(|_| AtomicU16::new(NOBODY)).collect(),
-            bell: Notify::new(),
-            moves: watch::Sender::new(0),
-            sharded,
-            closed: AtomicBool::new(false),
-        });
+        let cluster = Arc::new(Self::new(dials, sharded));
         cluster.learn(&[view]);
         let links: Vec<_> = cluster.read().iter().filter_map(|node| node.scripts.clone()).collect();
         let any = futures_util::future::select_all(links.iter().map(|link| Box::pin(link.wait_up())));
@@ -192,6 +191,19 @@ impl Cluster {
         let _ = timeout(OTHERS.min(limit), join_all(links.iter().map(|link| link.wait_up()))).await;
         dials.own.spawn(Self::mind(Arc::downgrade(&cluster)));
         Ok(cluster)
+    }
+
+    fn new(dials: &Arc<Dials>, sharded: bool) -> Self {
+        Self {
+            dials: Arc::clone(dials),
+            nodes: RwLock::default(),
+            replicas: Mutex::default(),
+            owners: (0..SLOTS).map(|_| AtomicU16::new(NOBODY)).collect(),
+            bell: Notify::new(),
+            moves: watch::Sender::new(0),
+            sharded,
+            closed: AtomicBool::new(false),
+        }
     }
 
     /// Asks all at once; the first that answers is believed.
@@ -298,25 +310,37 @@ impl Cluster {
         self.moves.subscribe()
     }
 
-    /// The number of the node at an address.
-    fn number(&self, server: &Server) -> u16 {
-        if let Some(at) = self.read().iter().position(|node| node.server == *server) {
-            return at as u16;
-        }
+    /// Changes the node at an address, and makes its link for scripts. In one step: what is not known to serve may be left.
+    fn at<T>(&self, server: &Server, change: impl FnOnce(u16, &mut Node) -> T) -> (Arc<Link>, T) {
         let mut nodes = self.write();
-        let at = nodes.iter().position(|node| node.server == *server).unwrap_or_else(|| {
-            nodes.push(Node::new(server.clone()));
-            nodes.len() - 1
-        });
-        at as u16
+        let known = nodes.iter().position(|node| node.server == *server);
+        let at = known.or_else(|| nodes.iter().position(|node| node.is_left)).unwrap_or(nodes.len());
+        if known.is_none() {
+            let node = Node::new(server.clone());
+            match nodes.get_mut(at) {
+                Some(left) => *left = node,
+                None => nodes.push(node),
+            }
+        }
+        let node = &mut nodes[at];
+        node.is_left = false;
+        let make = || self.make(self.dials.for_scripts(), &node.server, &node.pace);
+        let link = Arc::clone(node.scripts.get_or_insert_with(make));
+        (link, change(at as u16, node))
+    }
+
+    /// A slot's master is this one now. Whether it was another one.
+    fn gives(&self, slot: u16, to: &Server) -> (Arc<Link>, bool) {
+        self.at(to, |number, node| {
+            node.begins_to_serve();
+            self.owners[usize::from(slot)].swap(number, Ordering::AcqRel) != number
+        })
     }
 
     /// A server said that a slot has another master.
     fn moved(&self, slot: u16, server: &Server) -> Arc<Link> {
-        let node = self.number(server);
-        let link = self.scripts(node);
-        self.write()[usize::from(node)].begins_to_serve();
-        if self.owners[usize::from(slot)].swap(node, Ordering::AcqRel) != node {
+        let (link, has_changed) = self.gives(slot, server);
+        if has_changed {
             self.moves.send_modify(|moves| *moves += 1);
         }
         link
@@ -324,11 +348,7 @@ impl Cluster {
 
     /// A server said that another one is about to have a slot: that one's link.
     fn importing(&self, server: &Server) -> Arc<Link> {
-        let number = self.number(server);
-        let link = self.scripts(number);
-        let node = &mut self.write()[usize::from(number)];
-        node.imports = (!node.serves).then(Instant::now);
-        link
+        self.at(server, |_, node| node.imports = (!node.serves).then(Instant::now)).0
     }
 
     /// Takes in what nodes say. Of each slot, what most of them say counts; where they are at odds, nothing changes.
@@ -338,14 +358,13 @@ impl Cluster {
         for slot in 0..SLOTS as u16 {
             let now = servers.get(usize::from(self.owner(slot)));
             let Some(said) = map::most(views, slot, now).filter(|said| Some(*said) != now) else { continue };
-            let node = self.number(said);
-            self.owners[usize::from(slot)].store(node, Ordering::Release);
-            changed = true;
+            changed |= self.gives(slot, said).1;
         }
-        for view in views {
-            for (server, id) in view.masters() {
-                let node = self.number(server);
-                id.clone_into(&mut self.write()[usize::from(node)].id);
+        for node in self.write().iter_mut() {
+            let mut of_it = views.iter().filter_map(|view| view.master(&node.server)).peekable();
+            if let Some(master) = of_it.peek() {
+                master.id.clone_into(&mut node.id);
+                node.has_heirs = of_it.any(|master| master.has_replicas);
             }
         }
         let mut replicas: Vec<Server> = views.iter().flat_map(View::replicas).cloned().collect();
@@ -367,29 +386,28 @@ impl Cluster {
 
     /// Leaves the nodes that serve nothing any more. Redirects may have been the first to say so. Whether there are any.
     fn leave(&self) -> bool {
-        let mut busy = vec![false; self.read().len()];
+        let mut nodes = self.write();
+        let mut busy = vec![false; nodes.len()];
         for owner in &self.owners {
             if let Some(busy) = busy.get_mut(usize::from(owner.load(Ordering::Acquire))) {
                 *busy = true;
             }
         }
         let mut left = Vec::new();
-        for (node, busy) in busy.into_iter().enumerate() {
+        for (node, busy) in nodes.iter_mut().zip(busy) {
             if busy {
-                self.scripts(node as u16);
-                let node = &mut self.write()[node];
                 node.begins_to_serve();
                 node.imports = None;
                 continue;
             }
-            let node = &mut self.write()[node];
             node.serves = false;
-            if node.imports.is_some_and(|since| since.elapsed() < IMPORTS) {
-                continue;
+            if node.imports.is_none_or(|since| since.elapsed() >= IMPORTS) {
+                node.is_left = true;
+                left.extend(node.scripts.take());
+                left.extend(node.messages.take());
             }
-            left.extend(node.scripts.take());
-            left.extend(node.messages.take());
         }
+        drop(nodes);
         let is_over = !left.is_empty();
         for link in left {
             log::later!(DEBUG, host = link.host(); "a node serves no slot any more");
@@ -398,32 +416,40 @@ impl Cluster {
         is_over
     }
 
-    /// Whether a master cannot be reached, or is silent.
-    fn is_away(&self) -> bool {
+    /// What is wrong. `None`: all masters answer, and all slots have one.
+    fn trouble(&self) -> Option<Trouble> {
         let nodes = self.read();
-        let mut serving = nodes.iter().filter(|node| node.serves).filter_map(|node| node.scripts.as_ref());
-        serving.any(|link| !answers(link)) || self.owners.iter().any(|owner| owner.load(Ordering::Acquire) == NOBODY)
+        let away =
+            nodes.iter().filter(|node| node.serves && node.scripts.as_deref().is_some_and(|link| !answers(link)));
+        let no_heir =
+            || self.owners.iter().any(|owner| owner.load(Ordering::Acquire) == NOBODY).then_some(Trouble::Stays);
+        away.map(|node| if node.has_heirs { Trouble::Passes } else { Trouble::Stays }).min().or_else(no_heir)
     }
 
     /// Keeps the map, until the client ends.
     async fn mind(cluster: Weak<Self>) {
-        let mut asked = Instant::now();
+        let (mut asking, mut was_rung) = (Asking::new(Instant::now()), false);
         loop {
             let Some(cluster) = cluster.upgrade().filter(|cluster| !cluster.is_closed()) else { return };
             let rung = timeout(LOOK, cluster.bell.notified()).await.is_ok();
-            let pause = if rung || cluster.is_away() { AWAY } else { CALM };
-            if asked.elapsed() < pause {
+            was_rung |= rung;
+            let trouble = cluster.trouble().or(was_rung.then_some(Trouble::Stays));
+            let pause = asking.pause(trouble, Instant::now());
+            if !pause.is_zero() {
                 if rung {
-                    sleep(AWAY.saturating_sub(asked.elapsed())).await;
-                } else {
+                    sleep(pause.min(AWAY)).await;
+                }
+                if pause > AWAY || !rung {
                     continue;
                 }
             }
-            asked = Instant::now();
+            was_rung = false;
+            asking.asked(trouble, Instant::now());
             let views = cluster.ask().await;
             if !views.is_empty() {
                 cluster.learn(&views);
             }
+            asking.answered(*cluster.moves.borrow());
         }
     }
 
@@ -556,7 +582,45 @@ impl Cluster {
 
 #[cfg(test)]
 mod tests {
-    use super::go_on;
+    use super::*;
+    use crate::{
+        options::Config,
+        store::{
+            tests::{dials, stopped},
+            wire::Value,
+        },
+    };
+
+    /// A map of three nodes, at these ports.
+    fn view(ports: [u16; 3]) -> View {
+        let range = |(n, port): (i64, u16)| {
+            let (from, to) = (n * 16_384 / 3, (n + 1) * 16_384 / 3 - 1);
+            let node = vec![Value::text("127.0.0.1"), Value::Integer(port.into()), Value::text(&format!("id{port}"))];
+            Value::Array(vec![Value::Integer(from), Value::Integer(to), Value::Array(node)])
+        };
+        View::read(&Value::Array((0..).zip(ports).map(range).collect()), "").unwrap()
+    }
+
+    #[test]
+    fn a_thousand_nodes_come_and_go() {
+        let dials = Arc::new(dials("redis-cluster://127.0.0.1:1", Config::default(), stopped()));
+        let cluster = Cluster::new(&dials, false);
+        for port in 0..1_000 {
+            let ports = [port, port + 1, port + 2].map(|port| 10_000 + port);
+            cluster.learn(&[view(ports)]);
+            for (n, port) in ports.into_iter().enumerate() {
+                let (number, link) = cluster.home((n * SLOTS / 3) as u16);
+                assert_eq!(cluster.read()[usize::from(number)].server.port, port);
+                assert!(!link.is_closed());
+            }
+            // one that is about to have something
+            let imports = cluster.importing(&Server::new("127.0.0.1", 9_000));
+            assert_eq!(imports.host(), "127.0.0.1");
+        }
+        assert!(cluster.read().len() <= 6, "{}", cluster.read().len());
+        assert_eq!(cluster.masters().len(), 4);
+        cluster.stop().iter().for_each(|link| link.abandon());
+    }
 
     #[test]
     fn a_scan_goes_on_with_its_own_cursor_or_begins_with_the_next_node() {

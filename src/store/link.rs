@@ -411,7 +411,8 @@ impl Link {
         }
     }
 
-    fn is_closed(&self) -> bool {
+    /// Whether it was left for good.
+    pub(crate) fn is_closed(&self) -> bool {
         self.closed.load(Ordering::Acquire)
     }
 

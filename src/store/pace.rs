@@ -136,7 +136,7 @@ fn pause(outage: Duration, nobody_listens: bool) -> Duration {
 }
 
 /// Up to this share less, by chance: many clients are not to come at once.
-fn jitter(pause: Duration, share: f64) -> Duration {
+pub(super) fn jitter(pause: Duration, share: f64) -> Duration {
     let chance = f64::from(u32::from_le_bytes(*Uuid::new_v4().as_bytes().first_chunk().unwrap_or(&[0; 4])));
     pause.mul_f64(1.0 - share * chance / f64::from(u32::MAX))
 }

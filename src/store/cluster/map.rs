@@ -9,11 +9,20 @@ use crate::{
 
 pub(super) const SLOTS: usize = 16_384;
 
+/// A master, as a node knows it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Master {
+    pub(super) server: Server,
+    /// What it calls itself.
+    pub(super) id: String,
+    /// Whether somebody may take over from it.
+    pub(super) has_replicas: bool,
+}
+
 /// One node's map.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct View {
-    /// Addresses of masters, and what they call themselves.
-    masters: Vec<(Server, String)>,
+    masters: Vec<Master>,
     /// From and to which slot, and whose they are.
     ranges: Vec<(u16, u16, usize)>,
     /// Who may become a master.
@@ -34,15 +43,16 @@ impl View {
             let (Some(from), Some(to), Some((server, id))) = (slot(from), slot(to), node(master, asked)) else {
                 return Err(nonsense());
             };
+            let at = view.masters.iter().position(|known| known.server == server).unwrap_or_else(|| {
+                view.masters.push(Master { server, id: id.to_owned(), has_replicas: false });
+                view.masters.len() - 1
+            });
             for (replica, _) in replicas.iter().filter_map(|replica| node(replica, asked)) {
+                view.masters[at].has_replicas = true;
                 if !view.replicas.contains(&replica) {
                     view.replicas.push(replica);
                 }
             }
-            let at = view.masters.iter().position(|(known, _)| *known == server).unwrap_or_else(|| {
-                view.masters.push((server, id.to_owned()));
-                view.masters.len() - 1
-            });
             view.ranges.push((from, to, at));
         }
         if view.ranges.is_empty() {
@@ -58,14 +68,19 @@ impl View {
         &self.replicas
     }
 
-    pub(super) fn masters(&self) -> impl Iterator<Item = (&Server, &str)> {
-        self.masters.iter().map(|(server, id)| (server, &**id))
+    pub(super) fn masters(&self) -> &[Master] {
+        &self.masters
+    }
+
+    /// What it says of the master at this address.
+    pub(super) fn master(&self, server: &Server) -> Option<&Master> {
+        self.masters.iter().find(|master| master.server == *server)
     }
 
     fn owner(&self, slot: u16) -> Option<&Server> {
         let at = self.ranges.partition_point(|(from, ..)| *from <= slot).checked_sub(1)?;
         let (_, to, at) = self.ranges[at];
-        (slot <= to).then(|| &self.masters[at].0)
+        (slot <= to).then(|| &self.masters[at].server)
     }
 }
 

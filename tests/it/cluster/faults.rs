@@ -12,7 +12,7 @@ use std::{
 };
 
 use futures::{executor::block_on, future::join_all};
-use nestlock::LockClient;
+use nestlock::{LockClient, LockGuard};
 use nestlock_embedded::{SpawnedCluster, SpawnedServer};
 
 use super::{ask, calls, client, start, there};
@@ -238,6 +238,80 @@ async fn an_owner_reads_and_writes_while_its_keys_move_one_by_one() {
         reads.and(writes).unwrap();
         other.write_lock().lock().await.unwrap().unlock().await.unwrap();
     }
+}
+
+/// Where nobody will take over, the same answer is not asked for twenty times a second.
+#[tokio::test]
+async fn a_master_that_stays_away_is_asked_about_ever_less_often() {
+    let args = ["--cluster-require-full-coverage", "no", "--cluster-node-timeout", "15000"];
+    let cluster = tokio::task::spawn_blocking(move || SpawnedCluster::start_with(3, 0, args).unwrap());
+    let cluster = Arc::new(cluster.await.unwrap());
+    let client = client(&cluster).await;
+    let (lock, unserved) = (client.mutex(name_at(&cluster, 0)).unwrap(), client.mutex(name_at(&cluster, 1)).unwrap());
+    lock.lock().await.unwrap().unlock().await.unwrap();
+    let slot = SpawnedCluster::slot_of(unserved.name()).to_string();
+    cluster.nodes()[0].kill().unwrap();
+    for node in &cluster.nodes()[1..] {
+        assert!(!ask(node, &["CLUSTER", "DELSLOTS", &slot]).is_error());
+    }
+    let asked = || {
+        let all = cluster.nodes()[1..].iter().map(|node| calls(node).get("cluster|slots").copied().unwrap_or(0));
+        all.sum::<u64>()
+    };
+    let (before, began) = (asked(), Instant::now());
+    while began.elapsed() < Duration::from_secs(6) {
+        for lock in [&lock, &unserved] {
+            assert!(lock.try_lock().await.unwrap_err().is_transient());
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    let times = asked() - before;
+    assert!(times > 2, "nobody asks");
+    assert!(times < 60, "asked {times} times");
+}
+
+/// Who refuses everything says nothing of what another one refuses.
+#[tokio::test]
+async fn a_master_that_refuses_all_renewals_costs_no_hold_of_another_master() {
+    let cluster = start(2, 0).await;
+    let words = "ACL SETUSER u on >secret ~* &* +@all";
+    for node in cluster.nodes() {
+        assert!(!ask(node, &words.split(' ').collect::<Vec<_>>()).is_error());
+    }
+    let url = cluster.url().replacen("://", "://u:secret@", 1);
+    let lease = Duration::from_secs(3);
+    let client = LockClient::builder().watchdog_timeout(lease).connect(url).await.unwrap();
+    let (refuses, serves) = (name_at(&cluster, 0), name_at(&cluster, 1));
+    let names = |tag: &str, kind: &str, many: u32| (0..many).map(|n| format!("{{{tag}}}{kind}{n}")).collect::<Vec<_>>();
+    let hold = |names: Vec<String>| {
+        join_all(names.into_iter().map(|name| {
+            let lock = client.mutex(name).unwrap();
+            async move { lock.lock().await.unwrap() }
+        }))
+    };
+    let all = hold(names(&refuses, "any", 64)).await;
+    let (good, bad) = (hold(names(&serves, "good", 8)).await, hold(names(&serves, "bad", 1)).await);
+    // all of them at one, and one lock at the other
+    let only = format!("~{{{serves}}}good*");
+    assert!(!ask(&cluster.nodes()[0], &["ACL", "SETUSER", "u", "-pexpire", "-pttl"]).is_error());
+    assert!(!ask(&cluster.nodes()[1], &["ACL", "SETUSER", "u", "resetkeys", &only]).is_error());
+    tokio::time::sleep(2 * lease).await;
+    let lost = good.iter().filter(|guard| guard.is_lost()).count();
+    assert_eq!(lost, 0, "of {}", good.len());
+    assert!(all.iter().chain(&bad).all(LockGuard::is_lost));
+}
+
+/// A redirect to a node that is gone is followed by a look at the map.
+#[tokio::test]
+async fn a_redirect_to_a_node_that_is_gone_fails_no_try() {
+    let fake = Fake::start();
+    let client = LockClient::connect(format!("redis-cluster://{}", fake.addr)).await.unwrap();
+    *fake.scripts.lock().unwrap() = format!("-MOVED {} 127.0.0.1:1\r\n", SpawnedCluster::slot_of("l"));
+    let lock = client.mutex("l").unwrap();
+    let tries = tokio::spawn(async move { lock.try_lock().await.map(|got| got.is_some()) });
+    within(Duration::from_secs(5), "it is asked", || async { fake.asked.load(Ordering::Acquire) > 0 }).await;
+    *fake.scripts.lock().unwrap() = ":1\r\n".into();
+    assert!(tries.await.unwrap().unwrap());
 }
 
 /// A node of a cluster of one, that says of scripts and of the map what a test tells it to.
