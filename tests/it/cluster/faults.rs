@@ -289,11 +289,14 @@ async fn a_master_that_refuses_all_renewals_costs_no_hold_of_another_master() {
             async move { lock.lock().await.unwrap() }
         }))
     };
-    let all = hold(names(&refuses, "any", 64)).await;
-    let (good, bad) = (hold(names(&serves, "good", 8)).await, hold(names(&serves, "bad", 1)).await);
     // all of them at one, and one lock at the other
+    let all = hold(names(&refuses, "any", 64)).await;
+    let nodes = cluster.nodes();
+    assert!(!ask(&nodes[0], &["ACL", "SETUSER", "u", "-evalsha", "-eval"]).is_error());
+    within(Duration::from_secs(20), "it refuses", || async { !ask(&nodes[0], &["ACL", "LOG"]).list().is_empty() })
+        .await;
+    let (good, bad) = tokio::join!(hold(names(&serves, "good", 8)), hold(names(&serves, "bad", 1)));
     let only = format!("~{{{serves}}}good*");
-    assert!(!ask(&cluster.nodes()[0], &["ACL", "SETUSER", "u", "-pexpire", "-pttl"]).is_error());
     assert!(!ask(&cluster.nodes()[1], &["ACL", "SETUSER", "u", "resetkeys", &only]).is_error());
     tokio::time::sleep(2 * lease).await;
     let lost = good.iter().filter(|guard| guard.is_lost()).count();
