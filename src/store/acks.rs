@@ -178,6 +178,7 @@ impl Link {
             }
         };
         let answer = self.in_time(until.left(Instant::now()), rounds).await.unwrap_or(Err(Failure::Late));
+        let answer = if self.is_left() { Err(Failure::Ended) } else { answer };
         answer.map_err(|failure| self.failed(failure).that_may_have_executed())
     }
 

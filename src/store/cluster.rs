@@ -403,15 +403,21 @@ impl Cluster {
             node.serves = false;
             if node.imports.is_none_or(|since| since.elapsed() >= IMPORTS) {
                 node.is_left = true;
-                left.extend(node.scripts.take());
-                left.extend(node.messages.take());
+                left.push((node.scripts.take(), node.messages.take()));
             }
         }
         drop(nodes);
-        let is_over = !left.is_empty();
-        for link in left {
-            log::later!(DEBUG, host = link.host(); "a node serves no slot any more");
-            link.abandon();
+        let mut is_over = false;
+        for (scripts, messages) in left {
+            if let Some(scripts) = scripts {
+                log::later!(DEBUG, host = scripts.host(); "a node serves no slot any more");
+                scripts.leave();
+                is_over = true;
+            }
+            if let Some(messages) = messages {
+                messages.abandon();
+                is_over = true;
+            }
         }
         is_over
     }

@@ -45,6 +45,8 @@ const MAX_UNSENT: u32 = 20;
 const RESET: Duration = Duration::from_secs(2);
 /// Channels in one SUBSCRIBE.
 const CHANNELS_AT_ONCE: usize = 500;
+/// How long a server that is left has for its refusals.
+const REFUSALS: Duration = Duration::from_millis(100);
 /// How long the end of a client waits for what was sent.
 const LAST_ANSWERS: Duration = Duration::from_millis(500);
 
@@ -152,6 +154,8 @@ pub(crate) struct Link {
     /// The epoch of a connection that is of no use any more.
     given_up: watch::Sender<Epoch>,
     closed: AtomicBool,
+    /// See [`Link::leave`].
+    is_left: AtomicBool,
 }
 
 impl fmt::Debug for Link {
@@ -209,6 +213,7 @@ impl Link {
             ready: watch::Sender::new(Epoch::NONE),
             given_up: watch::Sender::new(Epoch::NONE),
             closed: AtomicBool::new(false),
+            is_left: AtomicBool::new(false),
             dial,
         })
     }
@@ -466,6 +471,8 @@ impl Link {
                 }
             };
             match answer {
+                // it may have granted what no other server knows of
+                Ok(_) if self.is_left() => return Err(self.failed(Failure::Ended)),
                 Ok(answer) => {
                     self.round_trip.take(until.asked());
                     return Ok((answer, epoch));
@@ -633,6 +640,24 @@ impl Link {
         if let Some(connection) = self.current() {
             connection.end();
         }
+    }
+
+    /// Leaves a server that is no longer the one to ask. What is under way there has a moment to be refused, which is what a
+    /// server does that has handed over; what it says else is not believed.
+    pub(super) fn leave(self: &Arc<Self>) {
+        self.is_left.store(true, Ordering::Release);
+        self.closed.store(true, Ordering::Release);
+        self.set(State::Down);
+        let link = Arc::clone(self);
+        self.dial.own.spawn(async move {
+            sleep(REFUSALS).await;
+            link.end();
+        });
+    }
+
+    /// Whether what the server says is not believed any more, unless it refuses something.
+    pub(super) fn is_left(&self) -> bool {
+        self.is_left.load(Ordering::Acquire)
     }
 
     /// Ends the connection without waiting for anything.

@@ -436,11 +436,15 @@ fn a_look_costs_the_same_however_many_wait() {
     };
     let mut cost = |among: usize| {
         (0..among).for_each(&mut look);
-        fair.set_up(&["CONFIG", "RESETSTAT"]);
-        (0..2_000).for_each(|n| look(n * 7_919 % among));
-        let stats = fair.call(&["INFO", "commandstats"]);
-        let line = stats.text().lines().find(|line| line.starts_with("cmdstat_evalsha:")).unwrap().to_owned();
-        line.split("usec_per_call=").nth(1).unwrap().split(',').next().unwrap().parse::<f64>().unwrap()
+        // by the server's clock, which goes on while others have its processor: the least of ten times is its own
+        let times = (0..10).map(|time| {
+            fair.set_up(&["CONFIG", "RESETSTAT"]);
+            (0..200).for_each(|n| look((time * 200 + n) * 7_919 % among));
+            let stats = fair.call(&["INFO", "commandstats"]);
+            let line = stats.text().lines().find(|line| line.starts_with("cmdstat_evalsha:")).unwrap().to_owned();
+            line.split("usec_per_call=").nth(1).unwrap().split(',').next().unwrap().parse::<f64>().unwrap()
+        });
+        times.min_by(f64::total_cmp).unwrap()
     };
     let (few, many) = (cost(100), cost(6_000));
     println!("a look among 100 takes the server {few} us, among 6,000 {many} us");
