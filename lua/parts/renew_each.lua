@@ -7,9 +7,10 @@ if not fit then
     return redis.error_reply('ERR nestlock: renew needs an owner and a lease of at least 1 for each lock')
 end
 
--- a longer TTL is left as it is, and so is a record without one
+-- a longer TTL stays, and so does a record without one. It is set again: what a connection has not written, WAIT does not
+-- count from Redis 7.2 on
 local function lengthen(lock, ttl, lease)
-    if ttl ~= -1 and ttl < tonumber(lease) then redis.call('pexpire', lock, lease) end
+    if ttl ~= -1 then redis.call('pexpire', lock, math.max(ttl, tonumber(lease))) end
 end
 
 -- `renew` answers for one lock

@@ -33,7 +33,7 @@ return renew_each(function(lock, owner, lease)
     end
     -- Redisson sets this TTL to its own watchdog timeout, however long we read on
     local wanted = math.max(longest, least)
-    local set = (ttl < 0 or ttl >= wanted) and 1 or redis.pcall('pexpire', lock, wanted)
+    local set = ttl < 0 and 1 or redis.pcall('pexpire', lock, math.max(ttl, wanted))
     if set ~= 1 then
         if longest == -2 then redis.pcall('del', mine .. '1') end
         error(set, 0)

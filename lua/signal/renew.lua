@@ -17,6 +17,6 @@ return renew_each(function(lock, owner, lease)
     local ttl = redis.call('pttl', lock)
     if ttl == -1 then return -4 end
     local seconds = math.ceil(tonumber(lease) / 1000)
-    if ttl < seconds * 1000 then redis.call('expire', lock, seconds) end
+    if ttl < seconds * 1000 then redis.call('expire', lock, seconds) else lengthen(lock, ttl, ttl) end
     return 1
 end)

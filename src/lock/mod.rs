@@ -341,7 +341,9 @@ impl Lock {
     /// Takes over what another guard's [`hand_over`](LockGuard::hand_over) gave, in whatever process. The watchdog renews it
     /// from here on, and a fenced lock's guard has a new, higher token.
     ///
-    /// One round trip. Of two that adopt the same, one gets it.
+    /// One round trip. Of two that adopt the same, one gets it. Replicas are not waited for, also where
+    /// [`replicas`](crate::LockClientBuilder::replicas) says so: until its first renewal counts, a failover may end it with
+    /// what its giver had. An [`extend`](LockGuard::extend) right behind tells.
     ///
     /// ```no_run
     /// # async fn example(lock: nestlock::Lock, text: &str) -> nestlock::Result<()> {

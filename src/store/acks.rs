@@ -81,6 +81,12 @@ impl Rounds {
     fn last(&self) -> MutexGuard<'_, Option<Round>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    /// Takes in the last one's answer, for which nobody may have waited.
+    fn look(&self) {
+        let answer = self.last().as_ref().map(|last| last.answer.clone());
+        let _ = answer.and_then(FutureExt::now_or_never);
+    }
 }
 
 /// The next WAIT on this connection. It is asked when this returns.
@@ -129,6 +135,7 @@ impl Link {
     ) -> (std::result::Result<Value, Failure>, Receipt) {
         let mut asked = pin!(connection.call(request, until));
         let at_once = poll!(asked.as_mut());
+        self.rounds.look();
         let (after, mut along) = {
             let mut last = self.rounds.last();
             let after = last.as_ref().map_or(0, |last| last.number);
@@ -195,9 +202,10 @@ const ABOUT_TO_COME: Duration = Duration::from_secs(1);
 /// How often it is looked.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// Whether these servers have replicas enough for any lock to be had.
-pub(super) async fn check(links: &[Arc<Link>], copies: Copies, address: &str) -> Result<()> {
-    let until = Instant::now() + ABOUT_TO_COME;
+/// Whether these servers have replicas enough for any lock to be had. What is wrong is told before `limit` is over.
+pub(super) async fn check(links: &[Arc<Link>], copies: Copies, address: &str, limit: Duration) -> Result<()> {
+    let until = Instant::now() + ABOUT_TO_COME.min(limit / 3);
+    let copies = Copies { timeout: copies.timeout.min(limit / 6).max(Duration::from_millis(1)), ..copies };
     let refuse = |reason| Err(Error::InvalidConfig { reason });
     for link in links {
         loop {

@@ -161,7 +161,8 @@ impl Store {
 
     async fn has_replicas(&self, copies: Copies) -> Result<()> {
         let links = self.script_links();
-        let checked = timeout(self.dials.config.connect_timeout, acks::check(&links, copies, &self.address)).await;
+        let limit = self.dials.config.connect_timeout;
+        let checked = timeout(limit, acks::check(&links, copies, &self.address, limit)).await;
         checked.unwrap_or_else(|_| Err(self.dials.unreachable(self.dials.late())))
     }
 

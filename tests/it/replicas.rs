@@ -15,7 +15,7 @@ use nestlock_embedded::{SpawnedCluster, SpawnedServer};
 use crate::{
     cancel::poll_times,
     support::{
-        proxy::with_wire,
+        proxy::{Proxy, Way, with_wire},
         wire::{Reply, Wire},
         within,
     },
@@ -394,6 +394,8 @@ async fn what_cannot_be_had_is_refused_at_connect() {
     let says = |reason: &str| reason.contains("replicas are 2") && reason.contains("1 answered");
     assert!(matches!(&refused, Err(Error::InvalidConfig { reason, .. }) if says(reason)), "{refused:?}");
     assert!(begun.elapsed() < Duration::from_secs(5));
+    let hurried = Group::builder(2).connect_timeout(Duration::from_secs(1)).connect(with_wire(url.clone())).await;
+    assert!(matches!(&hurried, Err(Error::InvalidConfig { reason, .. }) if says(reason)), "{hurried:?}");
     let rules = ["ACL", "SETUSER", "some", "reset", "on", ">pw", "~*", "&*", "+@all", "-wait"];
     assert_eq!(call(&group.master, &rules).text(), "OK");
     let refused = Group::builder(1).connect(url.replace("redis://", "redis://some:pw@")).await;
@@ -477,4 +479,60 @@ async fn an_acquire_dropped_at_any_poll_leaves_nothing() {
     lock.lock().await.unwrap().unlock().await.unwrap();
     let stats = client.stats();
     assert_eq!((stats.holds, stats.settling), (0, 0));
+}
+
+/// An acquire that found its lock busy does not wait for its WAIT, which must not keep the next one from sending its own.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn after_a_busy_lock_wait_goes_along_as_before() {
+    let group = Group::start(1).await;
+    let proxy = Proxy::to(group.master.addr());
+    let client = Group::builder(1).connect(proxy.url()).await.unwrap();
+    let other = LockClient::connect(group.master.url()).await.unwrap();
+    let held = other.mutex("held").unwrap().lock().await.unwrap();
+    let lock = client.mutex("l").unwrap();
+    lock.lock().await.unwrap().unlock().await.unwrap();
+    assert!(client.mutex("held").unwrap().try_lock().await.unwrap().is_none());
+    // its WAIT is answered by then
+    within(LONG, "nothing is under way", || async { client.stats().requests == 0 }).await;
+    proxy.forget_requests();
+    proxy.black_hole(Way::ToClient);
+    let asked = tokio::spawn(async move { lock.try_lock().await });
+    let waits = || async { proxy.requests().iter().any(|request| request.is("WAIT")) };
+    within(Duration::from_secs(1), "WAIT is there before the script's answer", waits).await;
+    proxy.heal();
+    asked.await.unwrap().unwrap().unwrap().unlock().await.unwrap();
+    held.unlock().await.unwrap();
+}
+
+/// From Redis 7.2 on, a connection that has only looked at a longer TTL is told that all replicas have it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_extension_that_was_refused_is_not_believed_over_another_connection() {
+    let group = Group::start(1).await;
+    let client = group.client(1).await;
+    let mut guards = Vec::new();
+    for (record, lock) in kinds(&client) {
+        guards.push((record, lock.lock_with(AcquireOptions::new().lease(Duration::from_secs(60))).await.unwrap()));
+    }
+    group.stop(1);
+    for (record, guard) in &guards {
+        is_not_replicated(guard.extend(Duration::from_secs(120)).await, 0, 1);
+        call(&group.master, &["CLIENT", "KILL", "TYPE", "normal"]);
+        let extended = || async {
+            match guard.extend(Duration::from_secs(100)).await {
+                Err(Error::Store { .. } | Error::Unconfirmed { .. }) => None,
+                outcome => Some(outcome),
+            }
+        };
+        let mut outcome = extended().await;
+        while outcome.is_none() {
+            outcome = extended().await;
+        }
+        assert!(matches!(outcome, Some(Err(Error::NotReplicated { acked: 0, .. }))), "{record}: {outcome:?}");
+        assert!(guard.remaining() < Duration::from_secs(60), "{record}");
+    }
+    group.cont();
+    for (record, guard) in &guards {
+        guard.extend(Duration::from_secs(100)).await.unwrap();
+        assert!(guard.remaining() > Duration::from_secs(90), "{record}");
+    }
 }

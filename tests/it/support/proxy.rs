@@ -178,8 +178,12 @@ pub fn with_wire(url: String) -> String {
 
 impl Proxy {
     pub fn start(server: &Server) -> Self {
+        Self::to(server.addr())
+    }
+
+    pub fn to(server: SocketAddr) -> Self {
         let shared = Arc::new(Shared {
-            server: Mutex::new(server.addr()),
+            server: Mutex::new(server),
             rule: Mutex::new(Box::new(|_| Action::Pass)),
             switches: watch::Sender::new(Switches::default()),
             log: Mutex::new(Vec::new()),
