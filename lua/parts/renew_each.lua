@@ -10,7 +10,7 @@ end
 -- a longer TTL stays, and so does a record without one. It is set again: what a connection has not written, WAIT does not
 -- count from Redis 7.2 on
 local function lengthen(lock, ttl, lease)
-    if ttl ~= -1 then redis.call('pexpire', lock, math.max(ttl, tonumber(lease))) end
+    if ttl ~= -1 then redis.call('pexpire', lock, ttl < tonumber(lease) and lease or ttl) end
 end
 
 -- `renew` answers for one lock
