@@ -7,17 +7,14 @@ mod support;
 use std::{
     io::{BufRead, BufReader, Write},
     net::{SocketAddr, TcpStream},
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::Arc,
     thread,
     time::{Duration, Instant},
 };
 
 use nestlock::LockClient;
 use nestlock_embedded::{SpawnedCluster, SpawnedServer};
-use support::{median, quantile, report};
+use support::{median, pairs, quantile, report};
 
 const ROUNDS: usize = 9;
 const ROUND: Duration = Duration::from_millis(500);
@@ -42,31 +39,6 @@ fn cpu(server: &SpawnedServer) -> f64 {
     (ticks(11) + ticks(12)) / 100.0
 }
 
-/// Tasks with a lock each, for a round: pairs a second.
-async fn round(client: &LockClient, tasks: usize) -> f64 {
-    let (over, from) = (Arc::new(AtomicBool::new(false)), Instant::now());
-    let run = |task: usize| {
-        let (client, over) = (client.clone(), Arc::clone(&over));
-        tokio::spawn(async move {
-            let lock = client.reentrant_lock(format!("lock:{task}")).expect("a name");
-            let mut pairs = 0;
-            while !over.load(Ordering::Relaxed) {
-                lock.lock().await.expect("the lock").unlock().await.expect("the unlock");
-                pairs += 1;
-            }
-            pairs
-        })
-    };
-    let running: Vec<_> = (0..tasks).map(run).collect();
-    tokio::time::sleep(ROUND).await;
-    over.store(true, Ordering::Relaxed);
-    let mut pairs = 0;
-    for task in running {
-        pairs += task.await.expect("a task");
-    }
-    f64::from(pairs) / from.elapsed().as_secs_f64()
-}
-
 async fn beside_one_server() {
     let (cluster, one) = (SpawnedCluster::start(3, 0).expect("a cluster"), SpawnedServer::start().expect("a server"));
     let in_cluster = LockClient::connect(cluster.url()).await.expect("the cluster");
@@ -75,10 +47,10 @@ async fn beside_one_server() {
         let (mut ratios, mut costs) = (Vec::new(), (Vec::new(), Vec::new()));
         for _ in 0..ROUNDS {
             let (before, nodes) = (cpu(&one), cluster.nodes());
-            let alone = round(&at_one, tasks).await;
+            let alone = pairs(&at_one, tasks, ROUND).await;
             costs.0.push((cpu(&one) - before) / (alone * ROUND.as_secs_f64()) * 1e6);
             let before: f64 = nodes.iter().map(cpu).sum();
-            let shared = round(&in_cluster, tasks).await;
+            let shared = pairs(&in_cluster, tasks, ROUND).await;
             let after: f64 = nodes.iter().map(cpu).sum();
             costs.1.push((after - before) / (shared * ROUND.as_secs_f64()) * 1e6);
             ratios.push(shared / alone);

@@ -3,46 +3,15 @@
 
 mod support;
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use nestlock::LockClient;
 use nestlock_embedded::SpawnedSentinel;
-use support::{far::Far, median, report};
+use support::{far::Far, median, pairs, report};
 
 const ROUNDS: usize = 9;
 const ROUND: Duration = Duration::from_millis(500);
 const FAR: Duration = Duration::from_millis(50);
-
-/// Tasks with a lock each, for a round: pairs a second.
-async fn round(client: &LockClient, tasks: usize) -> f64 {
-    let (over, from) = (Arc::new(AtomicBool::new(false)), Instant::now());
-    let run = |task: usize| {
-        let (client, over) = (client.clone(), Arc::clone(&over));
-        tokio::spawn(async move {
-            let lock = client.reentrant_lock(format!("lock:{task}")).expect("a name");
-            let mut pairs = 0;
-            while !over.load(Ordering::Relaxed) {
-                lock.lock().await.expect("the lock").unlock().await.expect("the unlock");
-                pairs += 1;
-            }
-            pairs
-        })
-    };
-    let running: Vec<_> = (0..tasks).map(run).collect();
-    tokio::time::sleep(ROUND).await;
-    over.store(true, Ordering::Relaxed);
-    let mut pairs = 0;
-    for task in running {
-        pairs += task.await.expect("a task");
-    }
-    f64::from(pairs) / from.elapsed().as_secs_f64()
-}
 
 /// How long it takes to lock, in milliseconds.
 async fn to_lock(client: &LockClient) -> f64 {
@@ -67,7 +36,7 @@ async fn main() {
     for tasks in [1, 16, 64] {
         let (mut ratios, mut figures) = (Vec::new(), (Vec::new(), Vec::new()));
         for _ in 0..ROUNDS {
-            let (without, with) = (round(&plain, tasks).await, round(&copied, tasks).await);
+            let (without, with) = (pairs(&plain, tasks, ROUND).await, pairs(&copied, tasks, ROUND).await);
             ratios.push(with / without);
             figures.0.push(without);
             figures.1.push(with);

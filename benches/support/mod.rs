@@ -4,7 +4,13 @@
 pub mod far;
 pub mod scripts;
 
-use std::time::Duration;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
 
 use far::Far;
 use fred::{
@@ -12,6 +18,7 @@ use fred::{
     interfaces::ClientLike,
     types::{Builder, config::Config},
 };
+use nestlock::LockClient;
 use nestlock_embedded::SpawnedServer;
 
 /// A real server: the figures are about nothing else.
@@ -91,6 +98,31 @@ pub async fn bare(url: &str) -> Client {
     let client = builder.build().expect("a client");
     client.init().await.expect("a connection");
     client
+}
+
+/// Tasks with a lock each, for so long: pairs a second.
+pub async fn pairs(client: &LockClient, tasks: usize, time: Duration) -> f64 {
+    let (over, from) = (Arc::new(AtomicBool::new(false)), Instant::now());
+    let run = |task: usize| {
+        let (client, over) = (client.clone(), Arc::clone(&over));
+        tokio::spawn(async move {
+            let lock = client.reentrant_lock(format!("lock:{task}")).expect("a name");
+            let mut pairs = 0;
+            while !over.load(Ordering::Relaxed) {
+                lock.lock().await.expect("the lock").unlock().await.expect("the unlock");
+                pairs += 1;
+            }
+            pairs
+        })
+    };
+    let running: Vec<_> = (0..tasks).map(run).collect();
+    tokio::time::sleep(time).await;
+    over.store(true, Ordering::Relaxed);
+    let mut pairs = 0;
+    for task in running {
+        pairs += task.await.expect("a task");
+    }
+    f64::from(pairs) / from.elapsed().as_secs_f64()
 }
 
 pub fn quantile(samples: &mut [f64], q: f64) -> f64 {

@@ -49,7 +49,6 @@ impl Acks {
 type Answer = Shared<BoxFuture<'static, std::result::Result<Acks, Failure>>>;
 
 /// A WAIT.
-#[derive(Clone)]
 struct Round {
     epoch: Epoch,
     number: u64,
@@ -62,7 +61,6 @@ struct Round {
 pub(super) struct Rounds(Mutex<Option<Round>>);
 
 /// A script that was asked, of which somebody may want to know who has what it wrote.
-#[derive(Clone)]
 pub(crate) struct Receipt {
     connection: Connection,
     epoch: Epoch,
@@ -101,11 +99,7 @@ fn next(last: &mut Option<Round>, connection: &Connection, epoch: Epoch, copies:
 }
 
 /// Asks how many replicas have what this connection has written, and waits for as many as are wanted.
-pub(super) async fn ask(
-    connection: &Connection,
-    copies: Copies,
-    limit: Duration,
-) -> std::result::Result<Acks, Failure> {
+async fn ask(connection: &Connection, copies: Copies, limit: Duration) -> std::result::Result<Acks, Failure> {
     let (replicas, patience) = (copies.replicas.to_string(), millis(copies.timeout).to_string());
     let words = ["WAITAOF", "1", &replicas, &patience];
     let plain = ["WAIT", &replicas, &patience];
