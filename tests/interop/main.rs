@@ -17,6 +17,7 @@ mod answers;
 mod clock;
 mod history;
 mod pair;
+mod redisson_cluster;
 mod redisson_queue;
 mod redisson_reader;
 mod redisson_record;

@@ -15,8 +15,7 @@ const WAKE: u64 = 10_000;
 const SHORT: u64 = 10_000;
 
 /// Two tasks of each side take one lock, at random: never two at once, but readers; no number is lost, and tokens rise.
-fn never_at_once(kind: &str, each: usize) {
-    let mut all = Sides::start(2, "");
+pub fn never_at_once(all: &mut Sides, kind: &str, each: usize) {
     // on a busy machine, one side may be through before the other begins
     for _ in 0..5 {
         let start = std::time::Instant::now();
@@ -52,7 +51,7 @@ macro_rules! kinds {
             $(
                 #[test]
                 fn $kind() {
-                    super::never_at_once(stringify!($kind), $each);
+                    super::never_at_once(&mut super::Sides::start(2, ""), stringify!($kind), $each);
                 }
             )*
         }
@@ -109,10 +108,18 @@ fn two_locks_are_reported_as_overlapping() {
     assert!(all.call(&["GET", "counter"]).text().parse::<usize>().expect("a count") < 400);
 }
 
-/// What A holds is what B sees, hold by hold; B can neither take nor release it, but free it.
 #[test]
 fn each_sees_what_the_other_holds() {
-    let mut all = Sides::start(1, "");
+    sees_what_the_other_holds(&mut Sides::start(1, ""));
+}
+
+#[test]
+fn each_wakes_the_other() {
+    wakes_the_other(&mut Sides::start(2, ""));
+}
+
+/// What A holds is what B sees, hold by hold; B can neither take nor release it, but free it.
+pub fn sees_what_the_other_holds(all: &mut Sides) {
     for (a, b) in [(NESTLOCK, REDISSON), (REDISSON, NESTLOCK)] {
         for kind in ["reentrant", "fair", "fenced", "spin", "read", "write"] {
             let key = format!("{kind}-{a}");
@@ -131,8 +138,8 @@ fn each_sees_what_the_other_holds() {
                 assert_eq!(record[0].1, holds.to_string(), "{name}");
                 // Redisson adds up the leases of a writer, and would of ours
                 if kind != "write" {
-                    sees(&mut all, a, holds);
-                    sees(&mut all, b, 0);
+                    sees(all, a, holds);
+                    sees(all, b, 0);
                 }
                 all.does(b, &format!("acquire {barred} {LONG} 0"), "busy");
                 all.does(b, &format!("release {name}"), "lost");
@@ -160,9 +167,7 @@ fn each_sees_what_the_other_holds() {
 }
 
 /// A's last release, and its reset, wake B long before the lease is over.
-#[test]
-fn each_wakes_the_other() {
-    let mut all = Sides::start(2, "");
+pub fn wakes_the_other(all: &mut Sides) {
     let mut delays = [Vec::new(), Vec::new()];
     for (a, b) in [(NESTLOCK, REDISSON), (REDISSON, NESTLOCK)] {
         for (holds, waits) in [

@@ -10,8 +10,8 @@ use tokio::sync::mpsc::{self, UnboundedReceiver};
 
 use super::{
     clock::monotonic_ns,
-    servers::Servers,
-    wire::{Reply, Wire},
+    servers::{Servers, home_of},
+    wire::Reply,
     worker::{Library, MARK, Record, Worker},
 };
 
@@ -72,7 +72,8 @@ impl State {
             }
             clients.push(builder.connect(url).await?);
         }
-        let first = urls[0].strip_prefix("redis://").and_then(|addr| addr.parse().ok()).expect("an address");
+        let (_, addrs) = urls[0].split_once("://").expect("a URL");
+        let first = addrs.split(',').next().and_then(|addr| addr.parse().ok()).expect("an address");
         Ok(Self { record, clients, first, tag: String::new(), held: HashMap::new() })
     }
 
@@ -143,7 +144,7 @@ impl State {
 
     async fn run(&self, name: &str, counter: &str, [holds, ttl, seed]: [u64; 3]) -> Result<()> {
         let mut random = StdRng::seed_from_u64(seed);
-        let [mut wire, mut setter] = [(); 2].map(|()| Wire::connect(self.first).expect("a connection"));
+        let [mut wire, mut setter] = [(); 2].map(|()| home_of(counter, self.first));
         let mut count = || match wire.call(&["GET", counter]).expect("an answer") {
             Reply::Nil => 0,
             reply => reply.text().parse::<u64>().expect("a count"),
@@ -195,12 +196,11 @@ impl State {
             "give" => {
                 let Some(Held::Guard(guard)) = self.held.get_mut(name).and_then(Vec::pop) else { panic!("no guard") };
                 let text = guard.hand_over(Duration::from_millis(number(2))).await?.to_text();
-                Wire::connect(self.first).expect("a connection").call(&["SET", "given", &text]).expect("an answer");
+                home_of("given", self.first).call(&["SET", "given", &text]).expect("an answer");
                 self.say(format_args!("gave {}", monotonic_ns()));
             }
             "take" => {
-                let text =
-                    Wire::connect(self.first).expect("a connection").call(&["GETDEL", "given"]).expect("an answer");
+                let text = home_of("given", self.first).call(&["GETDEL", "given"]).expect("an answer");
                 let guard = self.lock(name, false)?.adopt(&HandOver::from_text(text.text())?).await?;
                 self.held.entry(name.into()).or_default().push(Held::Guard(guard));
                 self.say(format_args!("took {}", monotonic_ns()));

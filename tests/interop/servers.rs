@@ -1,8 +1,11 @@
-//! The servers of a test: one, or several that know nothing of each other.
+//! The servers of a test: one, several that know nothing of each other, or a cluster.
 
-use std::time::{Duration, Instant};
+use std::{
+    net::SocketAddr,
+    time::{Duration, Instant},
+};
 
-use nestlock_embedded::SpawnedServer;
+use nestlock_embedded::{SpawnedCluster, SpawnedServer};
 
 use super::wire::{Reply, Wire};
 
@@ -15,33 +18,74 @@ pub fn eventually(what: &str, mut state: impl FnMut() -> bool) {
     }
 }
 
+/// A connection to the server that has this key, which is this one, or another of its cluster.
+pub fn home_of(key: &str, addr: SocketAddr) -> Wire {
+    let mut wire = Wire::connect(addr).expect("a connection");
+    match wire.call(&["TYPE", key]).expect("an answer") {
+        Reply::Error(error) if error.starts_with("MOVED ") => {
+            let home = error.rsplit(' ').next().and_then(|addr| addr.parse().ok()).expect("an address");
+            Wire::connect(home).expect("a connection")
+        }
+        _ => wire,
+    }
+}
+
 /// Real servers; they end when this is dropped.
 #[derive(Debug)]
-pub struct Servers(Vec<SpawnedServer>);
+pub enum Servers {
+    Apart(Vec<SpawnedServer>),
+    /// What is said of the first server holds of all of it.
+    Cluster(SpawnedCluster),
+}
 
 impl Servers {
     pub fn start(count: usize) -> Self {
-        Self((0..count).map(|_| SpawnedServer::start().unwrap_or_else(|error| panic!("{error}"))).collect())
+        Self::Apart((0..count).map(|_| SpawnedServer::start().unwrap_or_else(|error| panic!("{error}"))).collect())
+    }
+
+    /// Of three masters.
+    pub fn cluster() -> Self {
+        // a busy machine must not lose one
+        let cluster = SpawnedCluster::start_with(3, 0, ["--cluster-node-timeout", "15000"]);
+        Self::Cluster(cluster.unwrap_or_else(|error| panic!("{error}")))
+    }
+
+    fn processes(&self) -> &[SpawnedServer] {
+        match self {
+            Self::Apart(servers) => servers,
+            Self::Cluster(cluster) => cluster.nodes(),
+        }
     }
 
     pub fn count(&self) -> usize {
-        self.0.len()
+        match self {
+            Self::Apart(servers) => servers.len(),
+            Self::Cluster(_) => 1,
+        }
     }
 
     /// What `connect` takes.
     pub fn urls(&self) -> String {
-        self.0.iter().map(SpawnedServer::url).collect::<Vec<_>>().join(" ")
+        match self {
+            Self::Apart(servers) => servers.iter().map(SpawnedServer::url).collect::<Vec<_>>().join(" "),
+            Self::Cluster(cluster) => cluster.url(),
+        }
     }
 
-    /// Runs a command on one of them.
+    /// Runs a command on one of them; in a cluster, where its first argument is a key's.
     pub fn call(&self, server: usize, parts: &[&str]) -> Reply {
-        let mut wire = Wire::connect(self.0[server].addr()).expect("a connection");
+        let addr = self.processes()[server].addr();
+        let mut wire = match (self, parts) {
+            (Self::Cluster(_), [_, key, ..]) => home_of(key, addr),
+            _ => Wire::connect(addr).expect("a connection"),
+        };
         wire.call(parts).expect("an answer")
     }
 
-    /// Runs a command on each.
+    /// Runs a command on each process.
     pub fn call_all(&self, parts: &[&str]) -> Vec<Reply> {
-        (0..self.count()).map(|server| self.call(server, parts)).collect()
+        let call = |server: &SpawnedServer| Wire::connect(server.addr())?.call(parts);
+        self.processes().iter().map(|server| call(server).expect("an answer")).collect()
     }
 
     /// A string on each server.
@@ -57,10 +101,17 @@ impl Servers {
 
     /// How often a command has been called on the first one, also inside scripts.
     pub fn count_of(&self, command: &str) -> u64 {
-        let stats = self.call(0, &["INFO", "commandstats"]);
         let line = format!("cmdstat_{command}:calls=");
-        let found = stats.text().lines().find_map(|stat| stat.strip_prefix(&line));
-        found.map_or(0, |rest| rest.split(',').next().unwrap().parse().expect("a count"))
+        let count = |server: &SpawnedServer| -> u64 {
+            let stats = Wire::connect(server.addr()).and_then(|mut wire| wire.call(&["INFO", "commandstats"]));
+            let stats = stats.expect("an answer");
+            let found = stats.text().lines().find_map(|stat| stat.strip_prefix(&line));
+            found.map_or(0, |rest| rest.split(',').next().unwrap().parse().expect("a count"))
+        };
+        match self {
+            Self::Apart(servers) => count(&servers[0]),
+            Self::Cluster(cluster) => cluster.nodes().iter().map(count).sum(),
+        }
     }
 
     /// How many clients wait in a blocking command on the first one.
@@ -71,11 +122,11 @@ impl Servers {
     }
 
     pub fn kill(&self, server: usize) {
-        self.0[server].kill().expect("a server to kill");
+        self.processes()[server].kill().expect("a server to kill");
     }
 
     /// On the same port, empty.
     pub fn restart(&self, server: usize) {
-        self.0[server].restart().unwrap_or_else(|error| panic!("{error}"));
+        self.processes()[server].restart().unwrap_or_else(|error| panic!("{error}"));
     }
 }

@@ -1,6 +1,6 @@
 //! nestlock and Redisson on one server: a process of each, with several tasks, each of them an owner.
 
-use std::time::Duration;
+use std::{collections::BTreeSet, time::Duration};
 
 use super::{
     clock::monotonic_ns,
@@ -18,7 +18,7 @@ pub const LIBRARIES: [Library; 2] = [Library::Nestlock(Record::Redisson), Librar
 pub const NESTLOCK: usize = 0;
 pub const REDISSON: usize = 1;
 
-/// One server, and one process of each library with so many tasks.
+/// One server, or a cluster, and one process of each library with so many tasks.
 #[derive(Debug)]
 pub struct Sides {
     pub servers: Servers,
@@ -27,7 +27,10 @@ pub struct Sides {
 
 impl Sides {
     pub fn start(tasks: usize, settings: &str) -> Self {
-        let servers = Servers::start(1);
+        Self::on(Servers::start(1), tasks, settings)
+    }
+
+    pub fn on(servers: Servers, tasks: usize, settings: &str) -> Self {
         let sides = LIBRARIES.map(|library| Worker::several(library, &servers, settings, tasks));
         Self { servers, sides }
     }
@@ -56,9 +59,16 @@ impl Sides {
 
     /// How many connections listen to something about this lock.
     pub fn listeners(&self, key: &str) -> i64 {
-        let channels = self.call(&["PUBSUB", "CHANNELS", &format!("*{{{key}}}*")]);
-        let count = |channel: &Reply| self.call(&["PUBSUB", "NUMSUB", channel.text()]).list()[1].int();
-        channels.list().iter().map(count).sum()
+        let count = |channels: &str, counts: &str| -> i64 {
+            let channels = self.servers.call_all(&["PUBSUB", channels, &format!("*{{{key}}}*")]);
+            let names = channels.iter().flat_map(|channels| channels.list().iter().map(Reply::text));
+            let names: BTreeSet<&str> = names.collect();
+            let on_all = |name| self.servers.call_all(&["PUBSUB", counts, name]);
+            names.iter().flat_map(|name| on_all(name)).map(|count| count.list()[1].int()).sum()
+        };
+        let sharded =
+            if matches!(self.servers, Servers::Cluster(_)) { count("SHARDCHANNELS", "SHARDNUMSUB") } else { 0 };
+        count("CHANNELS", "NUMSUB") + sharded
     }
 
     /// Waits until so many threads of Redisson sleep. Its message for all means only those that sleep when it comes: who
@@ -112,9 +122,9 @@ impl Sides {
     /// Nothing is left but keys that begin so.
     pub fn nothing_left(&self, but: &[&str]) {
         let left = || -> Vec<String> {
-            let keys = self.call(&["KEYS", "*"]);
-            keys.list()
-                .iter()
+            let keys = self.servers.call_all(&["KEYS", "*"]);
+            keys.iter()
+                .flat_map(Reply::list)
                 .map(|key| key.text().to_owned())
                 .filter(|key| !but.iter().any(|but| key.starts_with(but)))
                 .collect()

@@ -59,7 +59,8 @@ async fn a_hold_of_each_kind_moves_to_another_client_once() {
         let text = guard.hand_over(KEEP).await.unwrap().to_text();
         assert!(guard.is_lost() && guard.remaining().is_zero(), "{kind}: the giver has done with it");
         assert!(matches!(guard.unlock().await, Err(Error::NotHeld { .. })), "{kind}");
-        assert_eq!(a.stats().holds, 0, "{kind}");
+        // a moment later, if the watchdog is looking at it just then
+        eventually("the giver forgets it", || async { a.stats().holds == 0 }).await;
         for rival in &rivals {
             assert!(rival.try_lock().await.unwrap().is_none(), "{kind}: somebody else got it in between");
         }

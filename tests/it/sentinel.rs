@@ -145,9 +145,9 @@ async fn f9_waiters_of_each_kind_outlive_the_master() {
     let group = start(2, 3);
     let (a, b) = (client_of(&group).await, client_of(&group).await);
     let guards = hold_all(&a).await;
-    let waiting = waiters(&b, 2);
+    let waiting = waiters(&b, 100);
     // spin and string locks are not listened for
-    until_waited_for(&group, &b, waiting.len() - 4).await;
+    until_waited_for(&group, &b, waiting.len() - 200).await;
     replicated(&group).await;
     let old = &group.servers()[0];
     old.kill().unwrap();

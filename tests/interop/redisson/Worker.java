@@ -16,6 +16,7 @@ import org.redisson.api.RLock;
 import org.redisson.api.RedissonClient;
 import org.redisson.client.codec.StringCodec;
 import org.redisson.config.Config;
+import org.redisson.config.ReadMode;
 
 /**
  * Redisson's worker of the interop tests: speaks the protocol of ../README.md on stdin and stdout. Each task is a
@@ -60,6 +61,12 @@ public final class Worker {
             long number = word.contains("=") ? Long.parseLong(word.substring(word.indexOf('=') + 1)) : 0;
             if (word.startsWith("redis://")) {
                 config.useSingleServer().setAddress(word).setConnectionMinimumIdleSize(2);
+            } else if (word.startsWith("redis-cluster://")) {
+                String[] nodes = word.substring("redis-cluster://".length()).split(",");
+                config.useClusterServers()
+                        .addNodeAddress(Arrays.stream(nodes).map(node -> "redis://" + node).toArray(String[]::new))
+                        .setMasterConnectionMinimumIdleSize(2)
+                        .setReadMode(ReadMode.MASTER);
             } else if (word.startsWith("watchdog=")) {
                 config.setLockWatchdogTimeout(number);
             } else if (word.startsWith("patience=")) {
