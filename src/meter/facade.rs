@@ -7,9 +7,11 @@
 //! has to tell is told by the thread that tells events. Acquires, releases and wake-ups are told where they happen.
 
 use std::{
+    cell::Cell,
     collections::HashMap,
     mem,
     panic::catch_unwind,
+    ptr,
     sync::{LazyLock, Once, OnceLock},
     time::Duration,
 };
@@ -61,7 +63,25 @@ struct Handles {
 
 static HANDLES: LazyLock<DashMap<(&'static str, &'static str), &'static Handles>> = LazyLock::new(DashMap::new);
 
+thread_local! {
+    /// What this thread asked for last, which it will ask for again: by where the texts are, for a look at them all costs more
+    /// than what is to be told.
+    static LAST: Cell<Option<(&'static str, &'static str, &'static Handles)>> = const { Cell::new(None) };
+}
+
 fn handles(kind: &'static str, class: &'static str) -> &'static Handles {
+    if let Some((of_kind, of_class, last)) = LAST.get()
+        && ptr::eq(of_kind, kind)
+        && ptr::eq(of_class, class)
+    {
+        return last;
+    }
+    let found = find(kind, class);
+    LAST.set(Some((kind, class, found)));
+    found
+}
+
+fn find(kind: &'static str, class: &'static str) -> &'static Handles {
     if let Some(known) = HANDLES.get(&(kind, class)) {
         return *known;
     }

@@ -2,13 +2,15 @@
 
 mod attacks;
 mod faults;
+mod left;
 mod standing;
 
 use std::{
     collections::{BTreeSet, HashMap},
+    ops::RangeInclusive,
     sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicU32, Ordering},
     },
     time::{Duration, Instant},
 };
@@ -19,6 +21,7 @@ use nestlock::{
     permissions::{CLUSTER, EVERY_CLIENT, rule},
 };
 use nestlock_embedded::{SpawnedCluster, SpawnedServer};
+use rand::{Rng, SeedableRng, rngs::StdRng};
 
 use crate::{
     bad_server::denied,
@@ -69,6 +72,13 @@ fn kinds(client: &LockClient, n: u32) -> Vec<(&'static str, Lock)> {
     ]
 }
 
+/// A name whose slot this master serves.
+fn name_at(cluster: &SpawnedCluster, master: usize) -> String {
+    let at = cluster.nodes()[master].addr();
+    let mut names = (0..).map(|n| format!("n{n}"));
+    names.find(|name| cluster.master_of(SpawnedCluster::slot_of(name)).unwrap().addr() == at).unwrap()
+}
+
 fn port(server: &SpawnedServer) -> u16 {
     server.addr().port()
 }
@@ -93,6 +103,13 @@ fn calls(server: &SpawnedServer) -> HashMap<String, u64> {
             Some((name.to_owned(), rest.split(',').next()?.parse().ok()?))
         })
         .collect()
+}
+
+/// How often a node has answered with this error.
+fn errors(server: &SpawnedServer, error: &str) -> u64 {
+    let stats = ask(server, &["INFO", "errorstats"]);
+    let line = format!("errorstat_{error}:count=");
+    stats.text().lines().find_map(|stat| stat.strip_prefix(&line)?.trim().parse().ok()).unwrap_or(0)
 }
 
 #[tokio::test]
@@ -239,12 +256,12 @@ fn slot(kind: &str, n: u32) -> u16 {
 }
 
 /// Slots move all the while, with what is held in them. Each moves once: where slots go back and forth, servers lose keys.
-async fn through_migrations(messages: Messages, names: u32, tasks: u32, hold: Duration) {
+async fn through_migrations(messages: Messages, names: u32, tasks: u32, holds: RangeInclusive<u64>) {
     let cluster = start(3, 0).await;
     let connect =
         || LockClient::builder().messages(messages).command_timeout(Duration::from_secs(10)).connect(cluster.url());
     let clients = [connect().await.unwrap(), connect().await.unwrap()];
-    let (stop, pairs) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+    let (stop, releases) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(Vec::new())));
     let slots: Vec<u16> =
         (0..names).flat_map(|n| kinds(&clients[0], n).into_iter().map(move |(kind, _)| slot(kind, n))).collect();
     let inside: Arc<Vec<AtomicU32>> = Arc::new(slots.iter().map(|_| AtomicU32::new(0)).collect());
@@ -253,8 +270,10 @@ async fn through_migrations(messages: Messages, names: u32, tasks: u32, hold: Du
     let running: Vec<_> = (0..tasks)
         .map(|task| {
             let (client, kind) = (clients[task as usize % 2].clone(), task as usize / 2 % 9);
-            let (stop, pairs, inside, at) =
-                (Arc::clone(&stop), Arc::clone(&pairs), Arc::clone(&inside), Arc::clone(&at));
+            let (stop, releases, inside, at) =
+                (Arc::clone(&stop), Arc::clone(&releases), Arc::clone(&inside), Arc::clone(&at));
+            let mut random = StdRng::seed_from_u64(u64::from(task));
+            let holds = holds.clone();
             tokio::spawn(async move {
                 while !stop.load(Ordering::Acquire) {
                     let n = at.load(Ordering::Acquire);
@@ -262,10 +281,11 @@ async fn through_migrations(messages: Messages, names: u32, tasks: u32, hold: Du
                     let guard = lock.lock().await.map_err(|error| format!("{name}: {error}"))?;
                     let inside = &inside[n as usize * 9 + kind];
                     assert_eq!(inside.fetch_add(1, Ordering::AcqRel), 0, "{name} {n} is held twice");
-                    tokio::time::sleep(hold).await;
+                    tokio::time::sleep(Duration::from_millis(random.random_range(holds.clone()))).await;
                     inside.fetch_sub(1, Ordering::AcqRel);
+                    let start = Instant::now();
                     guard.unlock().await.map_err(|error| format!("{name}, unlock: {error}"))?;
-                    pairs.fetch_add(1, Ordering::AcqRel);
+                    releases.lock().unwrap().push(start.elapsed());
                 }
                 Ok::<_, String>(())
             })
@@ -285,7 +305,22 @@ async fn through_migrations(messages: Messages, names: u32, tasks: u32, hold: Du
     for task in running {
         task.await.unwrap().unwrap();
     }
-    println!("{migrations} migrations, {tasks} tasks: {} pairs", pairs.load(Ordering::Acquire));
+    let mut took = std::mem::take(&mut *releases.lock().unwrap());
+    took.sort_unstable();
+    let of_all = |permille: usize| took[(took.len() - 1) * permille / 1000];
+    let redirects = ["MOVED", "ASK", "TRYAGAIN"].map(|error| {
+        let count = |node: &SpawnedServer| errors(node, error);
+        format!("{} {error}", cluster.nodes().iter().map(count).sum::<u64>())
+    });
+    println!(
+        "{migrations} migrations, {tasks} tasks, holds of {holds:?} ms: {} pairs; {}; a release took {:?}, 999 of 1,000 \
+         {:?}, the longest {:?}",
+        took.len(),
+        redirects.join(", "),
+        of_all(500),
+        of_all(999),
+        of_all(1000),
+    );
     for client in clients {
         client.shutdown().await.unwrap();
     }
@@ -300,12 +335,12 @@ async fn through_migrations(messages: Messages, names: u32, tasks: u32, hold: Du
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nothing_is_held_twice_or_lost_while_slots_move_with_sharded_messages() {
-    through_migrations(Messages::Auto, 10, 36, Duration::from_millis(1)).await;
+    through_migrations(Messages::Auto, 10, 36, 1..=1).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nothing_is_held_twice_or_lost_while_slots_move_with_classic_messages() {
-    through_migrations(Messages::Classic, 10, 36, Duration::from_millis(1)).await;
+    through_migrations(Messages::Classic, 10, 36, 1..=1).await;
 }
 
 /// What is held is renewed wherever it moves, for longer than its lease.
@@ -342,8 +377,11 @@ async fn what_is_held_is_renewed_wherever_it_moves() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "minutes: the figures of BENCHMARKS.md"]
 async fn a_thousand_migrations() {
-    through_migrations(Messages::Auto, 112, 32, Duration::from_millis(1)).await;
-    through_migrations(Messages::Classic, 112, 32, Duration::from_millis(1)).await;
+    for messages in [Messages::Auto, Messages::Classic] {
+        for holds in [1..=1, 50..=250] {
+            through_migrations(messages, 112, 32, holds).await;
+        }
+    }
 }
 
 /// Two keys of one slot, one of which has moved: whoever remembers ASK for the slot asks the new master for what the old one

@@ -1,5 +1,10 @@
 //! Ports of one's own.
 
+#[cfg(unix)]
+use std::{
+    collections::BTreeSet,
+    sync::{Mutex, MutexGuard, PoisonError},
+};
 use std::{
     collections::hash_map::RandomState,
     hash::{BuildHasher, Hasher},
@@ -8,6 +13,56 @@ use std::{
 };
 
 const FIRST: u16 = 16_384;
+/// How far above a node's port its bus is.
+#[cfg(unix)]
+const BUS: u16 = 10_000;
+
+/// What servers of this process have that were killed and may come back, too: whoever still knows their addresses, a Sentinel or
+/// a replica, must not meet another server there.
+#[cfg(unix)]
+static CLAIMED: Mutex<BTreeSet<u16>> = Mutex::new(BTreeSet::new());
+
+/// A port that nobody else of this process is given, nor the bus that belongs to it.
+#[cfg(unix)]
+#[derive(Debug)]
+pub(crate) struct Claim(u16);
+
+#[cfg(unix)]
+impl Claim {
+    /// `None`: somebody else's.
+    pub(crate) fn of(port: u16) -> Option<Self> {
+        let (mut claimed, both) = (claimed(), with_bus(port));
+        let is_free = both.iter().all(|port| !claimed.contains(port));
+        is_free.then(|| {
+            claimed.extend(both);
+            Self(port)
+        })
+    }
+}
+
+#[cfg(unix)]
+impl Drop for Claim {
+    fn drop(&mut self) {
+        let both = with_bus(self.0);
+        claimed().retain(|port| !both.contains(port));
+    }
+}
+
+#[cfg(unix)]
+fn with_bus(port: u16) -> [u16; 2] {
+    // those of the system may be the highest there are
+    [port, port.saturating_add(BUS)]
+}
+
+#[cfg(unix)]
+fn claimed() -> MutexGuard<'static, BTreeSet<u16>> {
+    CLAIMED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(unix)]
+fn is_free(port: u16) -> bool {
+    !claimed().contains(&port) && TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok()
+}
 
 /// Listens at a free port, below those that systems give to outgoing connections: one of these could have it when a
 /// server wants to come back.
@@ -24,20 +79,36 @@ pub(crate) fn listen() -> io::Result<TcpListener> {
 /// A port that is free for now.
 #[cfg(unix)]
 pub(crate) fn free() -> io::Result<u16> {
-    Ok(listen()?.local_addr()?.port())
+    let mut ports = std::iter::repeat_with(|| FIRST + u16::try_from(random() % 16_384).unwrap_or(0)).take(1000);
+    ports.find(|port| is_free(*port)).ok_or_else(|| io::Error::new(io::ErrorKind::AddrInUse, "no free port"))
 }
 
 /// A port that is free for now, as is the one 10,000 above it, which a node of a cluster takes for its bus.
 #[cfg(unix)]
 pub(crate) fn free_for_a_node() -> io::Result<u16> {
     // so that the other one, too, is below those of outgoing connections
-    const COUNT: u64 = 32_768 - 10_000 - FIRST as u64;
-    let free = |port| TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok();
+    const COUNT: u64 = 32_768 - BUS as u64 - FIRST as u64;
     let mut ports = std::iter::repeat_with(|| FIRST + u16::try_from(random() % COUNT).unwrap_or(0)).take(1000);
-    let found = ports.find(|port| free(*port) && free(port + 10_000));
+    let found = ports.find(|port| is_free(*port) && is_free(port + BUS));
     found.ok_or_else(|| io::Error::new(io::ErrorKind::AddrInUse, "no two free ports that are 10,000 apart"))
 }
 
 pub(crate) fn random() -> u64 {
     RandomState::new().build_hasher().finish()
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_port_is_one_servers_until_that_is_gone() {
+        let port = free_for_a_node().unwrap();
+        let claim = Claim::of(port).unwrap();
+        // nobody listens there
+        assert!(!is_free(port) && !is_free(port + BUS));
+        assert!(Claim::of(port).is_none() && Claim::of(port + BUS).is_none() && Claim::of(port - BUS).is_none());
+        drop(claim);
+        assert!(is_free(port) && is_free(port + BUS));
+    }
 }

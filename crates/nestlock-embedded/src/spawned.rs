@@ -28,7 +28,7 @@ use self::{
     link::Link,
     plan::Plan,
 };
-use crate::ports;
+use crate::ports::{self, Claim};
 
 /// Ports tried until one is found that nobody takes first.
 const PORTS_TRIED: usize = 20;
@@ -55,6 +55,7 @@ pub struct SpawnedServer {
     folder: PathBuf,
     port: u16,
     guard: Mutex<Guard>,
+    _claim: Claim,
 }
 
 impl SpawnedServer {
@@ -81,15 +82,20 @@ impl SpawnedServer {
     }
 
     fn start_at(plan: &Plan, mut port: impl FnMut() -> io::Result<u16>) -> Result<Self, SpawnError> {
-        let mut tried = 1;
-        loop {
-            let (folder, port) = (new_folder()?, port()?);
-            match Guard::start(plan, &folder, port, true) {
-                Ok(guard) => return Ok(Self { plan: plan.clone(), folder, port, guard: Mutex::new(guard) }),
-                Err(error) if port_taken(&error) && tried < PORTS_TRIED => tried += 1,
-                Err(error) => return Err(error),
+        for _ in 1..PORTS_TRIED {
+            match Self::start_there(plan, port()?) {
+                Err(error) if port_taken(&error) => {}
+                outcome => return outcome,
             }
         }
+        Self::start_there(plan, port()?)
+    }
+
+    fn start_there(plan: &Plan, port: u16) -> Result<Self, SpawnError> {
+        let claim = Claim::of(port).ok_or_else(|| io::Error::from(io::ErrorKind::AddrInUse))?;
+        let folder = new_folder()?;
+        let guard = Guard::start(plan, &folder, port, true)?;
+        Ok(Self { plan: plan.clone(), folder, port, guard: Mutex::new(guard), _claim: claim })
     }
 
     /// `redis://127.0.0.1:PORT`, the same after a restart.

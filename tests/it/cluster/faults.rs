@@ -15,15 +15,8 @@ use futures::{executor::block_on, future::join_all};
 use nestlock::{LockClient, LockGuard};
 use nestlock_embedded::{SpawnedCluster, SpawnedServer};
 
-use super::{ask, calls, client, start, there};
+use super::{ask, calls, client, name_at, start, there};
 use crate::support::within;
-
-/// A name whose slot this master serves.
-fn name_at(cluster: &SpawnedCluster, master: usize) -> String {
-    let at = cluster.nodes()[master].addr();
-    let mut names = (0..).map(|n| format!("n{n}"));
-    names.find(|name| cluster.master_of(SpawnedCluster::slot_of(name)).unwrap().addr() == at).unwrap()
-}
 
 /// Locks need no runtime of the user's, also where they wait for a master that is away.
 #[test]

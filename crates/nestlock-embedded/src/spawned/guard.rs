@@ -216,7 +216,11 @@ fn answers(socket: &Path) -> bool {
 }
 
 pub(super) fn port_taken(error: &SpawnError) -> bool {
-    matches!(error, SpawnError::Ended { log, .. } if log.contains("already in use"))
+    match error {
+        SpawnError::Ended { log, .. } => log.contains("already in use"),
+        SpawnError::Io(error) => error.kind() == ErrorKind::AddrInUse,
+        _ => false,
+    }
 }
 
 /// What the server has written last: to its output, which has the complaints about arguments, and to its log, from

@@ -34,7 +34,7 @@ const LOOK: Duration = Duration::from_millis(10);
 /// when this process ends, however it does. A master that is away is noticed within half a second (before version 7.0:
 /// 1.5 s); most sentinels name another one after 2 s in all, or 6 s more where their votes were split.
 ///
-/// All methods block, a start for some 0.4 s.
+/// All methods block, a start for some 0.4 s, or 1 s with replicas.
 ///
 /// ```
 /// # fn main() -> Result<(), nestlock_embedded::SpawnError> {
@@ -62,7 +62,7 @@ impl SpawnedSentinel {
     pub const MASTER_NAME: &'static str = "mymaster";
 
     /// Starts a master with so many replicas, and so many sentinels, and waits until they know each other, and the
-    /// replicas have the master's data: some 0.4 s.
+    /// replicas have the master's data and acknowledge what it writes: 0.4 s, or 1 s with replicas.
     ///
     /// Most sentinels must agree that a master is away: one is enough for a test of a client, three survive the loss of
     /// one. Without replicas, there is no failover.
@@ -107,6 +107,7 @@ impl SpawnedSentinel {
             let reports = group.reports();
             reports.away().or_else(|| reports.unsettled())
         })?;
+        group.until("the replicas acknowledge", || unheard(&group.servers[0], replicas))?;
         Ok(group)
     }
 
@@ -271,6 +272,19 @@ impl SpawnedSentinel {
         }
         Ok(())
     }
+}
+
+/// What keeps so many replicas from acknowledging what their master says: for a second, one that has all of its data may not do
+/// so yet.
+fn unheard(master: &SpawnedServer, replicas: usize) -> Option<String> {
+    let acknowledged = || {
+        let mut link = link_to(master)?;
+        // replicas are told, and no key is written
+        link.call("PUBLISH nestlock-embedded heard")?;
+        Ok(link.call(&format!("WAIT {replicas} 50"))?.text())
+    };
+    let said = acknowledged().unwrap_or_else(|error: SpawnError| error.to_string());
+    (said.parse() != Ok(replicas)).then(|| format!("{} is heard by {said} of {replicas}", master.addr()))
 }
 
 fn start_sentinels(servers: &[SpawnedServer], count: usize) -> Result<Vec<SpawnedServer>, SpawnError> {
