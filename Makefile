@@ -14,7 +14,7 @@ SUDO     := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 # what needs nothing but processors, beside what waits: it has those that nobody else wants at that moment
 SPARE    := $(shell chrt --idle 0 true 2>/dev/null && echo chrt --idle 0 || echo nice -n 19)
 
-.PHONY: help setup components check lint api api-record package test test-fred versions versions-few versions-setup dashboard mutants mutants-few sim sim-long soak built interop interop-setup bench peers peers-red beside-the-soak demo ci
+.PHONY: help setup components check lint api api-record package test test-fred versions versions-few versions-setup dashboard mutants mutants-few sim sim-long soak built interop interop-setup bench peers peers-red beside-the-build beside-the-soak demo ci
 
 help:
 	@echo 'make setup   install redis-server if there is no server program'
@@ -167,9 +167,14 @@ built:
 	$(BUILD)
 	$(CARGO) test --quiet $(ALL) $(FEATURES) --test interop --no-run
 
-# as long as two soaks, which mostly wait
+# what comes over the network, beside what is built
+beside-the-build: setup
+	$(SPARE) $(MAKE) interop-setup versions-setup
+
+# what needs processors, beside what mostly waits; in a folder of its own, since cargo lets nobody else into the one it builds in
 beside-the-soak:
-	$(SPARE) $(MAKE) interop-setup versions-setup check
+	CARGO_TARGET_DIR=target/lint $(SPARE) $(MAKE) lint
+	$(SPARE) $(MAKE) api package
 
 ci:
 	./.ci/run

@@ -1,8 +1,8 @@
 //! A master that was replaced, and has not said everything yet.
 
-use std::{net::SocketAddr, time::Duration};
+use std::{sync::Arc, time::Duration};
 
-use nestlock::{LockClient, NodeRole, Topology};
+use nestlock::{LockClient, LockGuard, NodeRole, TopologyNode};
 use nestlock_embedded::{SpawnedCluster, SpawnedServer};
 
 use super::{ask, calls, name_at, start, there};
@@ -13,48 +13,100 @@ use crate::support::{
 
 const LONG: Duration = Duration::from_secs(20);
 
-fn is_master(topology: &Topology, addr: SocketAddr) -> bool {
-    let addr = addr.to_string();
-    topology.nodes.iter().any(|node| node.role == NodeRole::Master && node.address == addr)
+/// A master that is asked by way of a proxy, and has a replica.
+struct Old {
+    cluster: Arc<SpawnedCluster>,
+    proxy: Proxy,
+    client: LockClient,
+    /// Of a lock of its.
+    name: String,
+    held: LockGuard,
+}
+
+impl Old {
+    async fn start() -> Self {
+        let cluster = start(3, 3).await;
+        let proxy = Proxy::to(cluster.nodes()[0].addr());
+        let port = proxy.addr().port().to_string();
+        ask(&cluster.nodes()[0], &["CONFIG", "SET", "cluster-announce-port", &port]);
+        let announced = format!(":{port}@");
+        let knows = |node: &SpawnedServer| ask(node, &["CLUSTER", "NODES"]).text().contains(&announced);
+        within(LONG, "all know its new port", || async { cluster.nodes().iter().all(knows) }).await;
+        let client = LockClient::connect(cluster.url()).await.unwrap();
+        let at = proxy.addr().to_string();
+        let is_master = |node: &TopologyNode| node.role == NodeRole::Master && node.address == at;
+        let is_known = || client.topology().nodes.iter().any(is_master);
+        within(LONG, "it is asked by way of the proxy", || async { is_known() }).await;
+        let name = name_at(&cluster, 0);
+        let held = client.mutex(format!("{{{name}}}held")).unwrap().lock().await.unwrap();
+        Self { cluster, proxy, client, name, held }
+    }
+
+    fn node(&self) -> &SpawnedServer {
+        &self.cluster.nodes()[0]
+    }
+
+    /// Its replica, which will take over.
+    fn heir(&self) -> &SpawnedServer {
+        &self.cluster.nodes()[3]
+    }
+
+    /// Has the other one take over, and waits until the client knows.
+    async fn is_left(&self) {
+        // nobody need agree: what the old one has said to its replicas does not come by the proxy
+        ask(self.heir(), &["CLUSTER", "FAILOVER", "TAKEOVER"]);
+        let role = |node| ask(node, &["ROLE"]).list()[0].text().to_owned();
+        within(LONG, "it is replaced", || async { role(self.heir()) == "master" && role(self.node()) == "slave" })
+            .await;
+        // whoever meets a slot that has moved asks who has which
+        let other = name_at(&self.cluster, 1);
+        let moved = SpawnedCluster::slot_of(&other);
+        there(&self.cluster, move |cluster| cluster.migrate(moved, &cluster.nodes()[2]).unwrap()).await;
+        self.client.mutex(&other).unwrap().lock().await.unwrap().unlock().await.unwrap();
+        // as soon as the old one is left, the new one is asked after what is held
+        within(LONG, "it is left", || async { calls(self.heir()).contains_key("evalsha") }).await;
+    }
 }
 
 /// It grants a lock while another one takes over, which does not know of it: what it says then is not believed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_it_grants_at_last_is_not_believed() {
-    let cluster = start(3, 3).await;
-    let proxy = Proxy::to(cluster.nodes()[0].addr());
-    let announced = proxy.addr().port().to_string();
-    ask(&cluster.nodes()[0], &["CONFIG", "SET", "cluster-announce-port", &announced]);
-    let announced = format!(":{announced}@");
-    let knows = |node: &SpawnedServer| ask(node, &["CLUSTER", "NODES"]).text().contains(&announced);
-    within(LONG, "all know its new port", || async { cluster.nodes().iter().all(knows) }).await;
-    let client = LockClient::connect(cluster.url()).await.unwrap();
-    within(LONG, "it is asked by way of the proxy", || async { is_master(&client.topology(), proxy.addr()) }).await;
-    let (name, other) = (name_at(&cluster, 0), name_at(&cluster, 1));
-    let lock = client.mutex(&name).unwrap();
-    let held = client.mutex(format!("{{{name}}}held")).unwrap().lock().await.unwrap();
-    let asked = proxy.count(Verb::Acquire);
+    let old = Old::start().await;
+    let (lock, asked) = (old.client.mutex(&old.name).unwrap(), old.proxy.count(Verb::Acquire));
     // it executes what it is asked, and nobody hears of it
-    proxy.black_hole(Way::ToClient);
+    old.proxy.black_hole(Way::ToClient);
     let asks = tokio::spawn(async move { lock.lock().await });
-    within(LONG, "it is granted", || async { ask(&cluster.nodes()[0], &["EXISTS", &name]).int() == 1 }).await;
-    // whatever it has heard of that
-    let heir = &cluster.nodes()[3];
-    ask(heir, &["CONFIG", "SET", "replica-read-only", "no"]);
-    ask(heir, &["DEL", &name]);
-    // its master need not agree, and what that has said does not come by the proxy
-    ask(heir, &["CLUSTER", "FAILOVER", "TAKEOVER"]);
-    within(LONG, "another one takes over", || async { ask(heir, &["ROLE"]).list()[0].text() == "master" }).await;
-    // whoever meets a slot that has moved asks who has which
-    let moved = SpawnedCluster::slot_of(&other);
-    there(&cluster, move |cluster| cluster.migrate(moved, &cluster.nodes()[2]).unwrap()).await;
-    client.mutex(&other).unwrap().lock().await.unwrap().unlock().await.unwrap();
-    // as soon as the old one is left, the new one is asked after what is held
-    within(LONG, "it is left", || async { calls(heir).contains_key("evalsha") }).await;
-    proxy.heal();
+    within(LONG, "it is granted", || async { ask(old.node(), &["EXISTS", &old.name]).int() == 1 }).await;
+    // whatever the other one has heard of that
+    ask(old.heir(), &["CONFIG", "SET", "replica-read-only", "no"]);
+    ask(old.heir(), &["DEL", &old.name]);
+    old.is_left().await;
+    old.proxy.heal();
     let guard = asks.await.unwrap().unwrap();
-    assert_eq!(ask(heir, &["EXISTS", &name]).int(), 1, "held, and only the old master knew of it");
-    assert_eq!(proxy.count(Verb::Acquire), asked + 1, "of the old master");
+    assert_eq!(ask(old.heir(), &["EXISTS", &old.name]).int(), 1, "held, and only the old master knew of it");
+    assert_eq!(old.proxy.count(Verb::Acquire), asked + 1, "of the old master");
     guard.unlock().await.unwrap();
-    held.unlock().await.unwrap();
+    old.held.unlock().await.unwrap();
+}
+
+/// It refuses a request that it was asked before it was replaced: that goes on to the new one, and nobody hears of it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_it_refuses_at_last_is_asked_of_the_new_one() {
+    // on a busy machine, 100 ms may be over before it is heard
+    for _ in 0..3 {
+        let old = Old::start().await;
+        let lock = old.client.mutex(&old.name).unwrap();
+        old.proxy.black_hole(Way::ToServer);
+        let asks = tokio::spawn(async move { lock.try_lock().await });
+        within(LONG, "it is under way", || async { old.client.stats().requests > 0 }).await;
+        old.is_left().await;
+        old.proxy.heal();
+        if let Ok(guard) = asks.await.unwrap() {
+            let guard = guard.expect("nobody has it");
+            assert_eq!(ask(old.heir(), &["EXISTS", &old.name]).int(), 1);
+            guard.unlock().await.unwrap();
+            return old.held.unlock().await.unwrap();
+        }
+    }
+    panic!("nobody hears what it refuses");
 }
