@@ -753,10 +753,51 @@ impl LockClientBuilder {
         self.start(endpoint.into()).await
     }
 
+    /// A configuration of fred's that leads to one of the servers or sentinels of a client's
+    /// [`topology`](LockClient::topology), with the login, the database and the certificates that this URL and this builder say;
+    /// for a connection of one's own, over which other questions are asked. Without a node: to the first address of the URL.
+    /// Nothing is sent.
+    ///
+    /// ```no_run
+    /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+    /// use nestlock::fred::{clients::Client, interfaces::ClientLike};
+    ///
+    /// let (builder, url) = (nestlock::LockClient::builder(), "redis-cluster://127.0.0.1:7000,127.0.0.1:7001");
+    /// let client = builder.clone().connect(url).await?;
+    /// for node in client.topology().nodes {
+    ///     let own = Client::new(builder.fred_config(url, Some(&node))?, None, None, None);
+    ///     own.init().await?;
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidConfig`] for a URL that cannot be read, and for certificates that do not fit.
+    #[cfg(feature = "fred-config")]
+    pub fn fred_config(
+        &self,
+        url: impl AsRef<str>,
+        node: Option<&crate::topology::TopologyNode>,
+    ) -> Result<crate::store::FredConfig> {
+        let endpoint = self.secured(Endpoint::from_url(url.as_ref())?)?;
+        endpoint.leads_to(node, self.config.sentinel_login.as_ref())
+    }
+
     async fn start(self, endpoint: Endpoint) -> Result<LockClient> {
-        #[cfg(feature = "rustls")]
-        let endpoint = endpoint.secured(self.tls.as_ref())?;
+        let endpoint = self.secured(endpoint)?;
         let anchor = engine::connect(endpoint, self.config).await?;
         Ok(LockClient { anchor })
+    }
+
+    #[cfg_attr(
+        not(feature = "rustls"),
+        expect(clippy::unnecessary_wraps, clippy::unused_self, reason = "with TLS it is")
+    )]
+    fn secured(&self, endpoint: Endpoint) -> Result<Endpoint> {
+        #[cfg(feature = "rustls")]
+        let endpoint = endpoint.secured(self.tls.as_ref())?;
+        Ok(endpoint)
     }
 }

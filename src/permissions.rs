@@ -52,6 +52,14 @@ pub const CLUSTER: Permissions = Permissions {
     commands: &["cluster|slots", "asking", "pubsub|shardnumsub", "spublish", "ssubscribe", "sunsubscribe"],
 };
 
+/// What a user of sentinels needs there, and nothing else of this table.
+pub const SENTINEL: Permissions = Permissions {
+    what: "at each sentinel",
+    keys: &[],
+    channels: &["&+switch-master"],
+    commands: &["sentinel|get-master-addr-by-name", "subscribe"],
+};
+
 /// What [`LockClientBuilder::replicas`](crate::LockClientBuilder::replicas) needs besides.
 pub const REPLICAS: Permissions = Permissions { what: "replicas", keys: &[], channels: &[], commands: &["wait"] };
 
@@ -147,6 +155,10 @@ mod tests {
             let row = page.lines().find(|line| line.starts_with(&format!("| {}", kind.what))).unwrap();
             assert_eq!(words(row), of(&kind), "{}", kind.what);
         }
+        let sentinel = page.lines().find(|line| line.starts_with(&format!("| {}", SENTINEL.what))).unwrap();
+        let mut said = words(sentinel);
+        said.retain(|word| !["+client|id", "+hello"].contains(&&**word));
+        assert_eq!(said, of(&SENTINEL));
         let first = page.split("| kind |").next().unwrap();
         let rows: Vec<&str> = first.lines().filter(|line| line.starts_with("| ") && line.contains('`')).collect();
         let mut said: Vec<String> = rows.iter().flat_map(|row| words(row)).collect();

@@ -7,6 +7,8 @@ use fred::types::config::{Config as FredConfig, Server, ServerConfig};
 #[cfg(feature = "rustls")]
 use super::Tls;
 use super::wire;
+#[cfg(feature = "fred-config")]
+use crate::topology::{NodeRole, TopologyNode};
 use crate::{
     error::{Error, Result},
     options::{Config, Login, Wire},
@@ -195,6 +197,28 @@ impl Endpoint {
             server.tls_server_name.clone_from(&self.server_name);
         }
         Ok(self)
+    }
+
+    /// What leads to this one of its servers and sentinels, or to the first address, over a connection of somebody's own.
+    #[cfg(feature = "fred-config")]
+    pub(crate) fn leads_to(&self, node: Option<&TopologyNode>, sentinel_login: Option<&Login>) -> Result<FredConfig> {
+        let mut config = self.server.clone();
+        let Some(node) = node.filter(|_| !matches!(self.place, Place::Server)) else { return Ok(config) };
+        let address = node.address.rsplit_once(':').and_then(|(host, port)| Some((host, port.parse().ok()?)));
+        let Some((host, port)) = address else { return refuse(format!("{} is no address of a server", node.address)) };
+        let server = Server::new(host, port);
+        #[cfg(feature = "rustls")]
+        let server = Server { tls_server_name: self.server_name.clone(), ..server };
+        config.server = ServerConfig::Centralized { server };
+        if node.role == NodeRole::Sentinel {
+            config.database = None;
+            let own = if let Place::Sentinel(sentinels) = &self.place { sentinels.login.as_ref() } else { None };
+            if let Some(login) = own.or(sentinel_login) {
+                (config.username, config.password) = (login.user.clone(), login.password.clone());
+                config.credential_provider = None;
+            }
+        }
+        Ok(config)
     }
 
     fn of_socket(url: &str) -> Result<Self> {

@@ -47,6 +47,8 @@ use crate::{
     options::{Config, Copies},
     topology::{Topology, TopologyKind},
 };
+#[cfg(feature = "fred-config")]
+pub(crate) use fred::types::config::Config as FredConfig;
 
 /// What is sent elsewhere last, after a pause, has this part of a command timeout for its answer.
 pub(crate) const SPARE: u32 = 10;

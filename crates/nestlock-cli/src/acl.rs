@@ -2,22 +2,28 @@
 
 use std::collections::BTreeSet;
 
-use nestlock::permissions::{EVERY_CLIENT, KINDS, Permissions, rule};
+use nestlock::permissions::{CLUSTER, EVERY_CLIENT, FSYNC, KINDS, Permissions, REPLICAS, SENTINEL, rule};
 use serde_json::json;
 
 use crate::{
     Failure,
     args::{Acl, For, Server},
-    raw::{Raw, text},
+    node::text,
+    raw::Raw,
     say,
 };
 
 /// Below this version HELLO has to be allowed.
 const HELLO_IS_FREE: (u64, u64, u64) = (6, 2, 2);
 
+/// Where a pattern has a name between braces.
+const NAME: &str = "{{}";
 const EVERY_KEY: &str = "~*";
 /// Older versions do not understand rules about channels.
 const CHANNELS_HAVE_RULES: (u64, u64, u64) = (6, 2, 0);
+
+/// Older ones have no messages by slots.
+const SHARDED: (u64, u64, u64) = (7, 0, 0);
 
 /// To look through all keys, and at locks.
 const LOOK: &[&str] = &[
@@ -47,21 +53,40 @@ fn of_tool(tool: For) -> Vec<&'static str> {
     }
 }
 
+/// Behind sentinels, or one of several addresses.
+const ROLE: &str = "role";
+
+/// What is asked at a sentinel besides, by the same client as at the servers.
+fn at_sentinel(tool: For) -> &'static [&'static str] {
+    if tool == For::Doctor { &["client|id", "info", "sentinel|masters"] } else { &[] }
+}
+
 /// The parts of the table that are needed.
-fn parts(acl: &Acl) -> Vec<Permissions> {
+fn parts(acl: &Acl, is_cluster: bool) -> Vec<Permissions> {
+    if acl.sentinel {
+        return vec![SENTINEL];
+    }
     let asked: BTreeSet<&str> = acl.kinds.iter().map(|kind| kind.permissions()).collect();
     // whoever forces a lock, or looks whether all kinds work, has to do with each
     let all = acl.kinds.is_empty() || acl.tool.is_some_and(|tool| tool != For::Exec);
-    let besides = KINDS.into_iter().filter(|kind| all || asked.contains(kind.what));
-    [EVERY_CLIENT].into_iter().chain(besides).collect()
+    let mut parts = vec![EVERY_CLIENT];
+    parts.extend(KINDS.into_iter().filter(|kind| all || asked.contains(kind.what)));
+    let besides = [(is_cluster || acl.cluster, CLUSTER), (acl.replicas, REPLICAS), (acl.fsync, FSYNC)];
+    parts.extend(besides.into_iter().filter_map(|(is_wanted, part)| is_wanted.then_some(part)));
+    parts
 }
 
 pub(crate) async fn acl(server: &Server, acl: &Acl) -> Result<u8, Failure> {
-    let parts = parts(acl);
+    let (is_cluster, is_looked_for) = server.is_cluster_or_service()?;
+    let parts = parts(acl, is_cluster);
+    let has_tags = acl.cluster || is_cluster;
     let of = |what: fn(&Permissions) -> &'static [&'static str]| -> Vec<String> {
         let mut seen = BTreeSet::new();
-        let all = parts.iter().flat_map(|part| what(part).iter().map(|pattern| rule(pattern, &server.prefix)));
-        all.filter(|pattern| seen.insert(pattern.clone())).collect()
+        // a name with a tag of its own gets no braces around it
+        let tagged = |pattern: &str| (has_tags && pattern.contains(NAME)).then(|| pattern.replacen(NAME, "{}", 1));
+        let patterns = |pattern: &&str| [Some((*pattern).to_owned()), tagged(pattern)].into_iter().flatten();
+        let all = parts.iter().flat_map(|part| what(part).iter().flat_map(patterns));
+        all.map(|pattern| rule(&pattern, &server.prefix)).filter(|pattern| seen.insert(pattern.clone())).collect()
     };
     let (mut keys, channels) = (of(|part| part.keys), of(|part| part.channels));
     // without a prefix, each key is a lock's: a server takes no other pattern beside that
@@ -70,10 +95,21 @@ pub(crate) async fn acl(server: &Server, acl: &Acl) -> Result<u8, Failure> {
     }
     let mut commands: BTreeSet<String> =
         parts.iter().flat_map(|part| part.commands).map(|word| (*word).to_owned()).collect();
-    commands.extend(acl.tool.map(of_tool).unwrap_or_default().into_iter().map(str::to_owned));
+    let of_tool = match acl.tool {
+        Some(tool) if acl.sentinel => at_sentinel(tool).to_vec(),
+        tool => tool.map(of_tool).unwrap_or_default(),
+    };
+    commands.extend(of_tool.into_iter().map(str::to_owned));
+    if is_looked_for && !acl.sentinel {
+        commands.insert(ROLE.into());
+    }
     let version = if acl.for_server { Some(version(server).await?) } else { None };
     if version.is_some_and(|version| version < HELLO_IS_FREE) {
         commands.insert("hello".into());
+    }
+    // what a server does not know, it takes no rule about
+    if version.is_some_and(|version| version < SHARDED) {
+        commands.retain(|command| !["spublish", "ssubscribe", "sunsubscribe"].contains(&&**command));
     }
     if acl.json {
         say(json!({ "v": 1, "user": acl.user, "keys": keys, "channels": channels, "commands": commands }));
@@ -100,9 +136,12 @@ fn quoted(word: &str) -> String {
 }
 
 async fn version(server: &Server) -> Result<(u64, u64, u64), Failure> {
-    let info =
-        Raw::connect(server).await?.ask(&["INFO", "server"]).await.map_err(|error| error.details().to_owned())?;
-    Ok(version_of(&text(&info).unwrap_or_default()))
+    let raw = Raw::connect(server).await?;
+    // rules are for all of them
+    let said = raw.ask_each(&raw.masters(), &["INFO", "server"]).await;
+    let said: Result<Vec<_>, _> = said.into_iter().collect();
+    let said = said.map_err(|error| error.details().to_owned())?;
+    Ok(said.iter().map(|info| version_of(&text(info).unwrap_or_default())).min().unwrap_or_default())
 }
 
 /// The version of Redis whose commands it has.

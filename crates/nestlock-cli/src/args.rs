@@ -21,7 +21,7 @@ pub(crate) struct Server {
     /// The server's URL
     #[arg(
         long,
-        help = "The server's URL. Other users see it in the list of processes: prefer the variable [env: NESTLOCK_URL]",
+        help = "The server's URL: redis://HOST, redis-cluster://A,B, redis-sentinel://A,B/SERVICE, redis://A,B, with rediss for TLS, or redis+unix://PATH. Other users see it in the list of processes: prefer the variable [env: NESTLOCK_URL]",
         global = true,
         value_name = "URL"
     )]
@@ -38,6 +38,25 @@ pub(crate) struct Server {
     /// What stands before each name on the server
     #[arg(long, global = true, env = "NESTLOCK_PREFIX", default_value = "", value_name = "TEXT")]
     pub(crate) prefix: String,
+    #[command(flatten)]
+    pub(crate) tls: Certificates,
+}
+
+/// For `rediss://`, `rediss-cluster://`, `rediss-sentinel://`.
+#[derive(Debug, Default, clap::Args)]
+pub(crate) struct Certificates {
+    /// With TLS: authorities whose signatures are believed, in PEM [default: the system's]
+    #[arg(long, global = true, env = "NESTLOCK_TLS_CA", value_name = "FILE")]
+    pub(crate) tls_ca: Option<PathBuf>,
+    /// The certificate that a server is shown who asks for one, in PEM
+    #[arg(long, global = true, env = "NESTLOCK_TLS_CERT", value_name = "FILE")]
+    pub(crate) tls_cert: Option<PathBuf>,
+    /// Its private key, in PEM
+    #[arg(long, global = true, env = "NESTLOCK_TLS_KEY", value_name = "FILE")]
+    pub(crate) tls_key: Option<PathBuf>,
+    /// The name that the servers' certificates must have [default: the host]
+    #[arg(long, global = true, env = "NESTLOCK_TLS_SERVER_NAME", value_name = "NAME")]
+    pub(crate) tls_server_name: Option<String>,
 }
 
 #[derive(Debug, Subcommand)]
@@ -182,7 +201,10 @@ pub(crate) struct Find {
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 `reentrant` is also what mutexes and spin locks have on the server, and fair locks that nobody waits for. WAITING is tasks
-for fair locks, else client processes that listen. What the server does not say is `-`.")]
+for fair locks, else client processes that listen. What the server does not say is `-`.
+
+Of a cluster all masters are looked through. Exit code 1: one of the servers did not answer, and its locks are missing; with
+--watch and --stat it is told, what it had is taken to be as it was, and it goes on, with whoever takes over.")]
 pub(crate) struct Ls {
     #[command(flatten)]
     pub(crate) find: Find,
@@ -236,6 +258,18 @@ pub(crate) struct Acl {
     /// Which of these commands it runs
     #[arg(long = "for", value_name = "COMMAND")]
     pub(crate) tool: Option<For>,
+    /// Its servers are a cluster [default: as the URL says]
+    #[arg(long)]
+    pub(crate) cluster: bool,
+    /// It wants its locks to be on replicas
+    #[arg(long)]
+    pub(crate) replicas: bool,
+    /// It wants its locks to be on disk
+    #[arg(long)]
+    pub(crate) fsync: bool,
+    /// The rules that it needs at each sentinel, in place of those for the servers
+    #[arg(long, conflicts_with_all = ["kinds", "cluster", "replicas", "fsync"])]
+    pub(crate) sentinel: bool,
     /// The user's name
     #[arg(long, default_value = "nestlock", value_name = "NAME")]
     pub(crate) user: String,

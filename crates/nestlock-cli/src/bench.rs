@@ -11,7 +11,9 @@ use nestlock::LockClient;
 use crate::{
     Failure,
     args::{Bench, Server, Unusable},
-    raw::{Raw, text},
+    connect::is_near,
+    node::{Node, text},
+    raw::Raw,
     say,
     signals::Signals,
     warn,
@@ -33,10 +35,12 @@ pub(crate) async fn bench(server: &Server, bench: &Bench) -> Result<u8, Failure>
     let (tasks, rounds) = (usize::from(bench.tasks), usize::from(bench.rounds));
     let each = (bench.pairs as usize).max(FEWEST).div_ceil(tasks * rounds);
     let raw = Raw::connect(server).await?;
+    let client = raw.locks()?;
+    let id = client.current_owner().to_string().split(':').next().unwrap_or_default().to_owned();
     // bare and in locks, and what hand-overs take
     let commands = 4 * each * tasks * rounds + 4 * FEWEST;
-    let others = others(&raw).await;
-    let is_near = server.is_near()?;
+    let others = others(&raw, &id).await;
+    let is_near = raw.masters().iter().all(|node| is_near(&node.address));
     if !bench.yes && (!is_near || others > 0) {
         let why =
             if is_near { format!("{others} other clients use it") } else { "it is not on this machine".to_owned() };
@@ -45,16 +49,20 @@ pub(crate) async fn bench(server: &Server, bench: &Bench) -> Result<u8, Failure>
         );
     }
     warn(format_args!("about {commands} commands, {} tasks at a time, {} rounds", bench.tasks, bench.rounds));
-    let client = server.connect(None).await?;
-    let scratch =
-        format!("nestlock-bench:{}", client.current_owner().to_string().split(':').next().unwrap_or_default());
+    let scratch = format!("nestlock-bench:{id}");
+    let key = format!("{}{scratch}:bare", server.prefix);
+    let node = raw.master_of(&key).map_err(|error| error.details().to_owned())?;
+    // all of it on one server, also in a cluster
+    let names: Vec<String> = raw.names_at(&node, &scratch).take(tasks + 1).collect();
+    if names.len() <= tasks {
+        return Err(Unusable(format!("too few names are on one server for {tasks} tasks; say fewer --tasks")).into());
+    }
     let mut signals = Signals::listen()?;
     let measured = tokio::select! {
-        measured = measure(&raw, &client, server, &scratch, bench, each) => measured,
+        measured = measure(&node, &key, client, server, &names, bench, each) => measured,
         signal = signals.stop() => Err(format!("stopped by {signal}").into()),
     };
     client.idle().await;
-    let key = format!("{}{scratch}:bare", server.prefix);
     let _ = raw.ask(&["DEL", &key]).await;
     let all = measured?;
     let (bare, hand_overs) = (&all[0], &all[2]);
@@ -74,10 +82,17 @@ pub(crate) async fn bench(server: &Server, bench: &Bench) -> Result<u8, Failure>
     Ok(0)
 }
 
-async fn others(raw: &Raw) -> usize {
-    let list = raw.ask(&["CLIENT", "LIST"]).await.ok().and_then(|list| text(&list)).unwrap_or_default();
-    // this one
-    list.lines().count().saturating_sub(1)
+/// Clients beside this one, its questions, and what is part of the service.
+async fn others(raw: &Raw<'_>, id: &str) -> usize {
+    let lists = raw.ask_each(&raw.masters(), &["CLIENT", "LIST"]).await;
+    let lists = lists.into_iter().filter_map(|list| text(&list.ok()?));
+    let is_other = |line: &&str| {
+        let field = |name: &str| line.split(' ').find_map(|field| field.strip_prefix(name)).unwrap_or_default();
+        let is_of_service = field("flags=").contains(['S', 'M']) || field("name=").starts_with("sentinel-");
+        !is_of_service && !field("name=").ends_with(id)
+    };
+    // one of each is this
+    lists.map(|list| list.lines().filter(is_other).count().saturating_sub(1)).sum()
 }
 
 fn count(pairs: usize) -> f64 {
@@ -105,15 +120,16 @@ impl Measured {
 }
 
 async fn measure(
-    raw: &Raw,
+    node: &Node,
+    key: &str,
     client: &LockClient,
     server: &Server,
-    scratch: &str,
+    names: &[String],
     bench: &Bench,
     each: usize,
 ) -> Result<[Measured; 3], Failure> {
-    let loaded = raw.ask(&["SCRIPT", "LOAD", BARE]).await.map_err(|error| error.details().to_owned())?;
-    let (digest, key) = (text(&loaded).unwrap_or_default(), format!("{}{scratch}:bare", server.prefix));
+    let loaded = node.ask(&["SCRIPT", "LOAD", BARE]).await.map_err(|error| error.details().to_owned())?;
+    let digest = text(&loaded).unwrap_or_default();
     let mut bare = Measured { what: "bare EVALSHA, twice", rates: Vec::new(), times: Vec::new() };
     let mut locks = Measured { what: "lock and unlock", rates: Vec::new(), times: Vec::new() };
     let tasks = usize::from(bench.tasks);
@@ -123,7 +139,7 @@ async fn measure(
             for _ in 0..each {
                 let began = Instant::now();
                 for _ in 0..2 {
-                    let asked = raw.ask(&["EVALSHA", &digest, "1", &key, "1"]).await;
+                    let asked = node.ask(&["EVALSHA", &digest, "1", key, "1"]).await;
                     asked.map_err(|error| error.details().to_owned())?;
                 }
                 times.push(began.elapsed());
@@ -132,7 +148,7 @@ async fn measure(
         })
         .await?;
         round(&mut locks, tasks, |task| async move {
-            let lock = client.mutex(format!("{scratch}:{task}"))?;
+            let lock = client.mutex(&names[task])?;
             let mut times = Vec::with_capacity(each);
             for _ in 0..each {
                 let began = Instant::now();
@@ -143,7 +159,7 @@ async fn measure(
         })
         .await?;
     }
-    let times = hand_overs(server, scratch).await?;
+    let times = hand_overs(server, &names[tasks]).await?;
     let mut all = [bare, locks, Measured { what: "hand-over, fair", rates: Vec::new(), times }];
     for measured in &mut all {
         measured.times.sort_unstable();
@@ -152,11 +168,11 @@ async fn measure(
 }
 
 /// From the beginning of an unlock until the next client has the lock; somebody always waits.
-async fn hand_overs(server: &Server, scratch: &str) -> Result<Times, Failure> {
+async fn hand_overs(server: &Server, name: &str) -> Result<Times, Failure> {
     let (times, last) = (RefCell::new(Times::new()), Cell::new(None));
     let work = async |me: usize| {
         let client = server.connect(None).await?;
-        let lock = client.fair_lock(format!("{scratch}:handed"))?;
+        let lock = client.fair_lock(name)?;
         while times.borrow().len() < FEWEST {
             let guard = lock.lock().await?;
             if let Some((other, at)) = last.get()

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use nestlock::{Error, Inspection, Lock, LockClient, OwnerId, StoreErrorKind};
+use nestlock::{Error, Inspection, Lock, OwnerId, StoreErrorKind};
 use serde_json::json;
 use tokio::time::sleep;
 
@@ -13,7 +13,9 @@ use crate::{
     locks::derived,
     ls::printable,
     raw::Raw,
-    say, warn,
+    say,
+    search::told,
+    warn,
     whose::{People, Whose},
 };
 
@@ -51,10 +53,9 @@ fn is_denied(error: &Error) -> bool {
     matches!(error, Error::Store { source, .. } if source.kind() == StoreErrorKind::NoPermission)
 }
 
-/// The server, by both ways to ask it.
-struct Sight {
-    client: LockClient,
-    raw: Raw,
+/// The servers, by both ways to ask them.
+struct Sight<'s> {
+    raw: Raw<'s>,
 }
 
 /// A lock that somebody holds.
@@ -64,16 +65,16 @@ struct Held {
     found: Inspection,
 }
 
-impl Sight {
-    async fn open(server: &Server) -> Result<Self, Failure> {
-        let (client, raw) = tokio::try_join!(server.connect(None), Raw::connect(server))?;
-        Ok(Self { client, raw })
+impl<'s> Sight<'s> {
+    async fn open(server: &'s Server) -> Result<Self, Failure> {
+        Ok(Self { raw: Raw::connect(server).await? })
     }
 
     /// Who holds it; of the kind that its record says, if nobody else says one.
     async fn held(&self, named: &Named) -> Result<Option<Held>, Failure> {
+        let client = self.raw.locks()?;
         let held = |kind: Kind| async move {
-            let lock = kind.lock(&self.client, &named.name)?;
+            let lock = kind.lock(client, &named.name)?;
             Ok::<_, Error>(lock.inspect().await?.map(|found| Held { lock, kind, found }))
         };
         if let Some(kind) = named.kind {
@@ -93,6 +94,8 @@ impl Sight {
         let signal = match signal {
             // a key of its own: whoever may not see it has none
             Err(error) if hash.is_some() || is_denied(&error) => None,
+            // in a cluster there is none of this name: it has no tag
+            Err(Error::InvalidName { .. }) => None,
             other => other?,
         };
         match (hash, signal) {
@@ -120,6 +123,10 @@ pub(crate) async fn who(server: &Server, who: &Who) -> Result<u8, Failure> {
     tell_holders(who, server, held.as_ref(), &people);
     if let Some(unknown) = people.unknown {
         warn(unknown);
+    }
+    let away = sight.raw.away();
+    if !away.is_empty() {
+        warn(format_args!("{}; whose connections are there is not known", told(&away)));
     }
     if !who.watch {
         return Ok(if held.is_some() { 0 } else { NOBODY });

@@ -1,12 +1,18 @@
 //! The way to the server.
 
-use std::{ffi::OsString, fs, net::Ipv4Addr, path::PathBuf, time::Duration};
+use std::{
+    ffi::OsString,
+    fs,
+    net::Ipv4Addr,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
-use nestlock::{LockClient, LockClientBuilder};
+use nestlock::{LockClient, LockClientBuilder, Tls};
 
 use crate::{
     Failure,
-    args::{Server, Unusable},
+    args::{Certificates, Server, Unusable},
 };
 
 /// What is asked of a server that one knows to be there.
@@ -19,36 +25,63 @@ impl Server {
         let of_variable = |name: &str| std::env::var_os(name).filter(|value| around && !value.is_empty());
         let url = self.url.clone().map(OsString::from).or_else(|| of_variable("NESTLOCK_URL"));
         let file = self.url_file.clone().or_else(|| of_variable("NESTLOCK_URL_FILE").map(PathBuf::from));
-        if let Some(url) = url {
-            return url.into_string().map_err(|_| Unusable("the URL is no text".to_owned()).into());
-        }
-        if let Some(file) = &file {
+        let url = if let Some(url) = url {
+            url.into_string().map_err(|_| Unusable("the URL is no text".to_owned()))?
+        } else if let Some(file) = &file {
             let text = fs::read_to_string(file).map_err(|error| {
                 Unusable(format!("the file {} of --url-file cannot be read: {error}", file.display()))
             })?;
-            return Ok(text.lines().next().unwrap_or_default().trim().to_owned());
+            text.lines().next().unwrap_or_default().trim().to_owned()
+        } else {
+            "redis://127.0.0.1:6379".to_owned()
+        };
+        if url.matches("://").count() > 1 {
+            return Err(Unusable(
+                "these are several URLs: nestlock goes to one server, cluster or service, whose addresses stand between \
+                 commas, `redis-cluster://a:6379,b:6379`; a RedLock over several servers is the library's"
+                    .to_owned(),
+            )
+            .into());
         }
-        Ok("redis://127.0.0.1:6379".to_owned())
+        Ok(url)
     }
 
-    /// Where it is, without user and password.
+    /// Where it is, for people: without user and password, and of many addresses the first.
     pub(crate) fn address(&self) -> Result<String, Failure> {
+        let (_, rest) = self.parts()?;
+        let (hosts, path) = rest.split_once('/').map_or((&*rest, ""), |(hosts, path)| (hosts, path));
+        Ok(match hosts.split(',').collect::<Vec<_>>()[..] {
+            [first, _, ..] => {
+                let path = if path.is_empty() { String::new() } else { format!("/{path}") };
+                format!("{first} +{}{path}", hosts.matches(',').count())
+            }
+            _ => rest,
+        })
+    }
+
+    /// Scheme and address, without user, password and options.
+    fn parts(&self) -> Result<(String, String), Failure> {
         let url = self.url()?;
-        let rest = url.split_once("://").map_or(&*url, |(_, rest)| rest);
-        Ok(rest.rsplit_once('@').map_or(rest, |(_, address)| address).to_owned())
+        let (scheme, rest) = url.split_once("://").unwrap_or(("", &url));
+        let rest = rest.split('?').next().unwrap_or_default();
+        let address = rest.rsplit_once('@').map_or(rest, |(_, address)| address);
+        Ok((scheme.to_owned(), address.to_owned()))
     }
 
-    /// Whether it is on this machine.
-    pub(crate) fn is_near(&self) -> Result<bool, Failure> {
-        let address = self.address()?;
-        let host = address.split(['/', '?']).next().unwrap_or_default();
-        let host = host.rsplit_once(':').map_or(host, |(host, _)| host);
-        // the path of a socket
-        Ok(matches!(host, "" | "localhost" | "[::1]") || host.parse().is_ok_and(|host: Ipv4Addr| host.is_loopback()))
+    /// What the URL says of the servers: whether they are a cluster, and whether the master is looked for.
+    pub(crate) fn is_cluster_or_service(&self) -> Result<(bool, bool), Failure> {
+        let (scheme, address) = self.parts()?;
+        let is_list = address.split('/').next().unwrap_or_default().contains(',');
+        let is_cluster = scheme.ends_with("-cluster");
+        Ok((is_cluster, scheme.ends_with("-sentinel") || is_list && !is_cluster))
     }
 
-    pub(crate) fn build(&self) -> LockClientBuilder {
-        LockClient::builder().name_prefix(&self.prefix).connect_timeout(CONNECT_TIMEOUT)
+    pub(crate) fn build(&self) -> Result<LockClientBuilder, Failure> {
+        let builder = LockClient::builder().name_prefix(&self.prefix).connect_timeout(CONNECT_TIMEOUT);
+        Ok(match self.tls.read()? {
+            Some(tls) => builder.tls(tls),
+            None => builder,
+        })
     }
 
     /// Connects. `lease`: how long a hold lasts that is not renewed.
@@ -58,7 +91,7 @@ impl Server {
 
     /// The same for this program, as others are told.
     pub(crate) async fn connect_for(&self, lease: Option<Duration>, program: String) -> Result<LockClient, Failure> {
-        let mut builder = self.build().application(program);
+        let mut builder = self.build()?.application(program);
         if let Some(lease) = lease {
             builder = builder.watchdog_timeout(lease);
         }
@@ -66,23 +99,83 @@ impl Server {
     }
 }
 
+impl Certificates {
+    /// `None`: nothing is said, and the system's authorities are believed.
+    fn read(&self) -> Result<Option<Tls>, Failure> {
+        let file = |option: &str, file: &Path| {
+            let failed = |error| Unusable(format!("the file {} of {option} cannot be read: {error}", file.display()));
+            fs::read(file).map_err(failed)
+        };
+        // a variable may be empty
+        let said = |path: &Option<PathBuf>| path.clone().filter(|path| !path.as_os_str().is_empty());
+        let (mut tls, mut any) = (Tls::new(), false);
+        if let Some(ca) = &said(&self.tls_ca) {
+            (tls, any) = (tls.ca_pem(file("--tls-ca", ca)?), true);
+        }
+        match (&said(&self.tls_cert), &said(&self.tls_key)) {
+            (Some(cert), Some(key)) => {
+                (tls, any) = (tls.client_cert_pem(file("--tls-cert", cert)?, file("--tls-key", key)?), true);
+            }
+            (None, None) => {}
+            _ => return Err(Unusable("--tls-cert and --tls-key go together".to_owned()).into()),
+        }
+        if let Some(name) = self.tls_server_name.as_ref().filter(|name| !name.is_empty()) {
+            (tls, any) = (tls.server_name(name), true);
+        }
+        Ok(any.then_some(tls))
+    }
+}
+
+/// Whether it is on this machine: an address, or the path of a socket.
+pub(crate) fn is_near(address: &str) -> bool {
+    let host = address.split('/').next().unwrap_or_default();
+    let host = host.rsplit_once(':').map_or(host, |(host, _)| host);
+    matches!(host, "" | "localhost" | "::1" | "[::1]") || host.parse().is_ok_and(|host: Ipv4Addr| host.is_loopback())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn server(url: &str) -> Server {
+        Server { url: Some(url.into()), url_file: None, prefix: String::new(), tls: Certificates::default() }
+    }
+
     #[test]
-    fn a_server_is_near_by_its_host_and_told_without_a_password() {
-        let near = |url: &str| {
-            let server = Server { url: Some(url.into()), url_file: None, prefix: String::new() };
-            assert!(!server.address().unwrap().contains("secret"));
-            server.is_near().unwrap()
-        };
-        for url in ["redis://127.0.0.2:1", "redis://u:secret@localhost", "rediss://[::1]:6379/1", "redis+unix:///a/b"] {
-            assert!(near(url), "{url}");
+    fn a_server_is_near_by_its_host() {
+        for address in ["127.0.0.2:1", "localhost", "[::1]:6379/1", "/a/b"] {
+            assert!(is_near(address), "{address}");
         }
-        for url in ["redis://localhost.example.com:1", "redis://localhost:secret@db", "redis://10.0.0.127:1/127.0.0.1"]
-        {
-            assert!(!near(url), "{url}");
+        for address in ["localhost.example.com:1", "db", "10.0.0.127:1/127.0.0.1"] {
+            assert!(!is_near(address), "{address}");
         }
+    }
+
+    #[test]
+    fn a_server_is_told_without_a_password() {
+        for (url, told) in [
+            ("redis://u:secret@localhost", "localhost"),
+            ("redis+unix:///a/b", "/a/b"),
+            ("rediss://u:secret@h:1/3?sentinelPassword=secret", "h:1/3"),
+            ("redis-sentinel://:secret@a:1,b,c:3/main/2?sentinelPassword=secret", "a:1 +2/main/2"),
+            ("redis-cluster://a:1,b:2", "a:1 +1"),
+        ] {
+            assert_eq!(server(url).address().unwrap(), told);
+        }
+    }
+
+    #[test]
+    fn what_the_servers_are_stands_in_the_url() {
+        for (url, said) in [
+            ("redis://a:1/3", (false, false)),
+            ("redis://u:p,w@a:1", (false, false)),
+            ("rediss://a,b", (false, true)),
+            ("redis-cluster://a", (true, false)),
+            ("valkeys-cluster://a,b", (true, false)),
+            ("redis-sentinel://a/main", (false, true)),
+        ] {
+            assert_eq!(server(url).is_cluster_or_service().unwrap(), said, "{url}");
+        }
+        assert!(server("redis://a,redis://b").url().unwrap_err().to_string().contains("several URLs"));
     }
 }

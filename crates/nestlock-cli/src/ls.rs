@@ -1,6 +1,9 @@
 //! `ls`: which locks are held, once or for ever.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use serde_json::json;
 use tokio::time::{Instant, interval, sleep};
@@ -8,24 +11,33 @@ use tokio::time::{Instant, interval, sleep};
 use crate::{
     Failure,
     args::{Find, Ls, Server},
-    locks::{self, Findings, Found, Wanted},
-    raw::Raw,
-    say, warn,
+    locks::{Found, Waiting},
+    node::is_not_now,
+    raw::{Away, Raw},
+    say,
+    search::{self, Candidate, Findings, Wanted, told},
+    warn,
 };
 
 /// How often new locks are looked for, as that goes through all keys.
 pub(crate) const DISCOVER: Duration = Duration::from_secs(10);
+/// Some server did not answer: what it has is not there.
+const MISSING: u8 = 1;
 /// How often those that are known are asked for.
 const REFRESH: Duration = Duration::from_secs(1);
 
-/// What to look for; refused where it would cost the server too much.
-pub(crate) async fn wanted(raw: &Raw, server: &Server, find: &Find) -> Result<Wanted, Failure> {
+/// What to look for; refused where it would cost the servers too much.
+pub(crate) async fn wanted(raw: &Raw<'_>, server: &Server, find: &Find) -> Result<Wanted, Failure> {
     let (prefix, pattern, strings) = (server.prefix.clone(), find.pattern.clone(), find.strings);
     let mut most_keys = None;
     if pattern.is_none() && prefix.is_empty() {
-        match raw.ask(&["DBSIZE"]).await.ok().and_then(|keys| keys.as_u64()) {
+        let counts = raw.ask_each(&raw.masters(), &["DBSIZE"]).await;
+        // those of a server that does not answer are not looked through, either
+        let counts = counts.into_iter().filter(|count| !count.as_ref().is_err_and(is_not_now));
+        let counts: Option<Vec<u64>> = counts.map(|count| count.ok()?.as_u64()).collect();
+        match counts.map(|counts| counts.into_iter().sum::<u64>()) {
             Some(keys) if keys > find.max_keys => {
-                return Err(locks::too_many(&format!("{keys} keys"), find.max_keys).into());
+                return Err(search::too_many(&format!("{keys} keys"), find.max_keys).into());
             }
             Some(_) => {}
             // they are counted while they are looked through
@@ -35,19 +47,19 @@ pub(crate) async fn wanted(raw: &Raw, server: &Server, find: &Find) -> Result<Wa
     Ok(Wanted { prefix, pattern, most_keys, strings })
 }
 
-async fn look(raw: &Raw, wanted: &Wanted) -> Result<Findings, Failure> {
-    let candidates = locks::discover(raw, wanted).await?;
-    locks::read(raw, wanted, &candidates).await
-}
-
 pub(crate) async fn ls(server: &Server, ls: &Ls) -> Result<u8, Failure> {
     let raw = Raw::connect(server).await?;
     let wanted = wanted(&raw, server, &ls.find).await?;
     if ls.watch || ls.stat {
         return watch(&raw, &wanted, ls).await;
     }
-    let Findings { found, denied } = look(&raw, &wanted).await?;
-    let mut found: Vec<&Found> = found.values().collect();
+    let (candidates, mut away) = search::discover(&raw, &wanted, &BTreeSet::new()).await?;
+    let findings = search::read(&raw, &wanted, &candidates).await;
+    away.extend(findings.away);
+    if raw.is_dark(&away) {
+        return Err(told(&away).into());
+    }
+    let mut found: Vec<&Found> = findings.found.values().collect();
     found.sort_by(|one, other| one.name.cmp(&other.name));
     if ls.json {
         for found in found {
@@ -56,10 +68,14 @@ pub(crate) async fn ls(server: &Server, ls: &Ls) -> Result<u8, Failure> {
     } else if !found.is_empty() {
         table(&found);
     }
-    for what in denied {
+    for what in findings.denied {
         warn(format_args!("this user may not ask everything (+{what}); what is not known is `-`"));
     }
-    Ok(0)
+    if away.is_empty() {
+        return Ok(0);
+    }
+    warn(format_args!("{}; the locks there are missing here", told(&away)));
+    Ok(MISSING)
 }
 
 /// Columns as wide as they need to be.
@@ -93,15 +109,45 @@ pub(crate) fn printable(text: &str) -> String {
     text.chars().map(|letter| if letter.is_control() { '\u{FFFD}' } else { letter }).collect()
 }
 
-async fn watch(raw: &Raw, wanted: &Wanted, ls: &Ls) -> Result<u8, Failure> {
-    let (mut candidates, mut known, mut discovered) = (locks::discover(raw, wanted).await?, None, Instant::now());
+/// What was looked for, and who was away last.
+struct Watched {
+    candidates: BTreeSet<Candidate>,
+    discovered: Option<Instant>,
+    away: Away,
+}
+
+impl Watched {
+    /// Servers may come and go meanwhile: who does is told once, and what they had is taken to be as it was.
+    async fn look(&mut self, raw: &Raw<'_>, wanted: &Wanted) -> Result<Findings, Failure> {
+        let mut away = Away::new();
+        if self.discovered.is_none_or(|at| at.elapsed() >= DISCOVER) {
+            (self.candidates, away) = search::discover(raw, wanted, &self.candidates).await?;
+            // one that was away is looked through as soon as it is back
+            self.discovered = away.is_empty().then(Instant::now);
+        }
+        let findings = search::read(raw, wanted, &self.candidates).await;
+        away.extend(findings.away.clone());
+        if !away.keys().eq(self.away.keys()) {
+            if away.is_empty() {
+                warn("all servers answer");
+            } else {
+                warn(format_args!("{}; what is told of the locks there is old", told(&away)));
+            }
+        }
+        self.away = away;
+        Ok(findings)
+    }
+}
+
+async fn watch(raw: &Raw<'_>, wanted: &Wanted, ls: &Ls) -> Result<u8, Failure> {
+    let mut watched = Watched { candidates: BTreeSet::new(), discovered: None, away: Away::new() };
+    let mut known: Option<BTreeMap<String, Found>> = None;
     let mut ticks = interval(REFRESH);
     loop {
         ticks.tick().await;
-        if discovered.elapsed() >= DISCOVER {
-            (candidates, discovered) = (locks::discover(raw, wanted).await?, Instant::now());
-        }
-        let now = locks::read(raw, wanted, &candidates).await?.found;
+        let mut findings = watched.look(raw, wanted).await?;
+        findings.keep(|key| known.as_ref()?.get(key));
+        let now = findings.found;
         let changes = known.as_ref().map(|before| changes(before, &now));
         if ls.stat {
             stat(&now, changes.map_or(0, |changes| changes.len()), ls.json);
@@ -145,7 +191,7 @@ fn tell(what: char, found: &Found, as_json: bool) {
 }
 
 fn stat(now: &BTreeMap<String, Found>, changes: usize, as_json: bool) {
-    let waiting: u64 = now.values().filter_map(|found| found.waiting).map(locks::Waiting::count).sum();
+    let waiting: u64 = now.values().filter_map(|found| found.waiting).map(Waiting::count).sum();
     let unknown = now.values().filter(|found| found.waiting.is_none()).count();
     if as_json {
         return say(

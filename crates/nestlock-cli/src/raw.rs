@@ -1,194 +1,349 @@
-//! Questions to the server that are about no one lock: a connection of fred's, and words.
+//! Questions that are about no one lock, to all servers that have some: one, or the masters of a cluster. Which those are the
+//! library knows, whose client goes along; each has a connection of its own.
 
 use std::{
-    collections::BTreeSet,
-    time::{Duration, Instant},
+    cell::RefCell,
+    collections::{BTreeMap, HashMap},
+    rc::Rc,
+    time::Duration,
 };
 
 use fred::{
-    clients::Client,
     error::{Error, ErrorKind},
-    interfaces::{ClientLike, EventInterface, PubsubInterface},
-    types::{
-        ClusterHash, CustomCommand, Message, Value,
-        config::{Config, ConnectionConfig, PerformanceConfig},
-    },
+    util::redis_keyslot,
+};
+use futures_util::future::join_all;
+use nestlock::{LockClient, NodeRole, Topology, TopologyKind, TopologyNode};
+
+use crate::{
+    Failure,
+    args::Server,
+    connect::CONNECT_TIMEOUT,
+    node::{Answer, Limits, Node, Words, is_denied, is_nobody, is_not_now, is_over, pairs, words},
 };
 
-use nestlock::permissions::{EVERY_CLIENT, KINDS, rule};
-use tokio::{
-    sync::broadcast::{Receiver as BroadcastReceiver, error::TryRecvError},
-    time::timeout,
-};
+/// Of a server that is the only one.
+const ALONE: Limits =
+    Limits { connect: CONNECT_TIMEOUT, answer: Duration::from_secs(10), again: Duration::from_secs(1) };
+/// Of one of several: what the others say is not to wait for long.
+const IN_COMPANY: Limits =
+    Limits { connect: Duration::from_secs(3), answer: Duration::from_secs(3), again: Duration::from_secs(5) };
+/// So often a request is sent elsewhere.
+const HOPS: usize = 5;
+const SLOTS: u16 = 16_384;
+/// What is away where no server is.
+const SERVICE: &str = "the servers";
+/// So many names are tried until one belongs to a server: a hundred for each of as many servers.
+const NAMES: usize = 10_000;
+/// Channels that are asked for together.
+const CHANNELS: usize = 1_000;
 
-use crate::{Failure, args::Server, connect::CONNECT_TIMEOUT};
-
-/// What an answer may take, of a server that has many others to serve.
-const LIMIT: Duration = Duration::from_secs(10);
-/// Whoever may listen hears what is said within this time, be the server far away and busy.
-const HEARD: Duration = Duration::from_secs(3);
-/// After which it is said again, as it may not have listened then.
-const SAID: Duration = Duration::from_millis(500);
-/// Messages that wait to be counted.
-const MESSAGES: usize = 4_096;
-/// Requests that are sent together.
-const AT_ONCE: usize = 1_000;
-
-/// A connection for questions.
-pub(crate) struct Raw {
-    client: Client,
+/// The servers.
+pub(crate) struct Raw<'s> {
+    server: &'s Server,
+    url: String,
+    /// `None`: nobody wanted to know whether locks can be taken there.
+    client: Option<LockClient>,
+    nodes: RefCell<BTreeMap<String, Rc<Node>>>,
+    away: RefCell<Away>,
 }
 
-async fn client(server: &Server) -> Result<Client, Failure> {
-    let url = server.url()?;
-    // `?wire=` is nestlock's own
-    let url = url.split('?').next().unwrap_or_default();
-    let config =
-        Config::from_url(url).map_err(|error| format!("the URL cannot be read ({})", error.kind().to_str()))?;
-    let performance = PerformanceConfig {
-        default_command_timeout: LIMIT,
-        broadcast_channel_capacity: MESSAGES,
-        ..PerformanceConfig::default()
+/// Servers that did not answer, or not about what was asked, and what there is to say of each.
+pub(crate) type Away = BTreeMap<String, String>;
+
+/// The servers by now.
+struct View {
+    masters: Vec<Rc<Node>>,
+    replicas: Vec<Rc<Node>>,
+    /// From which slot to which, and whose they are. Of servers that are no cluster, the first has all.
+    slots: Vec<(u16, u16, usize)>,
+}
+
+impl View {
+    fn master(&self, key: &str) -> Option<&Rc<Node>> {
+        if self.slots.is_empty() {
+            return self.masters.first();
+        }
+        let slot = redis_keyslot(key.as_bytes());
+        let at = self.slots.iter().find(|(from, to, _)| (*from..=*to).contains(&slot));
+        at.and_then(|(.., at)| self.masters.get(*at))
+    }
+}
+
+/// By address: whom to ask, for which requests by their numbers, and whether what they are about is only on its way there.
+type Left = BTreeMap<String, (Rc<Node>, Vec<(usize, bool)>)>;
+
+fn add(left: &mut Left, node: Rc<Node>, at: usize, moves: bool) {
+    left.entry(node.address.clone()).or_insert_with(|| (node, Vec::new())).1.push((at, moves));
+}
+
+/// Where a request goes that was refused, and whether that is for once.
+fn elsewhere(error: &Error, node: &Node) -> Option<(String, bool)> {
+    let mut said = error.details().split(' ');
+    let asking = match said.next()? {
+        "ASK" => true,
+        "MOVED" => false,
+        _ => return None,
     };
-    let connection = ConnectionConfig {
-        connection_timeout: CONNECT_TIMEOUT,
-        internal_command_timeout: CONNECT_TIMEOUT,
-        ..ConnectionConfig::default()
-    };
-    let client = Client::new(config, Some(performance), Some(connection), None);
-    // all steps of it, one after the other
-    let connected = timeout(CONNECT_TIMEOUT, client.init()).await;
-    // its task ends with it
-    drop(
-        connected
-            .map_err(|_| format!("cannot connect: no answer within {CONNECT_TIMEOUT:?}"))?
-            .map_err(|error| format!("cannot connect: {}", error.details()))?,
-    );
-    Ok(client)
+    let address = said.nth(1)?;
+    // a server may not know its own host
+    let here = address.strip_prefix(':').or_else(|| address.strip_prefix("?:"));
+    Some((here.map_or_else(|| address.to_owned(), |port| format!("{}:{port}", node.host())), asking))
 }
 
-/// What the release channels say: a connection of its own.
-pub(crate) struct Ears {
-    client: Client,
-    messages: BroadcastReceiver<Message>,
-    since: Instant,
-}
+impl<'s> Raw<'s> {
+    pub(crate) async fn connect(server: &'s Server) -> Result<Self, Failure> {
+        let client = server.connect(None).await?;
+        Ok(Self { client: Some(client), ..Self::without(server)? })
+    }
 
-impl Ears {
-    /// `None`: this user may not listen to all of them.
-    pub(crate) async fn open(server: &Server, raw: &Raw) -> Option<Self> {
-        let client = client(server).await.ok()?;
-        let mut messages = client.message_rx();
-        let all = [EVERY_CLIENT].into_iter().chain(KINDS).flat_map(|part| part.channels);
-        // a pattern may be listened to if it is, letter by letter, what a rule says
-        let patterns: Vec<String> = all.map(|channel| rule(channel.trim_start_matches('&'), &server.prefix)).collect();
-        client.psubscribe(patterns.clone()).await.ok()?;
-        // fred tells of no refusal: what is heard is what is said, about a lock that nobody has
-        for pattern in &patterns {
-            let channel = format!("{}nestlock-top:{}}}", pattern.trim_end_matches('*'), std::process::id());
-            let is_heard = async {
-                loop {
-                    raw.ask(&["PUBLISH", &channel, "0"]).await.ok()?;
-                    let said = timeout(SAID, messages.recv()).await;
-                    if said.is_ok_and(|said| said.is_ok_and(|message| *message.channel == *channel)) {
-                        return Some(());
+    /// The one server of the URL, whatever it is.
+    pub(crate) fn without(server: &'s Server) -> Result<Self, Failure> {
+        Ok(Self { server, url: server.url()?, client: None, nodes: RefCell::default(), away: RefCell::default() })
+    }
+
+    /// That takes locks there.
+    pub(crate) fn locks(&self) -> Result<&LockClient, Failure> {
+        self.client.as_ref().ok_or_else(|| "there is no client".into())
+    }
+
+    pub(crate) fn topology(&self) -> Option<Topology> {
+        self.client.as_ref().map(LockClient::topology)
+    }
+
+    pub(crate) fn is_cluster(&self) -> bool {
+        self.topology().is_some_and(|topology| topology.kind == TopologyKind::Cluster)
+    }
+
+    fn node(&self, address: &str, of: Option<&TopologyNode>, limits: Limits) -> Result<Rc<Node>, Error> {
+        if let Some(known) = self.nodes.borrow().get(address) {
+            return Ok(Rc::clone(known));
+        }
+        let of = of.map(|node| {
+            let mut node = node.clone();
+            address.clone_into(&mut node.address);
+            node
+        });
+        let unusable = |error: Failure| Error::new(ErrorKind::Config, error.to_string());
+        let builder = self.server.build().map_err(unusable)?;
+        let config = builder.fred_config(&self.url, of.as_ref()).map_err(|error| unusable(error.into()))?;
+        let is_sentinel = of.is_some_and(|node| node.role == NodeRole::Sentinel);
+        let node = Node::new(address.to_owned(), config, limits);
+        let node = Rc::new(if is_sentinel { node.or_bare() } else { node });
+        self.nodes.borrow_mut().insert(address.to_owned(), Rc::clone(&node));
+        Ok(node)
+    }
+
+    /// Which servers there are by now; all others are left.
+    fn view(&self) -> Result<View, Error> {
+        let Some(topology) = self.topology() else {
+            let address = self.server.address().unwrap_or_default();
+            let master = self.node(&address, None, ALONE)?;
+            return Ok(View { masters: vec![master], replicas: Vec::new(), slots: Vec::new() });
+        };
+        self.nodes.borrow_mut().retain(|address, _| topology.nodes.iter().any(|node| node.address == *address));
+        let limits = if topology.nodes.len() > 1 { IN_COMPANY } else { ALONE };
+        let of = |role: NodeRole| topology.nodes.iter().filter(move |node| node.role == role);
+        let nodes =
+            |role| -> Result<Vec<_>, _> { of(role).map(|node| self.node(&node.address, Some(node), limits)).collect() };
+        let (masters, replicas) = (nodes(NodeRole::Master), nodes(NodeRole::Replica));
+        let slots = of(NodeRole::Master).enumerate().flat_map(|(at, node)| {
+            let ranges = node.slots.iter();
+            ranges.map(move |range| (*range.start(), *range.end(), at))
+        });
+        Ok(View { masters: masters?, replicas: replicas?, slots: slots.collect() })
+    }
+
+    /// Servers with locks.
+    pub(crate) fn masters(&self) -> Vec<Rc<Node>> {
+        let mut away = self.away.borrow_mut();
+        match self.view() {
+            Ok(View { masters, slots, .. }) => {
+                let unserved = unserved(slots);
+                if masters.is_empty() {
+                    away.insert(SERVICE.to_owned(), "nobody is known to be the master".to_owned());
+                } else if !unserved.is_empty() {
+                    away.insert(SERVICE.to_owned(), format!("nobody serves slots {}", unserved.join(", ")));
+                }
+                masters
+            }
+            Err(error) => {
+                away.insert(SERVICE.to_owned(), error.details().to_owned());
+                Vec::new()
+            }
+        }
+    }
+
+    /// Whether nobody answers at all.
+    pub(crate) fn is_dark(&self, away: &Away) -> bool {
+        self.view().map_or(true, |view| view.masters.iter().all(|node| away.contains_key(&node.address)))
+    }
+
+    /// Those, and of a cluster their replicas.
+    pub(crate) fn everyone(&self) -> Result<Vec<Rc<Node>>, Error> {
+        let View { masters, replicas, .. } = self.view()?;
+        Ok(masters.into_iter().chain(replicas).collect())
+    }
+
+    pub(crate) fn sentinels(&self) -> Result<Vec<Rc<Node>>, Error> {
+        let nodes = self.topology().map(|topology| topology.nodes).unwrap_or_default();
+        let sentinels = nodes.iter().filter(|node| node.role == NodeRole::Sentinel);
+        sentinels.map(|node| self.node(&node.address, Some(node), IN_COMPANY)).collect()
+    }
+
+    /// The server with this key.
+    pub(crate) fn master_of(&self, key: &str) -> Result<Rc<Node>, Error> {
+        self.view()?.master(key).map(Rc::clone).ok_or_else(|| nobody(key))
+    }
+
+    /// Of the names that begin so, as many as are wanted whose locks are at this server.
+    pub(crate) fn names_at<'n>(&'n self, node: &'n Node, before: &'n str) -> impl Iterator<Item = String> + 'n {
+        let view = self.view();
+        let is_there = move |name: &String| {
+            let key = format!("{}{name}", self.server.prefix);
+            view.as_ref().is_ok_and(|view| view.master(&key).is_some_and(|of| of.address == node.address))
+        };
+        // a prefix may have them all in one place
+        (0..NAMES).map(move |n| format!("{before}:{n}")).filter(is_there)
+    }
+
+    /// The same of each, side by side.
+    pub(crate) async fn ask_each(&self, nodes: &[Rc<Node>], words: &[&str]) -> Vec<Answer> {
+        let asked = nodes.iter().map(async |node| {
+            let answer = node.ask(words).await;
+            self.note(&node.address, answer.as_ref().err());
+            answer
+        });
+        join_all(asked).await
+    }
+
+    /// The second word is the key that it is about.
+    pub(crate) async fn ask(&self, words: &[&str]) -> Answer {
+        let answer = self.ask_all(vec![self::words(words)]).await.pop();
+        answer.unwrap_or_else(|| Err(Error::new(ErrorKind::Unknown, "no answer")))
+    }
+
+    /// Many of them, in few round trips. What is refused refuses nothing else.
+    pub(crate) async fn ask_all(&self, requests: Vec<Words>) -> Vec<Answer> {
+        let key = |at: usize| requests[at].get(1).map_or("", String::as_str);
+        let mut answers: Vec<Answer> = (0..requests.len()).map(|at| Err(nobody(key(at)))).collect();
+        let mut left = Left::new();
+        match self.view() {
+            Err(error) => return requests.iter().map(|_| Err(error.clone())).collect(),
+            Ok(view) => {
+                for at in 0..requests.len() {
+                    match view.master(key(at)) {
+                        None => self.note(SERVICE, Some(&nobody(key(at)))),
+                        Some(node) => add(&mut left, Rc::clone(node), at, false),
                     }
                 }
-            };
-            timeout(HEARD, is_heard).await.ok()??;
+            }
         }
-        Some(Self { client, messages, since: Instant::now() })
-    }
-
-    /// How many releases there were a second since this was asked last, and of which locks; `None`: it hears no more.
-    pub(crate) fn heard(&mut self) -> Option<(f64, BTreeSet<String>)> {
-        if !self.client.is_connected() {
-            return None;
-        }
-        let (mut count, mut names) = (0_u32, BTreeSet::new());
-        loop {
-            match self.messages.try_recv() {
-                Ok(message) => {
-                    count += 1;
-                    // `{name}`, and behind it, perhaps, whom of a queue it is for
-                    let name = message.channel.split_once('{').and_then(|(_, name)| name.split_once('}'));
-                    names.extend(name.map(|(name, _)| name.to_owned()));
+        let asking = words(&["ASKING"]);
+        for hop in 0..=HOPS {
+            let asked = std::mem::take(&mut left).into_values().map(async |(node, some)| {
+                let with = |(at, moves): &(usize, bool)| moves.then_some(&asking).into_iter().chain([&requests[*at]]);
+                let mut said = node.ask_all(some.iter().flat_map(with)).await.into_iter();
+                // behind ASKING, the second answer is what was asked for
+                let answered = some.iter().filter_map(|(at, moves)| Some((*at, said.nth(usize::from(*moves))?)));
+                (Rc::clone(&node), answered.collect::<Vec<_>>())
+            });
+            for (node, answered) in join_all(asked).await {
+                for (at, answer) in answered {
+                    let goes = answer.as_ref().err().filter(|_| hop < HOPS).and_then(|error| elsewhere(error, &node));
+                    match goes.and_then(|(address, moves)| Some((self.redirected(&address)?, moves))) {
+                        Some((next, moves)) => add(&mut left, next, at, moves),
+                        None => {
+                            self.note(&node.address, answer.as_ref().err());
+                            answers[at] = answer;
+                        }
+                    }
                 }
-                Err(TryRecvError::Lagged(missed)) => count += u32::try_from(missed).unwrap_or(u32::MAX),
-                Err(_) => break,
             }
         }
-        let took = std::mem::replace(&mut self.since, Instant::now()).elapsed();
-        Some((f64::from(count) / took.as_secs_f64(), names))
-    }
-}
-
-/// What is asked: a command, and its arguments.
-pub(crate) type Words = Vec<String>;
-
-pub(crate) fn words(words: &[&str]) -> Words {
-    words.iter().map(|word| (*word).to_owned()).collect()
-}
-
-impl Raw {
-    pub(crate) async fn connect(server: &Server) -> Result<Self, Failure> {
-        Ok(Self { client: client(server).await? })
+        answers
     }
 
-    pub(crate) async fn ask(&self, words: &[&str]) -> Result<Value, Error> {
-        let (command, args) = command(words.iter().map(|word| (*word).to_owned()).collect());
-        self.client.custom(command, args).await
+    /// A server that another one names.
+    fn redirected(&self, address: &str) -> Option<Rc<Node>> {
+        let topology = self.topology()?;
+        let like = topology.nodes.iter().find(|node| node.role == NodeRole::Master)?;
+        self.node(address, Some(like), IN_COMPANY).ok()
     }
 
-    /// Many requests, in few round trips. What is refused refuses nothing else.
-    pub(crate) async fn ask_all(&self, requests: Vec<Words>) -> Result<Vec<Result<Value, Error>>, Failure> {
-        let mut answers = Vec::with_capacity(requests.len());
-        let mut requests = requests.into_iter();
-        loop {
-            let pipeline = self.client.pipeline();
-            let mut count = 0;
-            for words in requests.by_ref().take(AT_ONCE) {
-                let (command, args) = command(words);
-                pipeline.custom::<(), _>(command, args).await.map_err(|error| error.to_string())?;
-                count += 1;
-            }
-            if count == 0 {
-                return Ok(answers);
-            }
-            answers.extend(pipeline.try_all::<Value>().await);
+    fn note(&self, address: &str, error: Option<&Error>) {
+        if let Some(error) = error.filter(|error| is_not_now(error)) {
+            self.away.borrow_mut().insert(address.to_owned(), error.details().to_owned());
         }
     }
-}
 
-fn command(words: Words) -> (CustomCommand, Vec<Value>) {
-    let mut words = words.into_iter();
-    let name = words.next().unwrap_or_default();
-    (CustomCommand::new(name, ClusterHash::FirstKey, false), words.map(Value::from).collect())
-}
-
-/// Whether the user may not ask that.
-pub(crate) fn is_denied(error: &Error) -> bool {
-    error.details().starts_with("NOPERM") || error.details().contains("no permissions")
-}
-
-/// Whether the connection is gone: nothing else will be answered.
-pub(crate) fn is_over(error: &Error) -> bool {
-    matches!(error.kind(), ErrorKind::IO | ErrorKind::Timeout | ErrorKind::Canceled)
-}
-
-/// A text, as the server's answers have them; also numbers.
-pub(crate) fn text(value: &Value) -> Option<String> {
-    value.as_string()
-}
-
-/// The same, of bytes that are no text, too.
-pub(crate) fn lossy(value: &Value) -> Option<String> {
-    text(value).or_else(|| value.as_bytes().map(|bytes| String::from_utf8_lossy(bytes).into_owned()))
-}
-
-pub(crate) fn list(value: Value) -> Vec<Value> {
-    match value {
-        Value::Array(values) => values,
-        _ => Vec::new(),
+    /// Who was away since this was asked last.
+    pub(crate) fn away(&self) -> Away {
+        self.away.take()
     }
+
+    /// How many listen to each of these channels: over all servers, since a listener may be at any; messages of both sorts, since
+    /// nobody listens to both. What is not known of one is not known.
+    pub(crate) async fn listeners(&self, channels: &[String]) -> Result<HashMap<String, u64>, Unheard> {
+        let nodes = self.everyone().map_err(|_| Unheard::Away)?;
+        let questions: &[&str] = if self.is_cluster() { &["NUMSUB", "SHARDNUMSUB"] } else { &["NUMSUB"] };
+        let requests: Vec<Words> = questions
+            .iter()
+            .flat_map(|what| channels.chunks(CHANNELS).map(move |some| [&words(&["PUBSUB", what]), some].concat()))
+            .collect();
+        let mut counts: HashMap<String, u64> = HashMap::new();
+        let asked = nodes.iter().map(async |node| (node, node.ask_all(&requests).await));
+        for (node, answers) in join_all(asked).await {
+            for (words, answer) in requests.iter().zip(answers) {
+                match answer {
+                    Ok(said) => {
+                        for (channel, count) in pairs(said).unwrap_or_default() {
+                            *counts.entry(channel).or_default() += count.parse().unwrap_or(0);
+                        }
+                    }
+                    // there are no clients, either
+                    Err(error) if is_nobody(&error) => {}
+                    Err(error) if is_over(&error) => {
+                        self.note(&node.address, Some(&error));
+                        return Err(Unheard::Away);
+                    }
+                    Err(error) if is_denied(&error) => {
+                        let is_sharded = words[1] == "SHARDNUMSUB";
+                        return Err(Unheard::Denied(if is_sharded { "pubsub|shardnumsub" } else { "pubsub|numsub" }));
+                    }
+                    // there are no such channels before 7.0
+                    Err(_) if words[1] == "SHARDNUMSUB" => {}
+                    Err(_) => return Err(Unheard::Away),
+                }
+            }
+        }
+        Ok(counts)
+    }
+}
+
+/// Why it is not known who listens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Unheard {
+    Away,
+    /// For want of this permission.
+    Denied(&'static str),
+}
+
+/// The slots between these, of which no cluster has none.
+pub(crate) fn unserved(mut slots: Vec<(u16, u16, usize)>) -> Vec<String> {
+    slots.sort_unstable();
+    let (mut next, mut gaps) = (0, Vec::new());
+    // one that is no cluster has none
+    let end = if slots.is_empty() { None } else { Some((SLOTS, SLOTS, 0)) };
+    for (from, to, _) in slots.into_iter().chain(end) {
+        if from > next {
+            gaps.push(format!("{next}-{}", from - 1));
+        }
+        next = to + 1;
+    }
+    gaps
+}
+
+fn nobody(key: &str) -> Error {
+    Error::new(ErrorKind::IO, format!("nobody serves slot {}", redis_keyslot(key.as_bytes())))
 }

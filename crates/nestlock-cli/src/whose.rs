@@ -2,7 +2,10 @@
 
 use std::collections::HashMap;
 
-use crate::raw::{Raw, is_denied, text};
+use crate::{
+    node::{is_denied, is_over, text},
+    raw::Raw,
+};
 
 /// The program behind a client.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -24,18 +27,21 @@ pub(crate) struct People {
 }
 
 impl People {
-    pub(crate) async fn ask(raw: &Raw) -> Self {
-        match raw.ask(&["CLIENT", "LIST"]).await {
-            Ok(list) => Self { of_client: read(&text(&list).unwrap_or_default()), unknown: None },
-            Err(error) if is_denied(&error) => {
-                let unknown = Some("this user may not see whose connections there are; give it +client|list");
-                Self { of_client: HashMap::new(), unknown }
+    /// A client has a connection to whoever has its locks: all servers that have some are asked.
+    pub(crate) async fn ask(raw: &Raw<'_>) -> Self {
+        let mut people = Self::default();
+        for answer in raw.ask_each(&raw.masters(), &["CLIENT", "LIST"]).await {
+            match answer {
+                Ok(list) => read(&mut people.of_client, &text(&list).unwrap_or_default()),
+                Err(error) if is_denied(&error) => {
+                    people.unknown = Some("this user may not see whose connections there are; give it +client|list");
+                }
+                // that is told of the server
+                Err(error) if is_over(&error) => {}
+                Err(_) => people.unknown = Some("the server does not tell whose connections there are"),
             }
-            Err(_) => Self {
-                of_client: HashMap::new(),
-                unknown: Some("the server does not tell whose connections there are"),
-            },
         }
+        people
     }
 
     /// Who is behind this owner.
@@ -44,8 +50,7 @@ impl People {
     }
 }
 
-fn read(list: &str) -> HashMap<String, Whose> {
-    let mut found: HashMap<String, Whose> = HashMap::new();
+fn read(found: &mut HashMap<String, Whose>, list: &str) {
     for line in list.lines() {
         let field = |name: &str| line.split(' ').find_map(|field| field.strip_prefix(name)?.strip_prefix('='));
         let Some(name) = field("name").and_then(|name| name.strip_prefix("nestlock:")) else { continue };
@@ -61,7 +66,6 @@ fn read(list: &str) -> HashMap<String, Whose> {
         });
         whose.age = whose.age.max(age);
     }
-    found
 }
 
 #[cfg(test)]
@@ -70,7 +74,9 @@ mod tests {
 
     #[test]
     fn a_client_is_known_by_the_names_of_its_connections() {
-        let found = read(
+        let mut found = HashMap::new();
+        read(
+            &mut found,
             "id=3 addr=127.0.0.1:50 laddr=x name=nestlock:shop:web-1:77:c-1 age=5 idle=0\n\
              id=4 addr=127.0.0.1:51 laddr=x name=nestlock:shop:web-1:77:c-1 age=9 idle=0\n\
              id=5 addr=127.0.0.1:52 laddr=x name= age=9 idle=0\n\

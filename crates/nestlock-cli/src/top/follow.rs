@@ -13,9 +13,10 @@ use tokio::{
 use crate::{
     Failure,
     args::Server,
-    locks::{self, Candidate, Findings, Wanted},
+    ears::Ears,
     ls::DISCOVER,
-    raw::{Ears, Raw},
+    raw::{Away, Raw},
+    search::{self, Candidate, Findings, Wanted, told},
     whose::People,
 };
 
@@ -35,7 +36,7 @@ pub(super) enum News {
         releases: Option<f64>,
     },
     People(People),
-    /// The server does not answer.
+    /// No server answers.
     Trouble(String),
 }
 
@@ -44,7 +45,7 @@ pub(super) type Pace = Option<Duration>;
 
 /// Goes on until nobody listens.
 pub(super) async fn follow(
-    raw: Raw,
+    raw: Raw<'_>,
     server: &Server,
     wanted: &Wanted,
     mut pace: watch::Receiver<Pace>,
@@ -52,23 +53,29 @@ pub(super) async fn follow(
 ) {
     let mut followed =
         Followed { wanted, raw, candidates: BTreeSet::new(), discovered: None, people: None, ears: None };
-    let mut is_new = true;
+    let mut is_deaf = true;
     loop {
         let began = Instant::now();
-        let mut outcome = followed.ask(&tell).await;
+        let outcome = followed.ask(&tell).await;
         let took = began.elapsed();
-        if let Err(error) = &outcome {
-            if tell.send(News::Trouble(error.to_string())).await.is_err() {
-                return;
+        match &outcome {
+            Err(error) => {
+                let why = format!("{error}: this is old; trying again");
+                if tell.send(News::Trouble(why)).await.is_err() {
+                    return;
+                }
+                (followed.ears, is_deaf) = (None, true);
             }
-            sleep(AGAIN).await;
-            outcome = Raw::connect(server).await.map(|raw| followed.raw = raw);
-            (followed.ears, is_new) = (None, true);
-        } else if std::mem::take(&mut is_new) {
-            // after what can be seen at once
-            followed.ears = timeout(LISTEN, Ears::open(server, &followed.raw)).await.ok().flatten();
+            Ok(_) if std::mem::take(&mut is_deaf) => {
+                // after what can be seen at once
+                let ears = Ears::open(&followed.raw, &server.prefix);
+                followed.ears = timeout(LISTEN, ears).await.ok().flatten();
+            }
+            // the server that it listened at is gone
+            Ok(_) => is_deaf = followed.ears.take_if(|ears| !ears.hear()).is_some(),
         }
-        let rest = if outcome.is_ok() { took * REST } else { AGAIN };
+        // who does not answer took most of the time
+        let rest = if outcome.is_ok_and(|all_answer| all_answer) { took * REST } else { AGAIN };
         if tell.is_closed() {
             return;
         }
@@ -86,7 +93,7 @@ pub(super) async fn follow(
 
 struct Followed<'w> {
     wanted: &'w Wanted,
-    raw: Raw,
+    raw: Raw<'w>,
     candidates: BTreeSet<Candidate>,
     /// When, and how long it took.
     discovered: Option<(Instant, Duration)>,
@@ -96,11 +103,14 @@ struct Followed<'w> {
 }
 
 impl Followed<'_> {
-    async fn ask(&mut self, tell: &Sender<News>) -> Result<(), Failure> {
+    /// Whether all servers answer.
+    async fn ask(&mut self, tell: &Sender<News>) -> Result<bool, Failure> {
+        let mut away = Away::new();
         if self.discovered.is_none_or(|(at, took)| at.elapsed() >= DISCOVER.max(took * REST)) {
             let began = Instant::now();
-            self.candidates = locks::discover(&self.raw, self.wanted).await?;
-            self.discovered = Some((Instant::now(), began.elapsed()));
+            (self.candidates, away) = search::discover(&self.raw, self.wanted, &self.candidates).await?;
+            // one that was away is looked through as soon as it is back
+            self.discovered = away.is_empty().then(|| (Instant::now(), began.elapsed()));
         }
         let heard = self.ears.as_mut().and_then(Ears::heard);
         let releases = heard.as_ref().map(|(releases, _)| *releases);
@@ -108,7 +118,7 @@ impl Followed<'_> {
         if self.wanted.pattern.is_none() {
             self.candidates.extend(heard.into_iter().flat_map(|(_, names)| names).map(Candidate::Hash));
         }
-        let findings = locks::read(&self.raw, self.wanted, &self.candidates).await?;
+        let mut findings = search::read(&self.raw, self.wanted, &self.candidates).await;
         // dear for the server: only for somebody who is not known, and seldom
         let is_due =
             self.people.as_ref().is_none_or(|(met, people)| met.elapsed() >= DISCOVER && people.unknown.is_none());
@@ -116,10 +126,16 @@ impl Followed<'_> {
             let people = People::ask(&self.raw).await;
             self.people = Some((Instant::now(), people.clone()));
             let _ = tell.send(News::People(people)).await;
+            findings.away.extend(self.raw.away());
         }
+        findings.away.extend(away);
+        if self.raw.is_dark(&findings.away) {
+            return Err(told(&findings.away).into());
+        }
+        let all_answer = findings.away.is_empty();
         let since_discovery = self.discovered.map_or(Duration::ZERO, |(at, _)| at.elapsed());
         let _ = tell.send(News::Locks { findings, since_discovery, releases }).await;
-        Ok(())
+        Ok(all_answer)
     }
 
     /// Whether somebody holds a lock of whom nothing is known.

@@ -20,9 +20,10 @@ use crate::{
     args::{Server, Top, Unusable},
     by_hand::free_of,
     kind::Kind,
-    locks::{Record, Wanted},
+    locks::Record,
     ls::wanted,
     raw::Raw,
+    search::Wanted,
     signals::Signals,
 };
 
@@ -79,7 +80,7 @@ impl Keys {
 }
 
 async fn run(
-    raw: Raw,
+    raw: Raw<'_>,
     server: &Server,
     top: &Top,
     wanted: &Wanted,

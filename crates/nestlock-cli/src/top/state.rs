@@ -9,7 +9,8 @@ use std::{
 use ratatui::crossterm::event::{Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 
 use crate::{
-    locks::{Findings, Found, Record, Waiting},
+    locks::{Found, Record, Waiting},
+    search::{Findings, told},
     whose::{People, Whose},
 };
 
@@ -154,8 +155,10 @@ impl State {
         (self.people, self.dirty) = (people, true);
     }
 
-    pub(super) fn refresh(&mut self, findings: Findings, since_discovery: Duration) {
-        self.trouble = None;
+    pub(super) fn refresh(&mut self, mut findings: Findings, since_discovery: Duration) {
+        findings.keep(|key| self.found.get(key));
+        let away = &findings.away;
+        self.trouble = (!away.is_empty()).then(|| format!("{}; the locks there are as they were", told(away)));
         if let Some(what) = findings.denied.first()
             && self.message.is_none()
         {

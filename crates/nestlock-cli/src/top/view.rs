@@ -54,9 +54,7 @@ fn bottom(state: &State) -> String {
     match (&state.mode, &state.message) {
         (Mode::Filter, _) => format!("/{}_", state.filter),
         (_, Some(message)) => printable(message),
-        _ if state.trouble.is_some() => {
-            format!("{}: this is old; trying again", printable(state.trouble.as_deref().unwrap_or_default()))
-        }
+        _ if state.trouble.is_some() => printable(state.trouble.as_deref().unwrap_or_default()),
         _ if !state.filter.is_empty() => format!("filter: {}   Esc clears it   ? help", state.filter),
         _ => "? help   / filter   s sort   Enter details   q quit".to_owned(),
     }
@@ -210,7 +208,7 @@ mod tests {
     #[test]
     fn an_answer_that_does_not_come_is_told() {
         let mut state = state(&[("order:7", Some(3))]);
-        state.trouble("cannot connect: Connection refused".into());
+        state.trouble("cannot connect: Connection refused: this is old; trying again".into());
         let told = screen(&mut state);
         assert!(told.contains("order:7") && told.contains("cannot connect: Connection refused: this is old"), "{told}");
     }

@@ -7,24 +7,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::support::{Running, World, eventually, far_away, until};
+use crate::support::{Running, World, eventually, far_away};
 
 const KINDS: [&str; 7] = ["reentrant", "fair", "fenced", "read", "write", "signal", "string"];
 
-fn said(world: &World, args: &[&str]) -> (Option<i32>, String, String) {
-    let output = world.output(args);
-    let text = |bytes| String::from_utf8(bytes).unwrap();
-    (output.status.code(), text(output.stdout), text(output.stderr))
-}
-
-fn hold(world: &World, name: &str, kind: &str) -> Running {
-    let file = format!("held-{kind}");
-    let line = format!("echo $NESTLOCK_OWNER > {file}; {}", until("go"));
-    world.begin(&["exec", name, "--kind", kind, "-c", &line], &file)
-}
-
 /// The line about a lock, by words.
-fn line_of<'t>(table: &'t str, name: &str) -> Vec<&'t str> {
+pub fn line_of<'t>(table: &'t str, name: &str) -> Vec<&'t str> {
     let line = table.lines().find(|line| line.split_whitespace().next() == Some(name));
     line.unwrap_or_else(|| panic!("{name}: {table}")).split_whitespace().collect()
 }
@@ -32,8 +20,8 @@ fn line_of<'t>(table: &'t str, name: &str) -> Vec<&'t str> {
 #[test]
 fn locks_of_each_kind_are_listed_and_nothing_else() {
     let world = World::new();
-    assert_eq!(said(&world, &["ls"]), (Some(0), String::new(), String::new()));
-    let _holders = KINDS.map(|kind| hold(&world, &format!("app:{kind}"), kind));
+    assert_eq!(world.said(&["ls"]), (Some(0), String::new(), String::new()));
+    let _holders = KINDS.map(|kind| world.hold(&format!("app:{kind}"), kind));
     for data in [
         &["HSET", "data", "a", "1"][..],
         &["SET", "text", "x"],
@@ -45,10 +33,10 @@ fn locks_of_each_kind_are_listed_and_nothing_else() {
     let _waiter = Running::of(world.nestlock(&["exec", "app:fair", "--kind", "fair", "--", "true"]));
     let _listener = Running::of(world.nestlock(&["exec", "app:reentrant", "--", "true"]));
     eventually("both wait", || {
-        let table = said(&world, &["ls"]).1;
+        let table = world.said(&["ls"]).1;
         line_of(&table, "app:fair")[5] == "1" && line_of(&table, "app:reentrant")[5..7] == ["1", "client"]
     });
-    let (_, table, errors) = said(&world, &["ls"]);
+    let (_, table, errors) = world.said(&["ls"]);
     let names: Vec<&str> = table.lines().skip(1).map(|line| line.split_whitespace().next().unwrap()).collect();
     assert_eq!(names, ["app:fair", "app:fenced", "app:read", "app:reentrant", "app:signal", "app:write"]);
     assert_eq!(errors, "");
@@ -61,9 +49,9 @@ fn locks_of_each_kind_are_listed_and_nothing_else() {
     // who waits for a signal lock is on no list of the server's
     assert_eq!(line_of(&table, "app:signal")[5], "-", "{table}");
     assert!(line_of(&table, "app:fenced").last().unwrap().parse::<u64>().unwrap() > 0);
-    assert!(said(&world, &["ls", "--strings"]).1.contains("app:string"));
+    assert!(world.said(&["ls", "--strings"]).1.contains("app:string"));
     // a prefix is left out of names; a pattern is the server's
-    let (_, json, _) = said(&world, &["ls", "f*", "--prefix", "app:", "--json"]);
+    let (_, json, _) = world.said(&["ls", "f*", "--prefix", "app:", "--json"]);
     assert_eq!(json.lines().count(), 2, "{json}");
     assert!(
         json.contains("\"name\":\"fair\"") && json.contains("\"waiting_clients\":null,\"waiting_tasks\":1"),
@@ -77,7 +65,7 @@ fn a_change_is_a_line() {
     let mut watch = world.nestlock(&["ls", "--watch"]).stdout(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(watch.stdout.take().unwrap()).lines();
     // it discovers seldom: what is there when it begins, it knows
-    let holder = hold(&world, "l", "reentrant");
+    let holder = world.hold("l", "reentrant");
     let first = lines.next().unwrap().unwrap();
     let owner = world.text("held-reentrant");
     assert!((first.starts_with("+ l ") || first.starts_with("= l ")) && first.contains(&owner), "{first}");
@@ -94,7 +82,7 @@ fn whoever_comes_and_goes_is_told() {
     let mut watch = world.nestlock(&["who", "l", "--watch"]).stdout(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(watch.stdout.take().unwrap()).lines();
     assert_eq!(lines.next().unwrap().unwrap(), "-");
-    let holder = hold(&world, "l", "reentrant");
+    let holder = world.hold("l", "reentrant");
     let line = lines.next().unwrap().unwrap();
     assert!(line.starts_with(&format!("{} 1 ", world.text("held-reentrant"))) && line.contains(" sh "), "{line}");
     world.make("go");
@@ -110,7 +98,7 @@ fn too_many_keys_are_not_looked_through_unasked() {
     for n in 0..5 {
         world.server_says(&["SET", &format!("k{n}"), "x"]);
     }
-    let (code, out, errors) = said(&world, &["ls", "--max-keys", "4"]);
+    let (code, out, errors) = world.said(&["ls", "--max-keys", "4"]);
     assert!(code == Some(64) && out.is_empty() && errors.contains("there are 5 keys"), "{errors}");
     for args in
         [&["ls", "--max-keys", "5"][..], &["ls", "*", "--max-keys", "4"], &["ls", "--max-keys", "4", "--prefix", "a"]]
@@ -123,7 +111,7 @@ fn too_many_keys_are_not_looked_through_unasked() {
 #[test]
 fn a_user_who_may_not_ask_is_told_what_is_missing() {
     let world = World::new();
-    let _holder = hold(&world, "l", "reentrant");
+    let _holder = world.hold("l", "reentrant");
     let rules = ["ACL", "SETUSER", "some", "on", ">pw", "~*", "&*", "+@all"];
     let with = |denied: &str| {
         assert_eq!(world.server_says(&[&rules[..], &[denied]].concat()), "+OK\r\n");
@@ -151,7 +139,7 @@ fn a_user_who_may_not_ask_is_told_what_is_missing() {
 #[test]
 fn a_server_is_examined_and_nothing_stays_on_it() {
     let world = World::new();
-    let (code, rows, _) = said(&world, &["doctor", "--prefix", "app:"]);
+    let (code, rows, _) = world.said(&["doctor", "--prefix", "app:"]);
     // without an append-only file
     assert_eq!(code, Some(1), "{rows}");
     for row in ["ok       version", "warn     persistence", "ok       fair", "ok       write", "ok       messages"] {
@@ -159,10 +147,10 @@ fn a_server_is_examined_and_nothing_stays_on_it() {
     }
     eventually("nothing stays", || world.server_says(&["DBSIZE"]) == ":0\r\n");
     world.server_says(&["CONFIG", "SET", "appendonly", "yes", "appendfsync", "always"]);
-    let (code, rows, _) = said(&world, &["doctor"]);
+    let (code, rows, _) = world.said(&["doctor"]);
     assert_eq!(code, Some(0), "{rows}");
     world.server_says(&["CONFIG", "SET", "maxmemory", "100mb", "maxmemory-policy", "allkeys-lru"]);
-    let (code, json, _) = said(&world, &["doctor", "--json"]);
+    let (code, json, _) = world.said(&["doctor", "--json"]);
     let memory = json.lines().find(|line| line.contains("\"what\":\"memory\"")).unwrap();
     assert!(code == Some(2) && memory.contains("\"verdict\":\"bad\"") && memory.contains("\"v\":1"), "{json}");
     world.server_says(&["CONFIG", "SET", "maxmemory", "0", "replica-announce-ip", ""]);
@@ -181,7 +169,7 @@ fn the_rules_that_are_printed_are_enough() {
         if !kinds.is_empty() {
             args.extend(["--kinds", kinds]);
         }
-        let (_, line, _) = said(&world, &args);
+        let (_, line, _) = world.said(&args);
         assert!(!line.contains("+@all"));
         let shell = format!("set -- {}; for word; do printf '%s\\n' \"$word\"; done", line.trim());
         let words = Command::new("sh").args(["-c", &shell]).output().unwrap();
@@ -215,14 +203,14 @@ fn the_rules_that_are_printed_are_enough() {
         assert_eq!(world.server_says(&["ACL", "LOG"]), "*0\r\n", "{tool}: nothing was denied");
     }
     // other names are not theirs
-    let (_, json, _) = said(&world, &["acl", "--prefix", "app:", "--json", "--kinds", "signal"]);
+    let (_, json, _) = world.said(&["acl", "--prefix", "app:", "--json", "--kinds", "signal"]);
     assert!(json.contains("\"~lock:app:*\"") && !json.contains("zadd"), "{json}");
 }
 
 #[test]
 fn a_measurement_says_what_it_sends_and_leaves_nothing() {
     let world = World::new();
-    let (code, figures, errors) = said(&world, &["bench", "--pairs", "1000", "--rounds", "1", "--tasks", "4", "--yes"]);
+    let (code, figures, errors) = world.said(&["bench", "--pairs", "1000", "--rounds", "1", "--tasks", "4", "--yes"]);
     assert_eq!(code, Some(0), "{errors}");
     assert!(errors.contains("about 8000 commands"), "{errors}");
     assert!(
@@ -234,16 +222,16 @@ fn a_measurement_says_what_it_sends_and_leaves_nothing() {
     );
     eventually("nothing stays", || world.server_says(&["DBSIZE"]) == ":0\r\n");
     // somebody else is at it
-    let _holder = hold(&world, "l", "reentrant");
-    let (code, figures, errors) = said(&world, &["bench"]);
+    let _holder = world.hold("l", "reentrant");
+    let (code, figures, errors) = world.said(&["bench"]);
     assert!(code == Some(64) && figures.is_empty() && errors.contains("--yes"), "{errors}");
 }
 
 #[test]
 fn shells_and_man_know_each_command() {
     let world = World::new();
-    let (_, bash, _) = said(&world, &["completions", "bash"]);
-    let (_, man, _) = said(&world, &["man"]);
+    let (_, bash, _) = world.said(&["completions", "bash"]);
+    let (_, man, _) = world.said(&["man"]);
     for command in ["exec", "ls", "top", "who", "force", "release", "extend", "doctor", "acl", "bench"] {
         assert!(
             bash.contains(command) && man.contains(&format!(".SH NESTLOCK {}", command.to_uppercase())),
@@ -275,7 +263,7 @@ fn a_server_that_is_far_away_is_used_as_any_other() {
         assert!(rows.contains(&format!("ok       {kind}")), "{kind}: {rows}");
     }
     eventually("nothing stays", || world.server_says(&["DBSIZE"]) == ":0\r\n");
-    let _holder = hold(&world, "l", "reentrant");
+    let _holder = world.hold("l", "reentrant");
     assert_eq!(far(&["exec", "l", "-n", "--", "true"]).0, Some(75));
     let (_, table, _) = far(&["ls"]);
     assert_eq!(line_of(&table, "l")[2], world.text("held-reentrant"));
@@ -290,7 +278,7 @@ fn a_server_that_hangs_is_given_up() {
     world.server.stop().unwrap();
     let run = |args: &[&str]| {
         let start = Instant::now();
-        let (code, out, errors) = said(world, args);
+        let (code, out, errors) = world.said(args);
         assert!(code == Some(125) && out.is_empty() && errors.contains("cannot connect"), "{args:?}: {errors}");
         assert!(start.elapsed() < Duration::from_secs(8), "{args:?}: {:?}", start.elapsed());
     };
@@ -369,7 +357,7 @@ fn locks_of_other_libraries_are_listed() {
     ] {
         assert!(!world.server_says(record).starts_with('-'));
     }
-    let (_, table, _) = said(&world, &["ls"]);
+    let (_, table, _) = world.said(&["ls"]);
     let order = line_of(&table, "order");
     assert_eq!(
         (order[1], order[2], order[3]),

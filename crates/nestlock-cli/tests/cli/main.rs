@@ -7,3 +7,4 @@ mod look;
 mod support;
 #[cfg(target_os = "linux")]
 mod terminal;
+mod topologies;

@@ -3,7 +3,8 @@
 use std::{
     fs,
     io::{Read, Write},
-    net::{Shutdown, TcpListener, TcpStream},
+    net::{Shutdown, SocketAddr, TcpListener, TcpStream},
+    ops::Deref,
     path::PathBuf,
     process::{Child, Command, Output, Stdio},
     sync::mpsc,
@@ -21,14 +22,57 @@ use tempfile::TempDir;
 /// What must happen happens within this time, on a busy machine too.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
+/// A server of one's own, and a folder.
 pub struct World {
     pub server: SpawnedServer,
+    place: Place,
+}
+
+/// A folder, where the program is run with this URL.
+pub struct Place {
+    url: String,
     folder: TempDir,
 }
 
 impl World {
     pub fn new() -> Self {
-        Self { server: SpawnedServer::start().unwrap(), folder: tempfile::tempdir().unwrap() }
+        let server = SpawnedServer::start().unwrap();
+        let place = Place::at(server.url());
+        Self { server, place }
+    }
+
+    /// What the server answers, as it says it: few bytes, by one reading.
+    pub fn server_says(&self, words: &[&str]) -> String {
+        says(self.server.addr(), words)
+    }
+}
+
+impl Deref for World {
+    type Target = Place;
+
+    fn deref(&self) -> &Place {
+        &self.place
+    }
+}
+
+/// What a server answers, as it says it: few bytes, by one reading.
+pub fn says(server: SocketAddr, words: &[&str]) -> String {
+    let mut connection = TcpStream::connect(server).unwrap();
+    let words = words.iter().map(|word| format!("${}\r\n{word}\r\n", word.len()));
+    let words: Vec<String> = words.collect();
+    connection.write_all(format!("*{}\r\n{}", words.len(), words.concat()).as_bytes()).unwrap();
+    let mut answer = [0; 4096];
+    let length = connection.read(&mut answer).unwrap();
+    String::from_utf8_lossy(&answer[..length]).into_owned()
+}
+
+impl Place {
+    pub fn at(url: impl Into<String>) -> Self {
+        Self { url: url.into(), folder: tempfile::tempdir().unwrap() }
+    }
+
+    pub fn url(&self) -> &str {
+        &self.url
     }
 
     pub fn path(&self, file: &str) -> PathBuf {
@@ -50,7 +94,7 @@ impl World {
             Command::new(program)
         };
         command.args(args).current_dir(self.folder.path()).stdin(Stdio::null());
-        command.env("NESTLOCK_URL", self.server.url()).env("SHELL", "/bin/sh");
+        command.env("NESTLOCK_URL", &self.url).env("SHELL", "/bin/sh");
         command
     }
 
@@ -64,15 +108,18 @@ impl World {
         output.status.code().unwrap_or_else(|| panic!("{args:?} {:?} {errors}", output.status))
     }
 
-    /// What the server answers, as it says it: few bytes, by one reading.
-    pub fn server_says(&self, words: &[&str]) -> String {
-        let mut connection = TcpStream::connect(self.server.addr()).unwrap();
-        let words = words.iter().map(|word| format!("${}\r\n{word}\r\n", word.len()));
-        let words: Vec<String> = words.collect();
-        connection.write_all(format!("*{}\r\n{}", words.len(), words.concat()).as_bytes()).unwrap();
-        let mut answer = [0; 4096];
-        let length = connection.read(&mut answer).unwrap();
-        String::from_utf8_lossy(&answer[..length]).into_owned()
+    /// Code, output and errors.
+    pub fn said(&self, args: &[&str]) -> (Option<i32>, String, String) {
+        let output = self.output(args);
+        let text = |bytes| String::from_utf8(bytes).unwrap();
+        (output.status.code(), text(output.stdout), text(output.stderr))
+    }
+
+    /// Somebody who has a lock until `go`.
+    pub fn hold(&self, name: &str, kind: &str) -> Running {
+        let file = format!("held-{kind}");
+        let line = format!("echo $NESTLOCK_OWNER > {file}; {}", until("go"));
+        self.begin(&["exec", name, "--kind", kind, "-c", &line], &file)
     }
 
     /// Begins it, and waits until it has made this file.

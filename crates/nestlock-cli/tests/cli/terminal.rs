@@ -8,10 +8,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::support::{PATIENCE, World, eventually, until};
+use crate::support::{PATIENCE, Place, World, eventually, until};
 
 /// A shell in a terminal of its own.
-struct Terminal {
+pub struct Terminal {
     shell: Child,
     keys: ChildStdin,
     seen: Arc<Mutex<String>>,
@@ -20,12 +20,12 @@ struct Terminal {
 }
 
 impl Terminal {
-    fn open(world: &World) -> Self {
+    pub fn open(world: &Place) -> Self {
         let mut script = Command::new("script");
         // whoever runs the tests in the background has SIGINT ignored, and with it all that they begin
         let shell = "env --default-signal PS1='$ ' bash --norc --noediting -i";
         script.args(["-qfec", shell, "/dev/null"]).current_dir(world.path(""));
-        script.env("NESTLOCK_URL", world.server.url()).env("SHELL", "/bin/sh");
+        script.env("NESTLOCK_URL", world.url()).env("SHELL", "/bin/sh");
         let mut shell = script.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("script, of bsdutils");
         let (keys, mut screen) = (shell.stdin.take().unwrap(), shell.stdout.take().unwrap());
         let seen = Arc::new(Mutex::new(String::new()));
@@ -41,13 +41,13 @@ impl Terminal {
         Self { shell, keys, seen, screen: drawn }
     }
 
-    fn types(&mut self, keys: &str) {
+    pub fn types(&mut self, keys: &str) {
         self.keys.write_all(keys.as_bytes()).unwrap();
         self.keys.flush().unwrap();
     }
 
     /// Waits until this stands on the screen.
-    fn draws(&self, text: &str) {
+    pub fn draws(&self, text: &str) {
         let screen = || self.screen.lock().unwrap().screen().contents();
         let start = Instant::now();
         while !screen().contains(text) {
@@ -57,7 +57,7 @@ impl Terminal {
     }
 
     /// Whether this is to be seen; if it is, the screen is wiped.
-    fn has_shown(&self, text: &str) -> bool {
+    pub fn has_shown(&self, text: &str) -> bool {
         let mut seen = self.seen.lock().unwrap();
         let is_there = seen.contains(text);
         if is_there {
@@ -67,7 +67,7 @@ impl Terminal {
     }
 
     /// Waits until this is to be seen, and wipes the screen.
-    fn shows(&self, text: &str) {
+    pub fn shows(&self, text: &str) {
         let start = Instant::now();
         while !self.has_shown(text) {
             assert!(start.elapsed() < PATIENCE, "{text:?} is not shown: {:?}", self.seen.lock().unwrap());
@@ -150,7 +150,7 @@ fn a_job_that_is_fetched_from_the_background_has_the_terminal() {
 /// Leaves the other screen, and shows the cursor: the terminal is as it was.
 const RESTORED: &str = "\x1b[?1049l";
 
-fn open_top(world: &World, args: &str) -> Terminal {
+pub fn open_top(world: &Place, args: &str) -> Terminal {
     let mut terminal = Terminal::open(world);
     terminal.types(&format!("stty rows 30 cols 120; {NESTLOCK} top {args}; echo code-$?\n"));
     terminal

@@ -1,0 +1,265 @@
+//! What a server says of itself.
+
+use std::{collections::HashMap, time::Duration};
+
+use futures_util::future::join_all;
+
+use super::{Row, Verdict, row};
+use crate::{
+    acl::version_of,
+    node::{Answer, Node, is_denied, list, text},
+};
+
+/// What is asked where there is an append-only file.
+const FSYNC: &str = "appendfsync";
+const MIN_REPLICAS: &str = "min-replicas-to-write";
+const COVERAGE: &str = "cluster-require-full-coverage";
+const NODE_TIMEOUT: &str = "cluster-node-timeout";
+/// A round trip beyond this is worth a word.
+const SLOW: Duration = Duration::from_millis(50);
+/// What nestlock waits for an answer by default.
+const ANSWER: Duration = Duration::from_secs(3);
+
+/// What a server is of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Of {
+    /// Itself, or of a service at several addresses.
+    Server,
+    Sentinels,
+    Cluster,
+}
+
+type Settings = HashMap<&'static str, Result<String, &'static str>>;
+
+pub(super) async fn of_server(node: &Node, of: Of) -> Vec<Row> {
+    let (info, config) = tokio::join!(node.ask(&["INFO"]), config(node, of));
+    let (mut rows, mut keeps_a_log) = (Vec::new(), true);
+    match info {
+        Ok(info) => {
+            let info = text(&info).unwrap_or_default();
+            keeps_a_log = info.contains("aof_enabled:1");
+            rows.extend(of_info(&info, of));
+        }
+        Err(error) if is_denied(&error) => {
+            rows.push(row("server", Verdict::Unknown, "this user may not ask INFO; give it +info"));
+        }
+        Err(error) => rows.push(row("server", Verdict::Unknown, error.details().to_owned())),
+    }
+    rows.extend(of_config(&config, of).into_iter().filter(|row| keeps_a_log || row.what != FSYNC));
+    rows
+}
+
+/// INFO: what every user may ask who may use locks at all.
+fn of_info(info: &str, of: Of) -> Vec<Row> {
+    use Verdict::{Bad, Ok, Warn};
+    let said: HashMap<&str, &str> = info.lines().filter_map(|line| line.trim().split_once(':')).collect();
+    let field = |name: &str| said.get(name).copied().unwrap_or_default();
+    let number = |name: &str| field(name).parse::<u64>().unwrap_or(0);
+    let mut rows = Vec::new();
+    let version = version_of(info);
+    let named = if field("valkey_version").is_empty() {
+        format!("Redis {}", field("redis_version"))
+    } else {
+        format!("Valkey {}", field("valkey_version"))
+    };
+    rows.push(match version {
+        (0..6, ..) => row("version", Bad, format!("{named} is too old: Redis 6.0 or later")),
+        (6, 0, _) => row("version", Warn, format!("{named} works, and gets no mends any more")),
+        _ => row("version", Ok, named),
+    });
+    let replicas = number("connected_slaves");
+    let role = match (field("role"), number("cluster_enabled")) {
+        // it stands in for its master
+        ("slave", _) if of == Of::Cluster => None,
+        ("slave", _) => Some((
+            Bad,
+            format!("a replica of {}:{}: no lock can be taken here", field("master_host"), field("master_port")),
+        )),
+        (_, 1) if of != Of::Cluster => {
+            Some((Warn, "a node of a cluster: locks whose slots are elsewhere cannot be taken through it".to_owned()))
+        }
+        _ if replicas > 0 => {
+            let told = if replicas == 1 { "a replica".to_owned() } else { format!("{replicas} replicas") };
+            Some((
+                Warn,
+                format!(
+                    "{told}: a failover may forget a lock that was taken a moment ago; use fencing tokens where that matters"
+                ),
+            ))
+        }
+        _ if of == Of::Server => Some((Ok, "a master without replicas".to_owned())),
+        _ => Some((Warn, "a master without replicas: when it is lost, nobody takes over".to_owned())),
+    };
+    rows.extend(role.map(|(verdict, why)| row("role", verdict, why)));
+    if number("loading") == 1 {
+        rows.push(row("loading", Bad, "it is loading its data, and answers nothing else meanwhile"));
+    }
+    rows.push(match (field("maxmemory_policy"), number("maxmemory")) {
+        (_, 0) => row("memory", Ok, "no limit: nothing is evicted"),
+        ("noeviction", limit) if number("used_memory") > limit / 10 * 9 => {
+            row("memory", Warn, "nine tenths are used: soon no lock can be taken")
+        }
+        ("noeviction", _) => row("memory", Ok, "nothing is evicted"),
+        (policy, _) => row(
+            "memory",
+            Bad,
+            format!("maxmemory-policy is {policy}: it may evict a lock's record, and let two in; set noeviction"),
+        ),
+    });
+    if number("evicted_keys") > 0 {
+        rows.push(row(
+            "evicted",
+            Warn,
+            format!("{} keys were evicted since it started: locks may have been among them", number("evicted_keys")),
+        ));
+    }
+    let snapshot = field("rdb_last_bgsave_status");
+    if !snapshot.is_empty() && snapshot != "ok" || field("aof_last_write_status") == "err" {
+        rows.push(row("disk", Bad, "it cannot write to its disk, and may refuse to take locks"));
+    }
+    if number("aof_enabled") == 0 {
+        rows.push(row(
+            "persistence",
+            Warn,
+            "no append-only file: a restart forgets what was locked, and others get in; keep it down for a lease, or set appendonly yes",
+        ));
+    }
+    rows
+}
+
+/// What of the configuration may be asked; of the rest, why not.
+async fn config(node: &Node, of: Of) -> Settings {
+    let of_cluster: &[&'static str] = if of == Of::Cluster { &[COVERAGE, NODE_TIMEOUT] } else { &[] };
+    let names: Vec<&'static str> = [FSYNC, MIN_REPLICAS].iter().chain(of_cluster).copied().collect();
+    let said = join_all(names.iter().map(async |name| node.ask(&["CONFIG", "GET", name]).await)).await;
+    let value = |said: Answer| match said {
+        Ok(pair) => match pair.clone().into_map() {
+            Ok(map) => map.inner().into_values().next().and_then(|value| text(&value)).ok_or("the server does not say"),
+            Err(_) => list(pair).get(1).and_then(text).ok_or("the server does not say"),
+        },
+        Err(error) if is_denied(&error) => Err("this user may not ask; give it +config|get"),
+        Err(_) => Err("the server does not say"),
+    };
+    names.into_iter().zip(said.into_iter().map(value)).collect()
+}
+
+fn of_config(config: &Settings, of: Of) -> Vec<Row> {
+    use Verdict::{Ok as Good, Unknown, Warn};
+    let row_of = |name: &'static str, judge: &dyn Fn(&str) -> (Verdict, &'static str)| match config.get(name) {
+        Some(Ok(value)) => {
+            let (verdict, why) = judge(value);
+            row(name, verdict, format!("{value}{why}"))
+        }
+        Some(Err(why)) => row(name, Unknown, *why),
+        None => row(name, Unknown, "it was not asked"),
+    };
+    let mut rows = vec![
+        row_of(FSYNC, &|value| match value {
+            "always" => (Good, ""),
+            _ => (
+                Warn,
+                ": with an append-only file, a crash of the machine forgets the last second or two; set always where that matters",
+            ),
+        }),
+        row_of(MIN_REPLICAS, &|value| match value {
+            "0" => (Good, ": a master that is cut off from its replicas goes on giving locks"),
+            _ => (Good, ": no lock can be taken while fewer are connected"),
+        }),
+    ];
+    if of == Of::Cluster {
+        rows.push(row_of(COVERAGE, &|value| match value {
+            "no" => (Good, ": while slots have no master, all other locks can be taken"),
+            _ => (Good, ": while slots have no master, no lock at all can be taken"),
+        }));
+        rows.push(row_of(NODE_TIMEOUT, &too_soon));
+    }
+    rows
+}
+
+/// After so many milliseconds a master is replaced.
+pub(super) fn too_soon(after: &str) -> (Verdict, &'static str) {
+    match after.parse::<u128>() {
+        Ok(after) if after <= ANSWER.as_millis() => (
+            Verdict::Warn,
+            " ms: a master that hung may answer after it was replaced, and be believed; keep command timeouts, 3 s by default, below that",
+        ),
+        _ => (Verdict::Ok, " ms: longer than an answer is waited for by default, as it should be"),
+    }
+}
+
+/// `at`: of several servers, the slowest.
+pub(super) fn of_round_trip(round_trip: Duration, at: Option<&str>) -> Row {
+    let took =
+        format!("{:.1} ms{}", round_trip.as_secs_f64() * 1e3, at.map_or(String::new(), |at| format!(" to {at}")));
+    if round_trip > SLOW {
+        row(
+            "round trip",
+            Verdict::Warn,
+            format!(
+                "{took}: each lock and each unlock takes as long; keep the watchdog timeout at a hundred times that"
+            ),
+        )
+    } else {
+        row("round trip", Verdict::Ok, took)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GOOD: &str = "redis_version:7.0.15\r\nrole:master\r\nconnected_slaves:0\r\nmaxmemory:0\r\nmaxmemory_policy:noeviction\r\n\
+        rdb_last_bgsave_status:ok\r\naof_enabled:1\r\nloading:0\r\ncluster_enabled:0\r\n";
+
+    fn verdicts(change: &[(&str, &str)], of: Of) -> Vec<(String, Verdict)> {
+        let mut info = GOOD.to_owned();
+        for (from, to) in change {
+            assert!(info.contains(from), "{from}");
+            info = info.replace(from, to);
+        }
+        let bad = |row: &Row| row.verdict != Verdict::Ok;
+        of_info(&info, of).into_iter().filter(bad).map(|row| (row.what, row.verdict)).collect()
+    }
+
+    #[test]
+    fn each_fault_of_a_server_is_told() {
+        assert_eq!(verdicts(&[], Of::Server), []);
+        for (change, what, verdict) in [
+            (("redis_version:7.0.15", "redis_version:5.0.7"), "version", Verdict::Bad),
+            (("role:master", "role:slave"), "role", Verdict::Bad),
+            (("connected_slaves:0", "connected_slaves:2"), "role", Verdict::Warn),
+            (("cluster_enabled:0", "cluster_enabled:1"), "role", Verdict::Warn),
+            (("aof_enabled:1", "aof_enabled:0"), "persistence", Verdict::Warn),
+            (("loading:0", "loading:1"), "loading", Verdict::Bad),
+            (("rdb_last_bgsave_status:ok", "rdb_last_bgsave_status:err"), "disk", Verdict::Bad),
+            (
+                ("maxmemory:0\r\nmaxmemory_policy:noeviction", "maxmemory:9\r\nmaxmemory_policy:volatile-lru"),
+                "memory",
+                Verdict::Bad,
+            ),
+            (("maxmemory:0", "used_memory:99\r\nmaxmemory:100"), "memory", Verdict::Warn),
+            (("loading:0", "evicted_keys:3"), "evicted", Verdict::Warn),
+        ] {
+            assert_eq!(verdicts(&[change], Of::Server), [(what.to_owned(), verdict)], "{change:?}");
+        }
+    }
+
+    /// Of a cluster, a replica is no fault, and that a master has none is one.
+    #[test]
+    fn a_server_is_judged_by_what_it_is_of() {
+        let warned = [("role".to_owned(), Verdict::Warn)];
+        for of in [Of::Cluster, Of::Sentinels] {
+            assert_eq!(verdicts(&[("cluster_enabled:0", "cluster_enabled:1")], Of::Cluster), warned);
+            assert_eq!(verdicts(&[], of), warned);
+            assert_eq!(verdicts(&[("connected_slaves:0", "connected_slaves:1")], of), warned);
+        }
+        assert_eq!(verdicts(&[("role:master", "role:slave")], Of::Cluster), []);
+        assert_eq!((too_soon("500").0, too_soon("15000").0), (Verdict::Warn, Verdict::Ok));
+    }
+
+    #[test]
+    fn what_may_not_be_asked_is_unknown_and_never_ok() {
+        let rows = of_config(&HashMap::from([("appendfsync", Err("no"))]), Of::Cluster);
+        assert!(rows.iter().all(|row| row.verdict == Verdict::Unknown), "{rows:?}");
+    }
+}

@@ -1,0 +1,130 @@
+//! `doctor`: what these servers mean for locks. It writes nothing but scratch locks, and gives them back.
+
+mod info;
+mod locks;
+mod service;
+
+use std::time::Duration;
+
+use serde_json::json;
+use tokio::time::timeout;
+
+use self::locks::Scratch;
+use crate::{
+    Failure,
+    args::{Doctor, Server},
+    node::is_over,
+    raw::Raw,
+    say,
+};
+
+/// All of it takes no longer.
+const LIMIT: Duration = Duration::from_secs(5);
+/// Nor does it take longer to leave nothing behind.
+const TIDY: Duration = Duration::from_secs(1);
+
+/// What one look came to, worst last.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Verdict {
+    Ok,
+    /// It could not be looked at.
+    Unknown,
+    Warn,
+    Bad,
+}
+
+impl Verdict {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::Unknown => "unknown",
+            Self::Warn => "warn",
+            Self::Bad => "bad",
+        }
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Row {
+    what: String,
+    verdict: Verdict,
+    why: String,
+}
+
+fn row(what: impl Into<String>, verdict: Verdict, why: impl Into<String>) -> Row {
+    Row { what: what.into(), verdict, why: why.into() }
+}
+
+pub(crate) async fn doctor(server: &Server, doctor: &Doctor) -> Result<u8, Failure> {
+    let (mut rows, mut scratch) = (Vec::new(), None);
+    let (raw, refused) = reach(server).await?;
+    if timeout(LIMIT, look(&raw, server, refused, &mut rows, &mut scratch)).await.is_err() {
+        rows.push(row(
+            "time",
+            Verdict::Unknown,
+            format!("the server answered too slowly: what is missing here took longer than {LIMIT:?}"),
+        ));
+    }
+    // also of what took too long
+    if let Some(scratch) = scratch {
+        let _ = timeout(TIDY, scratch.tidy(&raw, server)).await;
+    }
+    let width = rows.iter().map(|row| row.what.chars().count()).max().unwrap_or(0);
+    for Row { what, verdict, why } in &rows {
+        if doctor.json {
+            say(json!({ "v": 1, "what": what, "verdict": verdict.name(), "why": why }));
+        } else {
+            say(format_args!("{:7}  {what:width$}  {why}", verdict.name()).to_string().trim_end());
+        }
+    }
+    Ok(match rows.iter().map(|row| row.verdict).max() {
+        None | Some(Verdict::Ok) => 0,
+        Some(Verdict::Unknown | Verdict::Warn) => 1,
+        Some(Verdict::Bad) => 2,
+    })
+}
+
+/// A server at which no lock can be taken is looked at all the same: with the reason.
+async fn reach(server: &Server) -> Result<(Raw<'_>, Option<Failure>), Failure> {
+    let refused = match Raw::connect(server).await {
+        Ok(raw) => return Ok((raw, None)),
+        Err(refused) => refused,
+    };
+    if server.is_cluster_or_service()? != (false, false) {
+        return Err(refused);
+    }
+    let raw = Raw::without(server)?;
+    match raw.ask_each(&raw.masters(), &["PING"]).await.pop() {
+        None => Err(refused),
+        Some(Err(error)) if is_over(&error) => Err(refused),
+        Some(_) => Ok((raw, Some(refused))),
+    }
+}
+
+/// All together, as the servers may be far away.
+async fn look(
+    raw: &Raw<'_>,
+    server: &Server,
+    refused: Option<Failure>,
+    rows: &mut Vec<Row>,
+    scratch: &mut Option<Scratch>,
+) {
+    let facts = async { rows.extend(service::of_servers(raw).await) };
+    let locks = async {
+        let scratch = match refused {
+            Some(refused) => Err(refused),
+            None => Scratch::of(server, raw).await.map(|made| scratch.insert(made)),
+        };
+        match scratch {
+            Ok(scratch) if raw.is_cluster() => {
+                let (masters, mut rows) = tokio::join!(locks::of_masters(scratch, raw), locks::of_kinds(scratch));
+                rows.extend(service::worst(masters));
+                rows
+            }
+            Ok(scratch) => locks::of_kinds(scratch).await,
+            Err(error) => vec![row("locks", Verdict::Bad, error.to_string())],
+        }
+    };
+    let ((), of_locks) = tokio::join!(facts, locks);
+    rows.extend(of_locks);
+}

@@ -1,0 +1,302 @@
+//! Which locks there are, over all servers.
+
+use std::{
+    cell::Cell,
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
+
+use fred::{error::Error, types::Value};
+use futures_util::future::join_all;
+use tokio::time::sleep;
+
+use crate::{
+    Failure,
+    args::Unusable,
+    locks::{Found, Record, derived},
+    node::{Answer, Node, Words, is_denied, is_not_now, list, text, words},
+    raw::{Away, Raw, Unheard},
+};
+
+/// Keys that locks keep beside their records.
+const OTHERS: [&str; 3] = ["redisson_", "nestlock_", "lock-signal:"];
+const SIGNAL: &str = "lock:";
+/// Keys that one SCAN looks through.
+const PAGE: u64 = 1_000;
+/// Between two of them others are served, who may have waited meanwhile: so many keys are no more than half of the server's time.
+const PAUSE: Duration = Duration::from_millis(1);
+/// A hash of more fields is somebody's data: it is not read.
+const MOST_HOLDERS: i64 = 100_000;
+
+/// Which locks to look for.
+#[derive(Debug, Clone)]
+pub(crate) struct Wanted {
+    pub(crate) prefix: String,
+    /// A pattern of the server's, without the prefix.
+    pub(crate) pattern: Option<String>,
+    /// How many keys may be looked through.
+    pub(crate) most_keys: Option<u64>,
+    /// Plain strings with a TTL count as locks.
+    pub(crate) strings: bool,
+}
+
+/// What may be a lock: its record's key.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Candidate {
+    Hash(String),
+    Signal(String),
+    String(String),
+}
+
+/// What was found, and what this user may not ask.
+#[derive(Debug, Default)]
+pub(crate) struct Findings {
+    /// By the keys of their records: locks of two sorts may have one name.
+    pub(crate) found: BTreeMap<String, Found>,
+    pub(crate) denied: BTreeSet<&'static str>,
+    /// Records that their servers said nothing of.
+    pub(crate) unread: BTreeSet<String>,
+    pub(crate) away: Away,
+}
+
+impl Findings {
+    /// Of what nothing is known now, what was known before: it is not free.
+    pub(crate) fn keep<'f>(&mut self, before: impl Fn(&str) -> Option<&'f Found>) {
+        let kept = self.unread.iter().filter_map(|key| Some((key.clone(), before(key)?.clone())));
+        self.found.extend(kept);
+    }
+}
+
+/// Who is away, for people, and why.
+pub(crate) fn told(away: &Away) -> String {
+    let all: Vec<String> = away.iter().map(|(address, why)| format!("{address}: {why}")).collect();
+    all.join("; ")
+}
+
+/// The prefix may have characters that mean something in a pattern.
+fn quoted(text: &str) -> String {
+    text.chars().flat_map(|letter| "*?[]\\^".contains(letter).then_some('\\').into_iter().chain([letter])).collect()
+}
+
+/// Looks through all keys of all servers for what may be a lock. A key that stays is found; one that comes or goes meanwhile
+/// may be. Of servers that are away, what is known is kept.
+pub(crate) async fn discover(
+    raw: &Raw<'_>,
+    wanted: &Wanted,
+    known: &BTreeSet<Candidate>,
+) -> Result<(BTreeSet<Candidate>, Away), Failure> {
+    let of = |before: &str| format!("{before}{}{}", quoted(&wanted.prefix), wanted.pattern.as_deref().unwrap_or("*"));
+    let (all_keys, signals) = (of(""), of(SIGNAL));
+    let mut kinds = vec![(&all_keys, "hash"), (&signals, "string")];
+    if wanted.strings {
+        kinds.push((&all_keys, "string"));
+    }
+    let (mut all, mut away) = (BTreeSet::new(), Away::new());
+    let (mut masters, mut looked_through) = (raw.masters(), BTreeSet::new());
+    while !masters.is_empty() {
+        for (at, (pattern, kind)) in kinds.iter().enumerate() {
+            let looked = Cell::new(0);
+            let scans = masters.iter().map(|node| scan(node, wanted, pattern, kind, &looked));
+            for (node, keys) in masters.iter().zip(join_all(scans).await) {
+                let keys = match keys? {
+                    Ok(keys) => keys,
+                    Err(error) => {
+                        away.insert(node.address.clone(), error.details().to_owned());
+                        continue;
+                    }
+                };
+                all.extend(keys.into_iter().filter_map(|key| match at {
+                    1 => Some(Candidate::Signal(key)),
+                    _ if is_other(&key) => None,
+                    0 => Some(Candidate::Hash(key)),
+                    _ => (!key.starts_with(SIGNAL)).then_some(Candidate::String(key)),
+                }));
+            }
+        }
+        looked_through.extend(masters.iter().map(|node| node.address.clone()));
+        // somebody may have taken over meanwhile
+        masters = raw.masters();
+        away.retain(|address, _| masters.iter().any(|node| node.address == *address));
+        masters.retain(|node| !looked_through.contains(&node.address));
+    }
+    away.extend(raw.away());
+    if !away.is_empty() {
+        all.extend(known.iter().cloned());
+    }
+    Ok((all, away))
+}
+
+fn is_other(key: &str) -> bool {
+    OTHERS.iter().any(|other| key.starts_with(other)) || key.contains(":rwlock_timeout:")
+}
+
+/// Who looks through that many does it knowingly.
+pub(crate) fn too_many(there: &str, most: u64) -> Unusable {
+    Unusable(format!(
+        "there are {there}, more than {most}, and all would be looked through; say a PATTERN, --prefix or a higher --max-keys"
+    ))
+}
+
+/// Keys of one server; or why it says none now.
+async fn scan(
+    node: &Node,
+    wanted: &Wanted,
+    pattern: &str,
+    kind: &str,
+    looked: &Cell<u64>,
+) -> Result<Result<Vec<String>, Error>, Failure> {
+    let (mut cursor, mut keys) = ("0".to_owned(), Vec::new());
+    loop {
+        let page = match node.ask(&["SCAN", &cursor, "MATCH", pattern, "COUNT", &PAGE.to_string(), "TYPE", kind]).await
+        {
+            Ok(page) => page,
+            Err(error) if is_not_now(&error) => return Ok(Err(error)),
+            Err(error) if is_denied(&error) => {
+                return Err("this user may not look through the keys; give it +scan".into());
+            }
+            Err(error) => return Err(format!("cannot look through the keys: {}", error.details()).into()),
+        };
+        let [next, page] = <[Value; 2]>::try_from(list(page)).map_err(|_| "the answer to SCAN makes no sense")?;
+        // what is no text is no name of ours
+        keys.extend(list(page).iter().filter_map(text));
+        match text(&next) {
+            Some(next) if next != "0" => cursor = next,
+            _ => return Ok(Ok(keys)),
+        }
+        looked.set(looked.get() + PAGE);
+        if let Some(most) = wanted.most_keys.filter(|most| looked.get() > *most) {
+            return Err(too_many("too many keys", most).into());
+        }
+        sleep(PAUSE).await;
+    }
+}
+
+/// Reads what the servers say of these, in a few round trips. What is no lock is left out.
+pub(crate) async fn read(raw: &Raw<'_>, wanted: &Wanted, candidates: &BTreeSet<Candidate>) -> Findings {
+    let mut findings = Findings::default();
+    let candidates: Vec<&Candidate> = candidates.iter().collect();
+    // a hash may be somebody's, of any size
+    let lengths = raw.ask_all(candidates.iter().map(|candidate| length(candidate)).collect()).await;
+    let mut chosen = Vec::new();
+    for (candidate, length) in candidates.into_iter().zip(lengths) {
+        let length = findings.note(candidate, length, "hlen or strlen");
+        if length.and_then(|length| length.as_i64()).is_none_or(|length| (1..=MOST_HOLDERS).contains(&length)) {
+            chosen.push(candidate);
+        }
+    }
+    let (mut requests, mut channels) = (Vec::new(), Vec::new());
+    for candidate in &chosen {
+        requests.extend(questions(candidate, &wanted.prefix));
+        if let Candidate::Hash(key) = candidate {
+            channels.extend(heard_at(key));
+        }
+    }
+    let (answers, listeners) = tokio::join!(raw.ask_all(requests), raw.listeners(&channels));
+    if let Err(Unheard::Denied(what)) = listeners {
+        findings.denied.insert(what);
+    }
+    let mut answers = answers.into_iter();
+    for candidate in chosen {
+        let mut next = |what| findings.note(candidate, answers.next().unwrap_or(Ok(Value::Null)), what);
+        let (record, ttl) = (next("hgetall or get"), next("pttl"));
+        let (queue, token) = match candidate {
+            Candidate::Hash(_) => (next("llen"), next("get")),
+            _ => (None, None),
+        };
+        let ttl = ttl.and_then(|ttl| ttl.as_i64());
+        let Some(record) = record.filter(|_| ttl != Some(-2)) else { continue };
+        let (key, cut) = (candidate.key(), if matches!(candidate, Candidate::Signal(_)) { SIGNAL.len() } else { 0 });
+        if findings.unread.contains(key) {
+            continue;
+        }
+        let Some(name) = key[cut..].strip_prefix(&wanted.prefix) else { continue };
+        let ttl = ttl.and_then(|ttl| u64::try_from(ttl).ok());
+        let mut found = Found {
+            name: name.to_owned(),
+            record: Record::Reentrant,
+            holders: Vec::new(),
+            ttl,
+            waiting: None,
+            token: None,
+        };
+        let is_lock = match candidate {
+            Candidate::Hash(_) => {
+                let count = |channel: &str| listeners.as_ref().ok().map(|all| all.get(channel).copied().unwrap_or(0));
+                let [plain, shared] = heard_at(key).map(|channel| count(&channel));
+                ttl.is_some() && found.take_hash(record, queue, token, [plain, shared])
+            }
+            // one without a TTL is somebody's data
+            Candidate::String(_) if ttl.is_none() => false,
+            Candidate::String(_) => found.take_string(&record, Record::String),
+            Candidate::Signal(_) => found.take_string(&record, Record::Signal),
+        };
+        if is_lock {
+            findings.found.insert(key.to_owned(), found);
+        }
+    }
+    findings.away = raw.away();
+    findings
+}
+
+impl Findings {
+    /// An answer, or nothing: what may not be asked is noted, and what is of another type is no lock.
+    fn note(&mut self, candidate: &Candidate, answer: Answer, what: &'static str) -> Option<Value> {
+        match answer {
+            Ok(value) => Some(value),
+            Err(error) => {
+                if is_not_now(&error) {
+                    self.unread.insert(candidate.key().to_owned());
+                } else if is_denied(&error) {
+                    self.denied.insert(what);
+                }
+                None
+            }
+        }
+    }
+}
+
+impl Candidate {
+    /// Its record's.
+    fn key(&self) -> &str {
+        match self {
+            Self::Hash(key) | Self::Signal(key) | Self::String(key) => key,
+        }
+    }
+}
+
+/// Where releases of a record are told: of both sorts, since the record says which it is.
+fn heard_at(key: &str) -> [String; 2] {
+    ["redisson_lock__channel", "redisson_rwlock"].map(|channel| derived(channel, key))
+}
+
+fn length(candidate: &Candidate) -> Words {
+    match candidate {
+        Candidate::Hash(key) => words(&["HLEN", key]),
+        Candidate::Signal(key) | Candidate::String(key) => words(&["STRLEN", key]),
+    }
+}
+
+fn questions(candidate: &Candidate, prefix: &str) -> Vec<Words> {
+    match candidate {
+        Candidate::Hash(key) => {
+            debug_assert!(key.starts_with(prefix));
+            vec![
+                words(&["HGETALL", key]),
+                words(&["PTTL", key]),
+                words(&["LLEN", &derived("redisson_lock_queue", key)]),
+                words(&["GET", &derived("redisson_lock_token", key)]),
+            ]
+        }
+        Candidate::Signal(key) | Candidate::String(key) => vec![words(&["GET", key]), words(&["PTTL", key])],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_prefix_is_no_pattern() {
+        assert_eq!(quoted("a*[b]?"), "a\\*\\[b\\]\\?");
+    }
+}
