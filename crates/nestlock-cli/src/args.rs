@@ -44,6 +44,7 @@ pub(crate) struct Server {
 
 /// For `rediss://`, `rediss-cluster://`, `rediss-sentinel://`.
 #[derive(Debug, Default, clap::Args)]
+#[expect(clippy::struct_field_names, reason = "they are the names of options")]
 pub(crate) struct Certificates {
     /// With TLS: authorities whose signatures are believed, in PEM [default: the system's]
     #[arg(long, global = true, env = "NESTLOCK_TLS_CA", value_name = "FILE")]
@@ -220,6 +221,9 @@ pub(crate) struct Ls {
 }
 
 #[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Releases are counted where one can listen to them: in a cluster of Redis 7.0 or later nobody can, and they are `-`. A server that
+does not answer is told, what it had is shown as it was, and whoever takes over is asked.")]
 pub(crate) struct Top {
     #[command(flatten)]
     pub(crate) find: Find,
@@ -232,6 +236,8 @@ pub(crate) struct Top {
 }
 
 #[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Of the nodes of a cluster, each row tells the worst, with its address. A plain URL to a node tells of that alone.")]
 pub(crate) struct Doctor {
     /// One JSON object a line
     #[arg(long)]
@@ -251,6 +257,7 @@ pub(crate) enum For {
 }
 
 #[derive(Debug, clap::Args)]
+#[expect(clippy::struct_excessive_bools, reason = "each is an option of its own")]
 pub(crate) struct Acl {
     /// Which kinds of locks it uses [default: all]
     #[arg(long, value_delimiter = ',', value_name = "KINDS")]

@@ -71,6 +71,9 @@ pub(crate) async fn ls(server: &Server, ls: &Ls) -> Result<u8, Failure> {
     for what in findings.denied {
         warn(format_args!("this user may not ask everything (+{what}); what is not known is `-`"));
     }
+    if let Some(unheard) = findings.unheard {
+        warn(unheard);
+    }
     if away.is_empty() {
         return Ok(0);
     }

@@ -19,20 +19,20 @@ use crate::{
     Failure,
     args::Server,
     connect::CONNECT_TIMEOUT,
-    node::{Answer, Limits, Node, Words, is_denied, is_nobody, is_not_now, is_over, pairs, words},
+    node::{Answer, Limits, Node, Words, is_denied, is_nobody, is_not_now, pairs, words},
 };
 
 /// Of a server that is the only one.
 const ALONE: Limits =
     Limits { connect: CONNECT_TIMEOUT, answer: Duration::from_secs(10), again: Duration::from_secs(1) };
-/// Of one of several: what the others say is not to wait for long.
+/// Of one of several: what the others say is not to wait for long, and somebody may take over.
 const IN_COMPANY: Limits =
     Limits { connect: Duration::from_secs(3), answer: Duration::from_secs(3), again: Duration::from_secs(5) };
 /// So often a request is sent elsewhere.
 const HOPS: usize = 5;
 const SLOTS: u16 = 16_384;
 /// What is away where no server is.
-const SERVICE: &str = "the servers";
+pub(crate) const SERVICE: &str = "the servers";
 /// So many names are tried until one belongs to a server: a hundred for each of as many servers.
 const NAMES: usize = 10_000;
 /// Channels that are asked for together.
@@ -142,7 +142,7 @@ impl<'s> Raw<'s> {
             return Ok(View { masters: vec![master], replicas: Vec::new(), slots: Vec::new() });
         };
         self.nodes.borrow_mut().retain(|address, _| topology.nodes.iter().any(|node| node.address == *address));
-        let limits = if topology.nodes.len() > 1 { IN_COMPANY } else { ALONE };
+        let limits = if topology.kind == TopologyKind::Server { ALONE } else { IN_COMPANY };
         let of = |role: NodeRole| topology.nodes.iter().filter(move |node| node.role == role);
         let nodes =
             |role| -> Result<Vec<_>, _> { of(role).map(|node| self.node(&node.address, Some(node), limits)).collect() };
@@ -285,7 +285,8 @@ impl<'s> Raw<'s> {
     /// How many listen to each of these channels: over all servers, since a listener may be at any; messages of both sorts, since
     /// nobody listens to both. What is not known of one is not known.
     pub(crate) async fn listeners(&self, channels: &[String]) -> Result<HashMap<String, u64>, Unheard> {
-        let nodes = self.everyone().map_err(|_| Unheard::Away)?;
+        let away = |address: &str, error: &Error| Unheard::Away(format!("{address}: {}", error.details()));
+        let nodes = self.everyone().map_err(|error| away(SERVICE, &error))?;
         let questions: &[&str] = if self.is_cluster() { &["NUMSUB", "SHARDNUMSUB"] } else { &["NUMSUB"] };
         let requests: Vec<Words> = questions
             .iter()
@@ -303,17 +304,13 @@ impl<'s> Raw<'s> {
                     }
                     // there are no clients, either
                     Err(error) if is_nobody(&error) => {}
-                    Err(error) if is_over(&error) => {
-                        self.note(&node.address, Some(&error));
-                        return Err(Unheard::Away);
-                    }
                     Err(error) if is_denied(&error) => {
                         let is_sharded = words[1] == "SHARDNUMSUB";
                         return Err(Unheard::Denied(if is_sharded { "pubsub|shardnumsub" } else { "pubsub|numsub" }));
                     }
                     // there are no such channels before 7.0
-                    Err(_) if words[1] == "SHARDNUMSUB" => {}
-                    Err(_) => return Err(Unheard::Away),
+                    Err(error) if words[1] == "SHARDNUMSUB" && !is_not_now(&error) => {}
+                    Err(error) => return Err(away(&node.address, &error)),
                 }
             }
         }
@@ -322,9 +319,10 @@ impl<'s> Raw<'s> {
 }
 
 /// Why it is not known who listens.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Unheard {
-    Away,
+    /// Who does not say it, and why.
+    Away(String),
     /// For want of this permission.
     Denied(&'static str),
 }

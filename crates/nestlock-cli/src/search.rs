@@ -15,7 +15,7 @@ use crate::{
     args::Unusable,
     locks::{Found, Record, derived},
     node::{Answer, Node, Words, is_denied, is_not_now, list, text, words},
-    raw::{Away, Raw, Unheard},
+    raw::{Away, Raw, SERVICE, Unheard},
 };
 
 /// Keys that locks keep beside their records.
@@ -57,6 +57,8 @@ pub(crate) struct Findings {
     /// Records that their servers said nothing of.
     pub(crate) unread: BTreeSet<String>,
     pub(crate) away: Away,
+    /// Why it is not known who waits, if somebody is away who has no locks, either.
+    pub(crate) unheard: Option<String>,
 }
 
 impl Findings {
@@ -115,6 +117,8 @@ pub(crate) async fn discover(
         }
         looked_through.extend(masters.iter().map(|node| node.address.clone()));
         // somebody may have taken over meanwhile
+        away.extend(raw.away());
+        away.remove(SERVICE);
         masters = raw.masters();
         away.retain(|address, _| masters.iter().any(|node| node.address == *address));
         masters.retain(|node| !looked_through.contains(&node.address));
@@ -192,8 +196,10 @@ pub(crate) async fn read(raw: &Raw<'_>, wanted: &Wanted, candidates: &BTreeSet<C
         }
     }
     let (answers, listeners) = tokio::join!(raw.ask_all(requests), raw.listeners(&channels));
-    if let Err(Unheard::Denied(what)) = listeners {
-        findings.denied.insert(what);
+    match &listeners {
+        Ok(_) => {}
+        Err(Unheard::Denied(what)) => _ = findings.denied.insert(what),
+        Err(Unheard::Away(who)) => findings.unheard = Some(format!("{who}; who waits is not known")),
     }
     let mut answers = answers.into_iter();
     for candidate in chosen {
@@ -235,6 +241,7 @@ pub(crate) async fn read(raw: &Raw<'_>, wanted: &Wanted, candidates: &BTreeSet<C
         }
     }
     findings.away = raw.away();
+    findings.unheard.take_if(|_| !findings.away.is_empty());
     findings
 }
 

@@ -132,7 +132,7 @@ impl Followed<'_> {
         if self.raw.is_dark(&findings.away) {
             return Err(told(&findings.away).into());
         }
-        let all_answer = findings.away.is_empty();
+        let all_answer = findings.away.is_empty() && findings.unheard.is_none();
         let since_discovery = self.discovered.map_or(Duration::ZERO, |(at, _)| at.elapsed());
         let _ = tell.send(News::Locks { findings, since_discovery, releases }).await;
         Ok(all_answer)
