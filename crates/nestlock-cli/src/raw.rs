@@ -251,12 +251,13 @@ impl<'s> Raw<'s> {
             for (node, answered) in join_all(asked).await {
                 for (at, answer) in answered {
                     let goes = answer.as_ref().err().filter(|_| hop < HOPS).and_then(|error| elsewhere(error, &node));
-                    match goes.and_then(|(address, moves)| Some((self.redirected(&address)?, moves))) {
-                        Some((next, moves)) => add(&mut left, next, at, moves),
-                        None => {
-                            self.note(&node.address, answer.as_ref().err());
-                            answers[at] = answer;
-                        }
+                    if let Some((next, moves)) =
+                        goes.and_then(|(address, moves)| Some((self.redirected(&address)?, moves)))
+                    {
+                        add(&mut left, next, at, moves);
+                    } else {
+                        self.note(&node.address, answer.as_ref().err());
+                        answers[at] = answer;
                     }
                 }
             }

@@ -118,7 +118,7 @@ async fn look(
         match scratch {
             Ok(scratch) if raw.is_cluster() => {
                 let (masters, mut rows) = tokio::join!(locks::of_masters(scratch, raw), locks::of_kinds(scratch));
-                rows.extend(service::worst(masters));
+                rows.extend(service::worst(&masters));
                 rows
             }
             Ok(scratch) => locks::of_kinds(scratch).await,

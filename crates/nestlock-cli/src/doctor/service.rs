@@ -43,7 +43,7 @@ pub(super) async fn of_servers(raw: &Raw<'_>) -> Vec<Row> {
             Err(why) => rows.push(away(raw, &node.address, &why)),
         }
     }
-    rows.extend(worst(told));
+    rows.extend(worst(&told));
     rows.extend(sentinels);
     rows.extend(slowest.map(|(took, at)| of_round_trip(took, (nodes.len() > 1).then_some(at))));
     rows
@@ -106,9 +106,9 @@ fn of_cluster(raw: &Raw<'_>) -> Vec<Row> {
 }
 
 /// Of what each server says about one thing, the worst, and whose it is where they are at odds.
-pub(super) fn worst(told: Vec<(String, Vec<Row>)>) -> Vec<Row> {
+pub(super) fn worst(told: &[(String, Vec<Row>)]) -> Vec<Row> {
     let mut order: Vec<&str> = Vec::new();
-    for (_, rows) in &told {
+    for (_, rows) in told {
         for row in rows {
             if !order.contains(&&*row.what) {
                 order.push(&row.what);
@@ -220,7 +220,7 @@ mod tests {
     #[test]
     fn of_several_servers_the_worst_is_told_and_named() {
         let of = |address: &str, verdict, why: &str| (address.to_owned(), vec![row("memory", verdict, why)]);
-        let told = |all: &[(String, Vec<Row>)]| worst(all.to_vec()).pop().map(|row| (row.verdict, row.why)).unwrap();
+        let told = |all: &[(String, Vec<Row>)]| worst(all).pop().map(|row| (row.verdict, row.why)).unwrap();
         let all = [of("a", Verdict::Ok, "fine"), of("b", Verdict::Ok, "fine")];
         assert_eq!(told(&all), (Verdict::Ok, "fine".to_owned()));
         let all = [of("a", Verdict::Ok, "fine"), of("b", Verdict::Bad, "evicts"), of("c", Verdict::Warn, "full")];
