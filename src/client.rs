@@ -679,7 +679,12 @@ impl LockClientBuilder {
     ///
     /// With as many as there are, no lock is granted while one of them is away, nor after a failover until the old master
     /// is back as a replica. The servers' own `min-replicas-to-write` is no substitute, since it looks once a second; it
-    /// is good to have besides. Costs the way to the replicas and back, and no round trip more: `WAIT` goes along.
+    /// is good to have besides.
+    ///
+    /// Costs the way to the replicas and back, and no round trip more: `WAIT` goes along. But one is under way at a time, since it
+    /// holds up what is asked behind it: an acquire beside others waits for theirs first, so a far server's
+    /// [command timeout](Self::command_timeout) has to be three round trips at least. Any bounded wait of this client may
+    /// end later by as long as a `WAIT` takes: `timeout`, where a replica hangs.
     ///
     /// [`connect`](Self::connect) fails with [`Error::InvalidConfig`] where a server has fewer replicas than that.
     pub fn replicas(mut self, replicas: u32, timeout: Duration) -> Self {

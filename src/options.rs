@@ -210,7 +210,8 @@ impl AcquireOptions {
     /// This acquire counts when so many replicas have it, whatever the client's
     /// [`replicas`](crate::LockClientBuilder::replicas) says; 0: none needs to. They are waited for as long as is said there,
     /// 500 ms if nothing is. Renewals of an owner that holds the lock several times count when as many have them as the most
-    /// demanding of these acquires has asked for, until all are released.
+    /// demanding of these acquires has asked for, until all are released; and so does the lease of an inner one, which is had
+    /// all the same if as many have it as it asks for itself.
     pub fn replicas(mut self, replicas: u32) -> Self {
         self.rare_mut().replicas = Some(replicas);
         self

@@ -76,6 +76,9 @@ pub(super) struct Busy<'a> {
     pub(super) far: bool,
 }
 
+/// How many replicas have it, if that is known; or what comes of the attempt.
+type HasCopies<'a, 'b> = Pin<Box<dyn Future<Output = Result<Option<u32>, Result<Attempt<'a>>>> + Send + 'b>>;
+
 impl<'a> Acquire<'a> {
     pub(crate) fn new(core: &'a Core, kind: &'a Arc<dyn Kind>, options: &AcquireOptions, wait: Wait) -> Result<Self> {
         let started = Instant::now();
@@ -172,7 +175,7 @@ impl<'a> Acquire<'a> {
             None => (kind.acquire(Terms { owner, lease_ms, holds: request.count, waits: self.waits }), sent),
         };
         // whoever adopts has what its giver had: until the replicas know of it, they have that one's record
-        route.copies = self.copies.filter(|_| self.from.is_none());
+        route.copies = self.copies_around(hold, &request).filter(|_| self.from.is_none());
         // what was refused until then was refused
         route.gives_up = deadline.map(|deadline| deadline - core.grace());
         let ask = core.acquire_by(&mut route, (hold, &request), &call);
@@ -183,7 +186,7 @@ impl<'a> Acquire<'a> {
             Ok((Acquired::Yes { token }, epoch)) => {
                 let replicas = match route.copies {
                     Some(copies) => match self.copied(hold, &route, copies, deadline).await {
-                        Ok(replicas) => Some(replicas),
+                        Ok(replicas) => replicas,
                         Err(attempt) => return attempt,
                     },
                     None => None,
@@ -284,26 +287,37 @@ impl<'a> Acquire<'a> {
         self.copies.map_or(0, |copies| copies.replicas)
     }
 
-    /// Waits until the replicas have what was acquired, and undoes it if they do not: how many have it. In a box, as it is
-    /// rare.
+    /// Who is asked for: an inner hold moves the end of the outer one, which may need more.
+    fn copies_around(&self, hold: &Hold, request: &Request) -> Option<Copies> {
+        let outer = (request.count > 1).then(|| hold.generation()).flatten();
+        let of_outer = outer.map_or(0, |outer| outer.books().replicas);
+        self.core.config.copies(self.replicas().max(of_outer))
+    }
+
+    /// Waits until the replicas have what was acquired, and undoes it if fewer have it than this acquire needs: how many have
+    /// it, if that is known. In a box, as it is rare.
     fn copied<'b>(
         &'b self,
         hold: &'b Arc<Hold>,
         route: &'b Route,
         copies: Copies,
         deadline: Option<Instant>,
-    ) -> Pin<Box<dyn Future<Output = Result<u32, Result<Attempt<'a>>>> + Send + 'b>> {
+    ) -> HasCopies<'a, 'b> {
         Box::pin(async move {
             let core = self.core;
             let acks = match self.in_time(deadline, pin!(core.store.acknowledged(route))).await {
-                Some(Ok(Some(acks))) if acks.suffice(copies) => return Ok(acks.replicas),
+                Some(Ok(Some(acks))) if self.copies.is_none_or(|own| acks.suffice(own)) => {
+                    return Ok(Some(acks.replicas));
+                }
+                // the outer hold only would have needed them
+                _ if self.copies.is_none() => return Ok(None),
                 Some(Ok(Some(acks))) => acks,
                 Some(Ok(None)) => return Err(self.failed(silent(NO_RECEIPT))),
                 Some(Err(error)) => return Err(self.failed(error)),
                 // nobody has said so in time
                 None => Acks::default(),
             };
-            let refused = Attempt::Failed(not_replicated(self.kind.name(), copies, acks));
+            let refused = Attempt::Failed(not_replicated(self.kind.name(), self.copies.unwrap_or(copies), acks));
             // what fails here is done by the next in line
             let _ = self.in_time(deadline, pin!(core.settle(hold))).await;
             Err(Ok(refused))

@@ -170,7 +170,10 @@ impl Generation {
         books.count += 1;
         books.guards += 1;
         books.replicas = books.replicas.max(grant.copied.wanted);
-        books.deadline = books.deadline.max(grant.lease.valid_until(grant.sent));
+        // the copies of an outer hold may end before
+        if books.count == 1 || grant.copied.had.unwrap_or(0) >= books.replicas {
+            books.deadline = books.deadline.max(grant.lease.valid_until(grant.sent));
+        }
         let mut watch = None;
         if let Lease::Watched { ttl, times } = grant.lease {
             let last = books.watches.iter().map(|watched| watched.ticket).max();

@@ -274,6 +274,10 @@ impl Core {
         let name = current.map_or(owner, |(generation, _)| &generation.owner);
         let replicas = current.map_or(self.config.replicas, |(generation, _)| generation.books().replicas);
         let copies = self.config.copies(replicas);
+        if let Some((_, hold)) = current {
+            // also if it does not count, or nobody hears that it does
+            hold.change(|state, _| state.ends = state.ends.max(Instant::now() + lease));
+        }
         let (sent, answer) = watchdog::extend(self, kind, name, lease, copies).await;
         let (answer, acks) = answer.map_err(|error| store_error(kind.name(), error))?;
         if let (Renewed::Yes, Some(copies), Some(acks)) = (answer, copies, acks)

@@ -578,6 +578,14 @@ async fn wakes_after_a_move(messages: Messages) {
         waiting.await.unwrap().unwrap();
         assert!(released.elapsed() < Duration::from_secs(10), "{:?}", released.elapsed());
     }
+    // what a slot has left is not unsubscribed from for ever
+    let refused = || -> u64 { cluster.nodes().iter().map(|node| errors(node, "MOVED")).sum() };
+    eventually("nobody is refused any more", || async {
+        let before = refused();
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        refused() == before
+    })
+    .await;
 }
 
 #[tokio::test]

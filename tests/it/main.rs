@@ -46,6 +46,7 @@ mod reentrant;
 mod refusals;
 mod relay;
 mod replicas;
+mod replicas_attack;
 mod resend;
 mod residue;
 mod rivals;

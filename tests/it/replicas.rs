@@ -25,17 +25,17 @@ const LONG: Duration = Duration::from_secs(20);
 const PATIENCE: Duration = Duration::from_millis(300);
 
 /// A server and its replicas.
-struct Group {
-    master: SpawnedServer,
-    replicas: Vec<SpawnedServer>,
+pub(crate) struct Group {
+    pub(crate) master: SpawnedServer,
+    pub(crate) replicas: Vec<SpawnedServer>,
 }
 
 impl Group {
-    async fn start(replicas: usize) -> Self {
+    pub(crate) async fn start(replicas: usize) -> Self {
         Self::start_with(replicas, &[]).await
     }
 
-    async fn start_with(replicas: usize, args: &'static [&'static str]) -> Self {
+    pub(crate) async fn start_with(replicas: usize, args: &'static [&'static str]) -> Self {
         let group = tokio::task::spawn_blocking(move || {
             let args = || args.iter().copied();
             let master = SpawnedServer::start_with(args()).unwrap();
@@ -53,7 +53,7 @@ impl Group {
     }
 
     /// Waits until so many replicas have everything.
-    async fn are_there(&self, replicas: usize) {
+    pub(crate) async fn are_there(&self, replicas: usize) {
         let all = || async {
             // a connection that has not written is told anything, and a replica that has just come answers once, and then
             // not for a second
@@ -66,23 +66,23 @@ impl Group {
         within(LONG, "replicas", all).await;
     }
 
-    fn builder(replicas: u32) -> LockClientBuilder {
+    pub(crate) fn builder(replicas: u32) -> LockClientBuilder {
         LockClient::builder().replicas(replicas, PATIENCE)
     }
 
-    async fn client(&self, replicas: u32) -> LockClient {
+    pub(crate) async fn client(&self, replicas: u32) -> LockClient {
         Self::builder(replicas).connect(with_wire(self.master.url())).await.unwrap()
     }
 
-    fn stop(&self, replicas: usize) {
+    pub(crate) fn stop(&self, replicas: usize) {
         self.replicas[..replicas].iter().for_each(|replica| replica.stop().unwrap());
     }
 
-    fn cont(&self) {
+    pub(crate) fn cont(&self) {
         self.replicas.iter().for_each(|replica| replica.cont().unwrap());
     }
 
-    fn has(&self, key: &str) -> bool {
+    pub(crate) fn has(&self, key: &str) -> bool {
         call(&self.master, &["EXISTS", key]).int() == 1
     }
 
@@ -92,7 +92,7 @@ impl Group {
     }
 }
 
-fn call(server: &SpawnedServer, parts: &[&str]) -> Reply {
+pub(crate) fn call(server: &SpawnedServer, parts: &[&str]) -> Reply {
     Wire::connect(server.addr()).unwrap().call(parts).unwrap()
 }
 
@@ -106,7 +106,7 @@ fn calls(server: &SpawnedServer, command: &str) -> u64 {
 }
 
 /// One lock of each kind, and the key that is there while it is held.
-fn kinds(client: &LockClient) -> Vec<(&'static str, Lock)> {
+pub(crate) fn kinds(client: &LockClient) -> Vec<(&'static str, Lock)> {
     let read_write = client.read_write_lock("rw").unwrap();
     vec![
         ("mutex", client.mutex("mutex").unwrap()),
@@ -123,7 +123,7 @@ fn kinds(client: &LockClient) -> Vec<(&'static str, Lock)> {
 }
 
 #[track_caller]
-fn is_not_replicated<T: std::fmt::Debug>(outcome: nestlock::Result<T>, acked: u32, wanted: u32) {
+pub(crate) fn is_not_replicated<T: std::fmt::Debug>(outcome: nestlock::Result<T>, acked: u32, wanted: u32) {
     match outcome {
         Err(Error::NotReplicated { acked: had, wanted: were, on_disk: None, .. }) => {
             assert_eq!((had, were), (acked, wanted));

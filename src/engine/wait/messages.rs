@@ -195,9 +195,11 @@ async fn subscribe_batch(core: &Core, link: &Link, batch: &[Arc<Gate>]) -> Vec<A
     again
 }
 
-/// Unsubscribes. Returns what must be repeated. Who may never unsubscribe hears, and ignores, what nobody waits for.
+/// Unsubscribes. Returns what must be repeated. Who may never unsubscribe hears, and ignores, what nobody waits for. Where a slot
+/// has moved away, the server has ended its subscriptions by itself.
 async fn unsubscribe_batch(link: &Link, batch: &[String]) -> Vec<String> {
     let Err(error) = link.unsubscribe(batch).await else { return Vec::new() };
     log::later!(DEBUG, error = error; "cannot unsubscribe");
-    if error.kind() == StoreErrorKind::NoPermission { Vec::new() } else { batch.to_vec() }
+    let is_over = matches!(error.kind(), StoreErrorKind::NoPermission | StoreErrorKind::Moved);
+    if is_over { Vec::new() } else { batch.to_vec() }
 }

@@ -1,0 +1,188 @@
+//! Locks that count when replicas have them: what an attack has found.
+
+use std::{
+    io::{Read, Write},
+    net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+        mpsc::channel,
+    },
+    time::{Duration, Instant},
+};
+
+use nestlock::{AcquireOptions, Error, LockClient};
+use nestlock_embedded::SpawnedServer;
+
+use crate::{
+    cancel::poll_times,
+    replicas::{Group, call, kinds},
+    support::{proxy::Proxy, within},
+};
+
+const LONG: Duration = Duration::from_secs(20);
+
+fn ms(n: u64) -> Duration {
+    Duration::from_millis(n)
+}
+
+/// A way on which all bytes take so long, each way; nothing passes while it is shut, nor ever after. Its threads end with
+/// their connections.
+fn way(to: SocketAddr, delay: Duration, is_shut: Arc<AtomicBool>) -> SocketAddr {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let addr = listener.local_addr().unwrap();
+    std::thread::spawn(move || {
+        for client in listener.incoming().flatten() {
+            let Ok(server) = TcpStream::connect(to) else { continue };
+            let _ = (client.set_nodelay(true), server.set_nodelay(true));
+            for (mut from, mut into) in [(client.try_clone().unwrap(), server.try_clone().unwrap()), (server, client)] {
+                let (send, receive) = channel::<(Instant, Vec<u8>)>();
+                let is_shut = Arc::clone(&is_shut);
+                std::thread::spawn(move || {
+                    while let Ok((due, bytes)) = receive.recv() {
+                        std::thread::sleep(due.saturating_duration_since(Instant::now()));
+                        if is_shut.load(Ordering::Relaxed) {
+                            return;
+                        }
+                        if into.write_all(&bytes).is_err() {
+                            return;
+                        }
+                    }
+                    let _ = into.shutdown(std::net::Shutdown::Both);
+                });
+                std::thread::spawn(move || {
+                    let mut buffer = vec![0; 65536];
+                    while let Ok(len) = from.read(&mut buffer) {
+                        if len == 0 || send.send((Instant::now() + delay, buffer[..len].to_vec())).is_err() {
+                            return;
+                        }
+                    }
+                });
+            }
+        }
+    });
+    addr
+}
+
+/// What no replica has heard of is over there when it is promoted: so it is for the outer hold, which asked for a replica.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_inner_hold_without_copies_makes_no_second_holder() {
+    let is_shut = Arc::new(AtomicBool::new(false));
+    let master = SpawnedServer::start().unwrap();
+    call(&master, &["CONFIG", "SET", "repl-timeout", "600"]);
+    call(&master, &["CONFIG", "SET", "repl-diskless-sync-delay", "0"]);
+    let port = way(master.addr(), Duration::ZERO, Arc::clone(&is_shut)).port().to_string();
+    let replicas = vec![SpawnedServer::start_with(["--replicaof", "127.0.0.1", &port]).unwrap()];
+    let group = Group { master, replicas };
+    group.are_there(1).await;
+    let client = group.client(1).await;
+    let lock = client.reentrant_lock("l").unwrap();
+    let leased = |lease| AcquireOptions::new().lease(lease);
+    let outer = lock.lock_with(leased(ms(2_000))).await.unwrap();
+    is_shut.store(true, Ordering::Relaxed);
+    let inner = lock.lock_with(leased(ms(60_000)).replicas(0)).await.unwrap();
+    inner.unlock().await.unwrap();
+    group.master.kill().unwrap();
+    call(&group.replicas[0], &["REPLICAOF", "NO", "ONE"]);
+    let other = LockClient::connect(group.replicas[0].url()).await.unwrap();
+    let second = other.reentrant_lock("l").unwrap().lock().await.unwrap();
+    assert!(outer.is_lost() || second.is_lost(), "two hold it");
+}
+
+/// Each hold has what it asked for, and none lives for longer than the copies that the most demanding one needs.
+#[tokio::test]
+async fn an_inner_hold_moves_the_end_of_an_outer_one_when_as_many_have_it() {
+    let group = Group::start(2).await;
+    let client = group.client(0).await;
+    let lock = client.reentrant_lock("l").unwrap();
+    let of = |lease, replicas| AcquireOptions::new().lease(ms(lease)).replicas(replicas);
+    for (outer, inner) in [(0, 1), (1, 2), (1, 0), (2, 1), (2, 0)] {
+        let one = lock.lock_with(of(5_000, outer)).await.unwrap();
+        let two = lock.lock_with(of(60_000, inner)).await.unwrap();
+        assert!(one.remaining() > ms(50_000) && two.remaining() > ms(50_000), "{outer} {inner}");
+        group.stop(1);
+        let three = lock.lock_with(of(600_000, 0)).await.unwrap();
+        assert_eq!(three.remaining() > ms(60_000), outer.max(inner) < 2, "{outer} {inner}");
+        group.stop(2);
+        let three = lock.lock_with(of(900_000, 0)).await.unwrap();
+        assert_eq!(three.remaining() > ms(600_000), outer.max(inner) < 1, "{outer} {inner}");
+        drop((one, two, three));
+        group.cont();
+        group.are_there(2).await;
+        client.idle().await;
+    }
+}
+
+/// Inner acquires dropped at any poll, with and without replicas that answer: the outer hold is as it was.
+#[tokio::test]
+async fn an_inner_acquire_dropped_at_any_poll_leaves_the_outer_hold() {
+    let group = Group::start(1).await;
+    let client = group.client(1).await;
+    for (record, lock) in
+        kinds(&client).into_iter().filter(|(name, _)| ["reentrant", "fenced", "fair", "rw", "read"].contains(name))
+    {
+        for inner in [0, 1] {
+            for is_away in [false, true] {
+                let outer = lock.lock_with(AcquireOptions::new().lease(ms(60_000))).await.unwrap();
+                if is_away {
+                    group.stop(1);
+                }
+                let mut k = 0;
+                loop {
+                    k += 1;
+                    let ended = poll_times(lock.try_lock_with(AcquireOptions::new().replicas(inner)), k).await;
+                    let is_over = ended.is_some();
+                    match ended {
+                        Some(Ok(guard)) => {
+                            let guard = guard.unwrap();
+                            assert!(guard.replicas().unwrap_or(0) >= inner);
+                            guard.unlock().await.unwrap();
+                        }
+                        Some(Err(error)) => assert!(
+                            is_away && inner == 1 && matches!(error, Error::NotReplicated { .. }),
+                            "{k}: {error}"
+                        ),
+                        None => {}
+                    }
+                    client.idle().await;
+                    let holds = call(&group.master, &["HGETALL", record]);
+                    let counts: Vec<_> = holds.list().iter().map(|text| text.text().to_owned()).collect();
+                    assert!(
+                        counts.iter().any(|count| count == "1") && !counts.iter().any(|count| count == "2"),
+                        "{record} {inner} {k}: {counts:?}"
+                    );
+                    assert!(!outer.is_lost());
+                    if is_over {
+                        break;
+                    }
+                }
+                outer.unlock().await.unwrap();
+                assert!(!group.has(record));
+                group.cont();
+                group.are_there(1).await;
+            }
+        }
+    }
+}
+
+/// A release goes on for as long as the record may live, which an extension made longer that did not count.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_release_goes_on_for_as_long_as_an_extension_that_did_not_count() {
+    let group = Group::start(1).await;
+    let proxy = Proxy::to(group.master.addr());
+    let client =
+        LockClient::builder().watchdog_timeout(ms(600)).replicas(1, ms(50)).connect(proxy.url()).await.unwrap();
+    let guard = client.mutex("l").unwrap().lock_with(AcquireOptions::new().lease(ms(1500))).await.unwrap();
+    group.stop(1);
+    // or, on a busy machine, nobody hears of it
+    let outcome = guard.extend(ms(600_000)).await;
+    assert!(matches!(outcome, Err(Error::NotReplicated { .. } | Error::Unconfirmed { .. })), "{outcome:?}");
+    proxy.refuse();
+    proxy.cut();
+    drop(guard);
+    // longer than the lease, and all that is added to it
+    tokio::time::sleep(ms(4000)).await;
+    proxy.heal();
+    group.cont();
+    within(LONG, "the record is released", || async { !group.has("l") }).await;
+}
