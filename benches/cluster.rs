@@ -61,27 +61,32 @@ async fn beside_one_server() {
     }
 }
 
-/// From when a replica serves in its master's place to the first pair through it, in milliseconds.
-async fn after_a_loss(lose: Loss) -> f64 {
+/// From when a replica serves in its master's place to the first pair through it, in milliseconds; or, of another master, from when
+/// that serves again, which refuses all while the cluster has no master for each slot.
+async fn after_a_loss(lose: Loss, elsewhere: bool) -> f64 {
     let cluster = Arc::new(SpawnedCluster::start(3, 3).expect("a cluster"));
     let client = LockClient::builder()
         .outage_patience(Duration::from_secs(30))
         .connect(cluster.url())
         .await
         .expect("the cluster");
-    let lock = client.reentrant_lock("l").expect("a name");
+    let master_of = |name: &str| cluster.master_of(SpawnedCluster::slot_of(name)).expect("a master").addr();
+    let master = master_of("l");
+    let mut names = (0..).map(|n| if elsewhere { format!("l{n}") } else { "l".to_owned() });
+    let name = names.find(|name| (master_of(name) != master) == elsewhere).expect("there are others");
+    let lock = client.reentrant_lock(&name).expect("a name");
     lock.lock().await.expect("the lock").unlock().await.expect("the unlock");
-    let slot = SpawnedCluster::slot_of("l");
-    let master = cluster.master_of(slot).expect("a master").addr();
-    let replicas: Vec<SocketAddr> = cluster.addrs().into_iter().filter(|addr| *addr != master).collect();
+    let others: Vec<SocketAddr> = cluster.addrs().into_iter().filter(|addr| *addr != master).collect();
     let serves = thread::spawn(move || {
-        loop {
-            // whoever is no master of the slot says MOVED, or that the cluster is down
-            if replicas.iter().any(|at| ask(*at, "SET {l}probe 1").is_ok_and(|said| said.starts_with("+OK"))) {
-                return Instant::now();
+        // whoever is no master of the slot says MOVED, or that the cluster is down
+        let probe = format!("SET {{{name}}}probe 1");
+        let serves = || others.iter().any(|at| ask(*at, &probe).is_ok_and(|said| said.starts_with("+OK")));
+        for wanted in [false, true] {
+            while serves() != wanted {
+                thread::sleep(Duration::from_millis(1));
             }
-            thread::sleep(Duration::from_millis(1));
         }
+        Instant::now()
     });
     let losing = {
         let cluster = Arc::clone(&cluster);
@@ -114,21 +119,22 @@ type Loss = fn(&SpawnedCluster, &SpawnedServer);
 #[tokio::main]
 async fn main() {
     beside_one_server().await;
-    let ways: [(&str, Loss); 3] = [
-        ("killed", |_, master| master.kill().expect("a kill")),
-        ("hangs", |_, master| master.stop().expect("a stop")),
-        ("hands over", |cluster, master| _ = cluster.failover(master).expect("a failover")),
+    let ways: [(&str, Loss, bool); 4] = [
+        ("killed: the first pair after the new one serves", |_, master| master.kill().expect("a kill"), false),
+        ("killed: the first pair of another after that serves again", |_, master| master.kill().expect("a kill"), true),
+        ("hangs: the first pair after the new one serves", |_, master| master.stop().expect("a stop"), false),
+        (
+            "hands over: the first pair after the new one serves",
+            |cluster, master| _ = cluster.failover(master).expect("a failover"),
+            false,
+        ),
     ];
-    for (what, lose) in ways {
+    for (what, lose, elsewhere) in ways {
         let mut took = Vec::new();
         for _ in 0..FAILOVERS {
-            took.push(after_a_loss(lose).await);
+            took.push(after_a_loss(lose, elsewhere).await);
         }
-        report(
-            &format!("a master {what}: the first pair after the new one serves, median"),
-            median(&mut took.clone()),
-            "ms",
-        );
+        report(&format!("a master {what}, median"), median(&mut took.clone()), "ms");
         report("  the worst", quantile(&mut took, 1.0), "ms");
     }
 }
