@@ -6,9 +6,8 @@ use std::{
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
-        mpsc::channel,
     },
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use nestlock::{AcquireOptions, Error, LockClient};
@@ -26,37 +25,24 @@ fn ms(n: u64) -> Duration {
     Duration::from_millis(n)
 }
 
-/// A way on which all bytes take so long, each way; nothing passes while it is shut, nor ever after. Its threads end with
-/// their connections.
-fn way(to: SocketAddr, delay: Duration, is_shut: Arc<AtomicBool>) -> SocketAddr {
+/// A way for bytes of whatever sort; nothing passes any more once it is shut. Its threads end with their connections.
+fn way(to: SocketAddr, is_shut: &Arc<AtomicBool>) -> SocketAddr {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-    let addr = listener.local_addr().unwrap();
+    let (addr, is_shut) = (listener.local_addr().unwrap(), Arc::clone(is_shut));
     std::thread::spawn(move || {
         for client in listener.incoming().flatten() {
             let Ok(server) = TcpStream::connect(to) else { continue };
-            let _ = (client.set_nodelay(true), server.set_nodelay(true));
             for (mut from, mut into) in [(client.try_clone().unwrap(), server.try_clone().unwrap()), (server, client)] {
-                let (send, receive) = channel::<(Instant, Vec<u8>)>();
                 let is_shut = Arc::clone(&is_shut);
                 std::thread::spawn(move || {
-                    while let Ok((due, bytes)) = receive.recv() {
-                        std::thread::sleep(due.saturating_duration_since(Instant::now()));
-                        if is_shut.load(Ordering::Relaxed) {
-                            return;
-                        }
-                        if into.write_all(&bytes).is_err() {
+                    let mut buffer = vec![0; 65536];
+                    while let Ok(len @ 1..) = from.read(&mut buffer) {
+                        // the connection stays, since the other way has it, too
+                        if is_shut.load(Ordering::Relaxed) || into.write_all(&buffer[..len]).is_err() {
                             return;
                         }
                     }
                     let _ = into.shutdown(std::net::Shutdown::Both);
-                });
-                std::thread::spawn(move || {
-                    let mut buffer = vec![0; 65536];
-                    while let Ok(len) = from.read(&mut buffer) {
-                        if len == 0 || send.send((Instant::now() + delay, buffer[..len].to_vec())).is_err() {
-                            return;
-                        }
-                    }
                 });
             }
         }
@@ -71,7 +57,7 @@ async fn an_inner_hold_without_copies_makes_no_second_holder() {
     let master = SpawnedServer::start().unwrap();
     call(&master, &["CONFIG", "SET", "repl-timeout", "600"]);
     call(&master, &["CONFIG", "SET", "repl-diskless-sync-delay", "0"]);
-    let port = way(master.addr(), Duration::ZERO, Arc::clone(&is_shut)).port().to_string();
+    let port = way(master.addr(), &is_shut).port().to_string();
     let replicas = vec![SpawnedServer::start_with(["--replicaof", "127.0.0.1", &port]).unwrap()];
     let group = Group { master, replicas };
     group.are_there(1).await;

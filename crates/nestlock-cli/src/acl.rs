@@ -71,19 +71,19 @@ fn parts(acl: &Acl, is_cluster: bool) -> Vec<Permissions> {
     let all = acl.kinds.is_empty() || acl.tool.is_some_and(|tool| tool != For::Exec);
     let mut parts = vec![EVERY_CLIENT];
     parts.extend(KINDS.into_iter().filter(|kind| all || asked.contains(kind.what)));
-    let besides = [(is_cluster || acl.cluster, CLUSTER), (acl.replicas, REPLICAS), (acl.fsync, FSYNC)];
+    let besides = [(is_cluster, CLUSTER), (acl.replicas, REPLICAS), (acl.fsync, FSYNC)];
     parts.extend(besides.into_iter().filter_map(|(is_wanted, part)| is_wanted.then_some(part)));
     parts
 }
 
 pub(crate) async fn acl(server: &Server, acl: &Acl) -> Result<u8, Failure> {
     let (is_cluster, is_looked_for) = server.is_cluster_or_service()?;
+    let is_cluster = is_cluster || acl.cluster;
     let parts = parts(acl, is_cluster);
-    let has_tags = acl.cluster || is_cluster;
     let of = |what: fn(&Permissions) -> &'static [&'static str]| -> Vec<String> {
         let mut seen = BTreeSet::new();
         // a name with a tag of its own gets no braces around it
-        let tagged = |pattern: &str| (has_tags && pattern.contains(NAME)).then(|| pattern.replacen(NAME, "{}", 1));
+        let tagged = |pattern: &str| (is_cluster && pattern.contains(NAME)).then(|| pattern.replacen(NAME, "{}", 1));
         let patterns = |pattern: &&str| [Some((*pattern).to_owned()), tagged(pattern)].into_iter().flatten();
         let all = parts.iter().flat_map(|part| what(part).iter().flat_map(patterns));
         all.map(|pattern| rule(&pattern, &server.prefix)).filter(|pattern| seen.insert(pattern.clone())).collect()

@@ -13,6 +13,7 @@ use std::{
 };
 
 const FIRST: u16 = 16_384;
+const COUNT: u16 = 16_384;
 /// How far above a node's port its bus is.
 #[cfg(unix)]
 const BUS: u16 = 10_000;
@@ -68,8 +69,7 @@ fn is_free(port: u16) -> bool {
 /// server wants to come back.
 pub(crate) fn listen() -> io::Result<TcpListener> {
     for _ in 0..100 {
-        let port = FIRST + u16::try_from(random() % 16_384).unwrap_or(0);
-        if let Ok(listener) = TcpListener::bind((Ipv4Addr::LOCALHOST, port)) {
+        if let Ok(listener) = TcpListener::bind((Ipv4Addr::LOCALHOST, any_of(COUNT))) {
             return Ok(listener);
         }
     }
@@ -79,18 +79,26 @@ pub(crate) fn listen() -> io::Result<TcpListener> {
 /// A port that is free for now.
 #[cfg(unix)]
 pub(crate) fn free() -> io::Result<u16> {
-    let mut ports = std::iter::repeat_with(|| FIRST + u16::try_from(random() % 16_384).unwrap_or(0)).take(1000);
-    ports.find(|port| is_free(*port)).ok_or_else(|| io::Error::new(io::ErrorKind::AddrInUse, "no free port"))
+    find(COUNT, is_free).ok_or_else(|| io::Error::new(io::ErrorKind::AddrInUse, "no free port"))
 }
 
 /// A port that is free for now, as is the one 10,000 above it, which a node of a cluster takes for its bus.
 #[cfg(unix)]
 pub(crate) fn free_for_a_node() -> io::Result<u16> {
     // so that the other one, too, is below those of outgoing connections
-    const COUNT: u64 = 32_768 - BUS as u64 - FIRST as u64;
-    let mut ports = std::iter::repeat_with(|| FIRST + u16::try_from(random() % COUNT).unwrap_or(0)).take(1000);
-    let found = ports.find(|port| is_free(*port) && is_free(port + BUS));
+    let found = find(COUNT - BUS, |port| is_free(port) && is_free(port + BUS));
     found.ok_or_else(|| io::Error::new(io::ErrorKind::AddrInUse, "no two free ports that are 10,000 apart"))
+}
+
+/// One of so many ports that fits.
+#[cfg(unix)]
+fn find(count: u16, fits: impl Fn(u16) -> bool) -> Option<u16> {
+    let mut ports = std::iter::repeat_with(|| any_of(count)).take(1000);
+    ports.find(|port| fits(*port))
+}
+
+fn any_of(count: u16) -> u16 {
+    FIRST + u16::try_from(random() % u64::from(count)).unwrap_or(0)
 }
 
 pub(crate) fn random() -> u64 {
