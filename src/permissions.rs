@@ -49,7 +49,15 @@ pub const CLUSTER: Permissions = Permissions {
     what: "cluster",
     keys: &[],
     channels: &[],
-    commands: &["cluster|slots", "asking", "pubsub|shardnumsub", "spublish", "ssubscribe", "sunsubscribe"],
+    commands: &[
+        "cluster|slots",
+        "cluster|info",
+        "asking",
+        "pubsub|shardnumsub",
+        "spublish",
+        "ssubscribe",
+        "sunsubscribe",
+    ],
 };
 
 /// What a user of sentinels needs there, and nothing else of this table.

@@ -217,7 +217,10 @@ impl<'a> Acquire<'a> {
                 }
                 return;
             }
-            self.sleep_while_open(deadline.min(Instant::now() + jittered(pause))).await;
+            tokio::select! {
+                () = store.serves_again(record) => {}
+                () = self.sleep_while_open(deadline.min(Instant::now() + jittered(pause))) => {}
+            }
         })
     }
 }

@@ -118,7 +118,7 @@ impl Core {
 
     /// How long past the end of a wait, or after it was asked, a server is waited for.
     pub(crate) fn grace(&self) -> Duration {
-        LATE_ANSWER + self.store.round_trip()
+        LATE_ANSWER + self.store.free_round_trip()
     }
 
     /// A timer of the client's own runtime: the caller's may have none, or a paused clock.

@@ -37,7 +37,7 @@ fn retry() -> Retry {
 /// Pauses before a request about this lock is repeated: for as long as the link is down, and a little longer.
 async fn pause(core: &Core, record: &str, retry: &mut Retry) {
     let _ = timeout(LONGEST_PAUSE, core.store.wait_up(record)).await;
-    sleep(retry.next()).await;
+    let _ = timeout(retry.next(), core.store.serves_again(record)).await;
 }
 
 /// Until when the janitor tries, for a record that may live until `ends`: one whose last request came a moment ago lives for

@@ -58,7 +58,10 @@ impl Repeat {
         if error.may_have_executed() {
             self.unconfirmed = Some(error);
         }
-        core.sleep_until(Instant::now() + self.retry.next()).await;
+        tokio::select! {
+            () = core.store.serves_again(hold.kind().record()) => {}
+            () = core.sleep_until(Instant::now() + self.retry.next()) => {}
+        }
         tokio::select! {
             () = core.store.wait_up(hold.kind().record()) => {}
             () = core.sleep_until(self.deadline) => {}

@@ -5,6 +5,7 @@
 //! replaced while it slept, and grant what nobody else knows of.
 
 mod asking;
+mod down;
 mod map;
 mod redirect;
 
@@ -27,11 +28,11 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-pub(super) use self::redirect::Next;
 use self::{
     asking::{AWAY, Asking, Trouble},
     map::{SLOTS, View},
 };
+pub(super) use self::{down::Down, redirect::Next};
 use super::{
     Dials,
     link::Link,
@@ -559,11 +560,11 @@ impl Cluster {
         other.read().iter().any(|node| ids.contains(&node.id))
     }
 
-    /// The longest that a request takes to one of the masters.
-    pub(super) fn round_trip(&self) -> Duration {
+    /// The longest of what this is for each of the masters.
+    pub(super) fn longest(&self, of_link: fn(&Link) -> Duration) -> Duration {
         let nodes = self.read();
-        let links = nodes.iter().filter_map(|node| node.scripts.as_ref());
-        links.map(|link| link.round_trip()).max().unwrap_or_default()
+        let links = nodes.iter().filter_map(|node| node.scripts.as_deref());
+        links.map(of_link).max().unwrap_or_default()
     }
 
     /// The links for scripts to all masters, with the numbers of their nodes.

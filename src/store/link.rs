@@ -18,6 +18,7 @@ use tokio::{
 
 use super::{
     acks::{Receipt, Rounds},
+    cluster::Down,
     pace::Pace,
     round_trip::RoundTrip,
     script::Call,
@@ -45,8 +46,8 @@ const MAX_UNSENT: u32 = 20;
 const RESET: Duration = Duration::from_secs(2);
 /// Channels in one SUBSCRIBE.
 const CHANNELS_AT_ONCE: usize = 500;
-/// How long a server that is left has for its refusals.
-const REFUSALS: Duration = Duration::from_millis(100);
+/// How long a server that is left has for its refusals: at least, and if it is there and only slow.
+const REFUSALS: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(1));
 /// How long the end of a client waits for what was sent.
 const LAST_ANSWERS: Duration = Duration::from_millis(500);
 
@@ -156,6 +157,7 @@ pub(crate) struct Link {
     closed: AtomicBool,
     /// See [`Link::leave`].
     is_left: AtomicBool,
+    pub(super) down: Down,
 }
 
 impl fmt::Debug for Link {
@@ -214,6 +216,7 @@ impl Link {
             given_up: watch::Sender::new(Epoch::NONE),
             closed: AtomicBool::new(false),
             is_left: AtomicBool::new(false),
+            down: Down::new(),
             dial,
         })
     }
@@ -416,6 +419,11 @@ impl Link {
         }
     }
 
+    /// On the client's own runtime.
+    pub(super) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        self.dial.own.spawn(task);
+    }
+
     /// Whether it was left for good.
     pub(crate) fn is_closed(&self) -> bool {
         self.closed.load(Ordering::Acquire)
@@ -461,6 +469,7 @@ impl Link {
                 (false, true) => Request::Digest(call, sharded),
                 (false, false) => Request::Source(call, sharded),
             };
+            let is_held_up = self.rounds.hold_up();
             let answer = match copies {
                 None => connection.call(request, until).await,
                 Some(copies) => {
@@ -474,7 +483,7 @@ impl Link {
                 // it may have granted what no other server knows of
                 Ok(_) if self.is_left() => return Err(self.failed(Failure::Ended)),
                 Ok(answer) => {
-                    self.round_trip.take(until.asked());
+                    self.round_trip.take(until.asked(), is_held_up);
                     return Ok((answer, epoch));
                 }
                 Err(Failure::Refused(error)) if digest && error.starts_with("NOSCRIPT") => digest = false,
@@ -512,6 +521,11 @@ impl Link {
         self.round_trip.get()
     }
 
+    /// The same without what is spent behind a WAIT: for bounded waits, which end in time beside those who wait for replicas.
+    pub(super) fn free_round_trip(&self) -> Duration {
+        self.round_trip.free()
+    }
+
     /// Answers are needed soon, whatever becomes of the user's runtime.
     pub(crate) fn hurry(&self) {
         if let Some(connection) = self.current() {
@@ -547,9 +561,9 @@ impl Link {
     /// A PING, which tells how long a request takes.
     async fn echo(&self) -> Result<(), StoreError> {
         let sent = clock::Instant::now();
-        let connection = self.current().ok_or_else(not_connected)?;
+        let (connection, is_held_up) = (self.current().ok_or_else(not_connected)?, self.rounds.hold_up());
         connection.echo(self.until(sent)).await.map_err(|failure| self.failed(failure))?;
-        self.round_trip.take_ping(sent);
+        self.round_trip.take_ping(sent, is_held_up);
         Ok(())
     }
 
@@ -613,6 +627,11 @@ impl Link {
         self.custom(["CLUSTER", "SLOTS"].into_iter(), limit).await
     }
 
+    /// How its cluster is, as a node says.
+    pub(super) async fn cluster_info(&self, limit: Duration) -> Result<Value, StoreError> {
+        self.custom(["CLUSTER", "INFO"].into_iter(), limit).await
+    }
+
     /// What the server says of itself; `None`: nothing.
     pub(super) async fn about(&self) -> Option<About> {
         let answer = self.custom(["INFO", "server"].into_iter(), self.dial.command_timeout).await.ok()?;
@@ -650,7 +669,15 @@ impl Link {
         self.set(State::Down);
         let link = Arc::clone(self);
         self.dial.own.spawn(async move {
-            sleep(REFUSALS).await;
+            let (hung, slow) = REFUSALS;
+            let over = Instant::now() + slow;
+            let (knock, ()) = tokio::join!(timeout(hung, link.dial.connect()), sleep(hung));
+            if let Ok(Ok(connection)) = knock {
+                connection.end();
+                while link.under_way() > 0 && Instant::now() < over {
+                    sleep(hung / 10).await;
+                }
+            }
             link.end();
         });
     }

@@ -242,9 +242,18 @@ impl Store {
 
     /// What a request takes, and a quarter more; zero while that is not known.
     pub(crate) fn round_trip(&self) -> Duration {
+        self.longest(Link::round_trip)
+    }
+
+    /// The same without what is spent behind a WAIT of this client.
+    pub(crate) fn free_round_trip(&self) -> Duration {
+        self.longest(Link::free_round_trip)
+    }
+
+    fn longest(&self, of_link: fn(&Link) -> Duration) -> Duration {
         match &self.servers {
-            Servers::One(one) => one.scripts.round_trip(),
-            Servers::Cluster(cluster) => cluster.round_trip(),
+            Servers::One(one) => of_link(&one.scripts),
+            Servers::Cluster(cluster) => cluster.longest(of_link),
         }
     }
 
@@ -361,6 +370,12 @@ impl Store {
                 _ = moves.changed() => {}
             }
         }
+    }
+
+    /// Waits until this key's server serves again that refused everything, as its cluster was down. Of any other nothing is
+    /// known: for ever.
+    pub(crate) async fn serves_again(&self, key: &str) {
+        self.link(key).serves_again().await;
     }
 
     /// Sends a request on its way: the answer, and the number of the connection that brought it.

@@ -7,7 +7,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use nestlock::{AcquireOptions, Error, LockClient};
@@ -16,7 +16,10 @@ use nestlock_embedded::SpawnedServer;
 use crate::{
     cancel::poll_times,
     replicas::{Group, call, kinds},
-    support::{proxy::Proxy, within},
+    support::{
+        proxy::{Proxy, Verb, with_wire},
+        within,
+    },
 };
 
 const LONG: Duration = Duration::from_secs(20);
@@ -171,4 +174,55 @@ async fn a_release_goes_on_for_as_long_as_an_extension_that_did_not_count() {
     proxy.heal();
     group.cont();
     within(LONG, "the record is released", || async { !group.has("l") }).await;
+}
+
+/// A wait that needs no copies ends in time, though another's WAIT is under way all the while.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_wait_that_needs_no_copies_ends_in_time_beside_those_that_do() {
+    let group = Group::start(1).await;
+    let client = LockClient::builder().replicas(1, ms(900)).connect(with_wire(group.master.url())).await.unwrap();
+    let other = LockClient::connect(group.master.url()).await.unwrap();
+    let held = other.mutex("held").unwrap().lock().await.unwrap();
+    group.stop(1);
+    let lock = client.mutex("l").unwrap();
+    let asks = tokio::spawn(async move {
+        loop {
+            let _ = lock.try_lock().await;
+        }
+    });
+    let lock = client.mutex("held").unwrap();
+    let mut longest = Duration::ZERO;
+    for _ in 0..8 {
+        let begun = Instant::now();
+        let _ = lock.try_lock_for_with(ms(50), AcquireOptions::new().replicas(0)).await;
+        longest = longest.max(begun.elapsed());
+    }
+    asks.abort();
+    group.cont();
+    held.unlock().await.unwrap();
+    assert!(longest < ms(500), "50 ms, and 40, and a round trip of less than one: {longest:?}");
+}
+
+/// WAIT goes along, whoever else has asked a moment before: an acquire takes one round trip. But not each sends its own.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_few_send_their_own_wait_along() {
+    let group = Group::start(1).await;
+    let proxy = Proxy::to(group.master.addr());
+    let client = Group::builder(1).connect(with_wire(proxy.url())).await.unwrap();
+    client.mutex("l").unwrap().lock().await.unwrap().unlock().await.unwrap();
+    let waits = || proxy.requests().iter().filter(|request| request.is("WAIT")).count();
+    let before = waits();
+    group.master.stop().unwrap();
+    let mut asked = Vec::new();
+    for (n, along) in [1, 2, 3, 4, 4, 4].into_iter().enumerate() {
+        let lock = client.mutex(format!("l{n}")).unwrap();
+        asked.push(tokio::spawn(async move { lock.lock().await.unwrap() }));
+        within(LONG, "it is asked", || async { proxy.count(Verb::Acquire) > n + 1 }).await;
+        within(LONG, "it sends its own along", || async { waits() >= before + along }).await;
+    }
+    assert_eq!(waits() - before, 4, "whoever comes behind those is answered by one of the next");
+    group.master.cont().unwrap();
+    for guard in asked {
+        guard.await.unwrap().unlock().await.unwrap();
+    }
 }

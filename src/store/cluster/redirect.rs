@@ -71,6 +71,7 @@ impl Cluster {
             K::TryAgain => Some(Next::Later),
             _ => {
                 self.ring();
+                over.refused(error);
                 // it was left meanwhile
                 let link = self.link(slot);
                 if !Arc::ptr_eq(&link, over) {

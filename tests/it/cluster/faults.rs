@@ -448,3 +448,40 @@ async fn what_servers_say_of_each_other_may_be_nonsense() {
     })
     .await;
 }
+
+/// A node that refuses everything, as a slot has no master: when it serves again is asked by one for all, and told to all.
+#[tokio::test]
+async fn whoever_waits_for_a_cluster_that_is_down_hears_when_it_serves_again() {
+    const WAITERS: usize = 20;
+    let cluster = start(3, 0).await;
+    let client = LockClient::builder().outage_patience(Duration::from_secs(60)).connect(cluster.url()).await.unwrap();
+    let name = name_at(&cluster, 0);
+    let slot = SpawnedCluster::slot_of(&name);
+    let unserved = u16::from(slot == 0).to_string();
+    let locks: Vec<_> = (0..WAITERS).map(|n| client.mutex(format!("{{{name}}}{n}")).unwrap()).collect();
+    locks[0].lock().await.unwrap().unlock().await.unwrap();
+    let node = &cluster.nodes()[0];
+    assert!(!ask(node, &["CLUSTER", "DELSLOTS", &unserved]).is_error());
+    // Redis 6 counts no subcommands
+    let count = |calls: HashMap<String, u64>| calls.get("cluster|info").or(calls.get("cluster")).copied().unwrap_or(0);
+    let (asked, began) = (|| count(calls(node)), Instant::now());
+    let before = asked();
+    let got: Vec<_> = locks
+        .into_iter()
+        .map(|lock| tokio::spawn(async move { (lock.lock().await.unwrap(), Instant::now()) }))
+        .collect();
+    // by then each of them pauses for 250 to 500 ms
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    let (times, took) = (asked() - before, began.elapsed().as_millis() as u64);
+    assert!(times > 3, "nobody asks");
+    assert!(times < 10 + took / 20, "asked {times} times within {took} ms, as if each asked for itself");
+    assert!(!ask(node, &["CLUSTER", "ADDSLOTS", &unserved]).is_error());
+    let got = join_all(got).await.into_iter().map(Result::unwrap);
+    let (_guards, at): (Vec<_>, Vec<_>) = got.unzip();
+    // one after the other they would be done with their pauses, which are spread over half a second
+    let spread = *at.iter().max().unwrap() - *at.iter().min().unwrap();
+    assert!(spread < Duration::from_millis(150), "{spread:?}");
+    let before = asked();
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    assert!(asked() - before < 3, "it is asked still");
+}

@@ -110,3 +110,21 @@ async fn what_it_refuses_at_last_is_asked_of_the_new_one() {
     }
     panic!("nobody hears what it refuses");
 }
+
+/// It is slow, and has a second for its refusals then: whoever connects is answered.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_it_refuses_late_is_asked_of_the_new_one_if_it_does_not_hang() {
+    let old = Old::start().await;
+    let lock = old.client.mutex(&old.name).unwrap();
+    assert!(!ask(old.node(), &["CLIENT", "PAUSE", "60000", "WRITE"]).is_error());
+    let asks = tokio::spawn(async move { lock.try_lock().await });
+    within(LONG, "it is under way", || async { old.client.stats().requests > 0 }).await;
+    old.is_left().await;
+    // longer than one that hangs has
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert!(!ask(old.node(), &["CLIENT", "UNPAUSE"]).is_error());
+    let guard = asks.await.unwrap().unwrap().expect("nobody has it");
+    assert_eq!(ask(old.heir(), &["EXISTS", &old.name]).int(), 1);
+    guard.unlock().await.unwrap();
+    old.held.unlock().await.unwrap();
+}
