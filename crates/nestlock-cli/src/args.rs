@@ -123,6 +123,9 @@ pub(crate) struct Exec {
     /// After how long without a renewal others may have it
     #[arg(long, value_parser = duration, default_value = "30s", value_name = "TIME")]
     pub(crate) lease: Duration,
+    /// Begin when so many replicas have the lock, too: else a failover may forget it, and two hold it
+    #[arg(long, value_name = "NUMBER", default_value_t = 0)]
+    pub(crate) replicas: u32,
     /// How long the command has between TERM and KILL when the lock is lost: a third of the lease at most
     #[arg(long, value_parser = duration, value_name = "TIME")]
     pub(crate) grace: Option<Duration>,

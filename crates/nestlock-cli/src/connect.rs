@@ -15,6 +15,8 @@ use crate::{
     args::{Certificates, Server, Unusable},
 };
 
+/// How long replicas are waited for each time: an acquire that too few have heard of by then is taken back, and tried again.
+const REPLICAS_TIMEOUT: Duration = Duration::from_secs(1);
 /// What is asked of a server that one knows to be there.
 pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -86,12 +88,20 @@ impl Server {
 
     /// Connects. `lease`: how long a hold lasts that is not renewed.
     pub(crate) async fn connect(&self, lease: Option<Duration>) -> Result<LockClient, Failure> {
-        self.connect_for(lease, "nestlock".into()).await
+        self.connect_for(lease, 0, "nestlock".into()).await
     }
 
-    /// The same for this program, as others are told.
-    pub(crate) async fn connect_for(&self, lease: Option<Duration>, program: String) -> Result<LockClient, Failure> {
+    /// The same for this program, as others are told. `replicas`: how many must have what it acquires.
+    pub(crate) async fn connect_for(
+        &self,
+        lease: Option<Duration>,
+        replicas: u32,
+        program: String,
+    ) -> Result<LockClient, Failure> {
         let mut builder = self.build()?.application(program);
+        if replicas > 0 {
+            builder = builder.replicas(replicas, REPLICAS_TIMEOUT);
+        }
         if let Some(lease) = lease {
             builder = builder.watchdog_timeout(lease);
         }

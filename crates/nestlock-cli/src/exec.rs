@@ -38,7 +38,7 @@ pub(crate) async fn run(server: &Server, exec: &Exec) -> Result<u8, Failure> {
     let client = tokio::select! {
         biased;
         signal = signals.stop() => return Ok(stopped(signal)),
-        client = server.connect_for(Some(exec.lease), exec.application()) => client?,
+        client = server.connect_for(Some(exec.lease), exec.replicas, exec.application()) => client?,
     };
     let lock = kind.lock(&client, &exec.name)?;
     let above = if exec.no_inherit { None } else { Above::of(&lock, kind) };

@@ -318,6 +318,22 @@ fn a_cluster_that_loses_a_master_is_watched_on() {
     replaced.cont().unwrap();
 }
 
+/// What a failover must not forget is on replicas before the command begins.
+#[test]
+fn exec_waits_for_as_many_replicas_as_are_wanted() {
+    let group = SpawnedSentinel::start(1, 1).unwrap();
+    let place = Place::at(group.url());
+    let master = group.master().unwrap().addr();
+    says(master, &["CONFIG", "RESETSTAT"]);
+    let waits = || says(master, &["INFO", "commandstats"]).contains("cmdstat_wait:");
+    assert_eq!(place.code(&["exec", "l", "--", "true"]), 0);
+    assert!(!waits());
+    assert_eq!(place.code(&["exec", "--replicas", "1", "l", "--", "true"]), 0);
+    assert!(waits());
+    let (code, _, errors) = place.said(&["exec", "--replicas", "2", "l", "--", "true"]);
+    assert!(code != Some(0) && errors.contains("replicas are 2"), "{code:?} {errors}");
+}
+
 #[test]
 fn sentinels_lead_to_the_master_and_to_the_next_one() {
     let group = SpawnedSentinel::start(2, 3).unwrap();
