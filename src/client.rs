@@ -636,6 +636,17 @@ impl LockClientBuilder {
         self
     }
 
+    /// Whether acquires and releases of plain locks that are about to be sent at the same moment go as one script, 32 at most.
+    /// Default `true`.
+    ///
+    /// Two thirds of what a script costs a server is that it is one. Each is answered for itself, as if it had been sent for
+    /// itself. `false`: for whoever counts or reads the server's commands. Nothing goes together in a cluster, where
+    /// copies are waited for ([`replicas`](Self::replicas)), and over fred's client.
+    pub fn bundle(mut self, bundle: bool) -> Self {
+        self.config.bundle = bundle;
+        self
+    }
+
     /// Which client carries requests and messages. Default [`Wire::Own`].
     pub fn wire(mut self, wire: Wire) -> Self {
         self.config.wire = wire;

@@ -6,11 +6,13 @@ use crate::{
     engine::{About, Kind, Terms, Together, Verbs, Wake},
     keys::LockName,
     owner::OwnerId,
-    store::{Arg, Call, Script, script},
+    store::{Arg, Bundle, Call, Script, script},
 };
 
-script!(ACQUIRE = "reentrant/acquire", parts = ["owner", "claim", "raises"], keys = 1, args = 3);
-script!(RELEASE = "reentrant/release", parts = ["fewer", "held"], keys = 1, args = 3);
+script!(ACQUIRE = "reentrant/acquire", parts = ["owner", "claim", "raises"], keys = 1, args = 3, bundle = PAIR);
+script!(RELEASE = "reentrant/release", parts = ["fewer", "held"], keys = 1, args = 3, bundle = PAIR);
+/// What most of an application's requests are.
+static PAIR: Bundle = Bundle::of(&[&ACQUIRE, &RELEASE]);
 script!(TRANSFER = "reentrant/transfer", parts = ["held", "moves"], keys = 1, args = 3);
 script!(ACQUIRE_TOGETHER = "reentrant/acquire_together", parts = ["owner", "raises"], keys = 0 + 1 per_lock, args = 2);
 script!(RELEASE_TOGETHER = "reentrant/release_together", parts = ["held"], keys = 0 + 1 per_lock, args = 0 + 2 per_lock);

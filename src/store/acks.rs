@@ -115,7 +115,11 @@ impl Rounds {
     /// Whether what is asked now stands behind one.
     pub(super) fn hold_up(&self) -> bool {
         // most clients never ask for one
-        self.any.load(Ordering::Relaxed) && self.asked().rounds.iter().any(Round::is_under_way)
+        if !self.any.load(Ordering::Relaxed) {
+            return false;
+        }
+        self.look();
+        self.asked().rounds.iter().any(Round::is_under_way)
     }
 }
 

@@ -299,7 +299,7 @@ impl Cluster {
     }
 
     fn make(&self, dial: Dial, server: &Server, pace: &Arc<Pace>) -> Arc<Link> {
-        let link = Link::lazy(Dial { sharded: self.sharded, ..dial.at(server) }, pace);
+        let link = Link::lazy(Dial { sharded: self.sharded, bundles: false, ..dial.at(server) }, pace);
         if self.is_closed() {
             link.abandon();
         }

@@ -461,11 +461,13 @@ impl Link {
         }
         let (mut epoch, mut connection) = self.numbered().ok_or_else(not_connected)?;
         let (mut digest, mut tries) = (true, MAX_UNSENT);
+        let mut together = self.dial.bundles && copies.is_none() && call.script.bundle.is_some();
         loop {
             let sharded = self.dial.sharded;
             let request = match (asking, digest) {
                 // with its text: each ASKING is for one request
                 (true, _) => Request::Asking(call, sharded),
+                (false, true) if together => Request::Together(call),
                 (false, true) => Request::Digest(call, sharded),
                 (false, false) => Request::Source(call, sharded),
             };
@@ -487,6 +489,7 @@ impl Link {
                     return Ok((answer, epoch));
                 }
                 Err(Failure::Refused(error)) if digest && error.starts_with("NOSCRIPT") => digest = false,
+                Err(Failure::RefusedTogether(_)) if together => together = false,
                 Err(Failure::Unsent) if tries > 0 => {
                     tries -= 1;
                     (epoch, connection) = Box::pin(self.after(&connection)).await?;

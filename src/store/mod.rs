@@ -1,6 +1,7 @@
 //! The only room with a door to Redis: scripts go in, answers and typed errors come out.
 
 mod acks;
+mod bundle;
 mod cluster;
 mod endpoint;
 mod link;
@@ -28,6 +29,7 @@ pub use self::endpoint::Endpoint;
 pub use self::tls::Tls;
 pub(crate) use self::{
     acks::Acks,
+    bundle::Bundle,
     link::{Epoch, Link},
     reply::{Acquired, Forced, Guarded, Inspected, Released, Renewed},
     route::Route,

@@ -5,6 +5,7 @@ use std::sync::{Arc, LazyLock, OnceLock};
 use fred::bytes_utils::Str;
 use smallvec::SmallVec;
 
+use super::bundle::Bundle;
 use crate::{
     error::{StoreError, StoreErrorKind},
     keys::LockName,
@@ -21,6 +22,8 @@ pub(crate) struct Script {
     pub(crate) sharded: OnceLock<(String, Str)>,
     pub(crate) keys: Arity,
     pub(crate) args: Arity,
+    /// With which others it may be asked at once.
+    pub(crate) bundle: Option<&'static Bundle>,
 }
 
 impl Script {
@@ -86,8 +89,11 @@ pub(crate) struct Arity {
 
 /// Declares a `static` script: `script!(RELEASE = "reentrant/release", parts = ["held"], keys = 1, args = 3)`. A name
 /// without a file does not compile. The text of each part stands before the script's own, in this order. A script over
-/// many locks has `keys = 0 + 1 per_lock`, and so many more arguments for each.
+/// many locks has `keys = 0 + 1 per_lock`, and so many more arguments for each. `bundle = PAIR`: it may be asked together with those
+/// of that one.
 macro_rules! script {
+    (@bundle) => { None };
+    (@bundle $bundle:ident) => { Some(&$bundle) };
     (@arity $fixed:literal) => { $crate::store::Arity { fixed: $fixed, per_lock: 0 } };
     (@arity $fixed:literal $each:literal) => { $crate::store::Arity { fixed: $fixed, per_lock: $each } };
     (
@@ -95,6 +101,7 @@ macro_rules! script {
         $(parts = [$($part:literal),+],)?
         keys = $keys:literal $(+ $keys_each:literal per_lock)?,
         args = $args:literal $(+ $args_each:literal per_lock)?
+        $(, bundle = $bundle:ident)?
     ) => {
         static $id: $crate::store::Script = $crate::store::Script {
             name: $name,
@@ -106,6 +113,7 @@ macro_rules! script {
             sharded: std::sync::OnceLock::new(),
             keys: $crate::store::script!(@arity $keys $($keys_each)?),
             args: $crate::store::script!(@arity $args $($args_each)?),
+            bundle: $crate::store::script!(@bundle $($bundle)?),
         };
     };
 }

@@ -34,6 +34,16 @@ pub(super) const NAME: &str = "a-name";
 
 script!(STRING_RELEASE = "string/release", keys = 1, args = 1);
 
+script!(ONE = "reentrant/acquire", parts = ["owner", "claim", "raises"], keys = 1, args = 3, bundle = BOTH);
+script!(OTHER = "reentrant/release", parts = ["fewer", "held"], keys = 1, args = 3, bundle = BOTH);
+static BOTH: Bundle = Bundle::of(&[&ONE, &OTHER]);
+
+/// A request that may go together with others.
+pub(super) fn one_of_two(key: &str, is_other: bool) -> Call {
+    let args = ["owner", "2", ""].map(|arg| Arg::Text(arg.into()));
+    Call::new(if is_other { &OTHER } else { &ONE }, [key.into()], args)
+}
+
 /// A request that changes nothing: nobody has it.
 pub(super) fn call(key: &str) -> Call {
     Call::new(&STRING_RELEASE, [key.into()], [Arg::Text("nobody".into())])

@@ -21,6 +21,7 @@ mod attack;
 mod bad_input;
 mod bad_server;
 mod books;
+mod bundle;
 mod cancel;
 mod cluster;
 mod contract;

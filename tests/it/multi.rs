@@ -405,7 +405,7 @@ async fn opposite_orders_of_one_owner_and_names_given_twice_are_re_entries() {
 #[tokio::test]
 async fn more_than_five_hundred_members_go_by_themselves() {
     let server = Server::start();
-    let a = server.client().await;
+    let a = server.client_with(|builder| builder.bundle(false)).await;
     plain(&a, &["warm"])[0].lock().await.unwrap().unlock().await.unwrap();
     a.multi_lock(plain(&a, &["warm"])).unwrap().lock().await.unwrap().unlock().await.unwrap();
     for (members, scripts) in [(500, 2), (501, 2 * 501)] {

@@ -17,7 +17,7 @@ use crate::{
     cancel::poll_times,
     replicas::{Group, call, kinds},
     support::{
-        proxy::{Proxy, Verb, with_wire},
+        proxy::{Action, Proxy, Verb, with_wire},
         within,
     },
 };
@@ -225,4 +225,27 @@ async fn a_few_send_their_own_wait_along() {
     for guard in asked {
         guard.await.unwrap().unlock().await.unwrap();
     }
+}
+
+/// An acquire that was refused leaves its WAIT to nobody. What comes later does not stand behind that for ever: how long a request
+/// takes is still learnt, also when the link has become slower.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_wait_that_nobody_hears_is_over_when_it_is_answered() {
+    let group = Group::start(1).await;
+    let proxy = Proxy::to(group.master.addr());
+    let client = Group::builder(1).connect(with_wire(proxy.url())).await.unwrap();
+    let other = LockClient::connect(group.master.url()).await.unwrap();
+    let held = other.mutex("held").unwrap().lock().await.unwrap();
+    // "busy" comes first
+    proxy.rule(|request| if request.is("WAIT") { Action::Late(ms(30)) } else { Action::Pass });
+    assert!(client.mutex("held").unwrap().try_lock().await.unwrap().is_none());
+    proxy.rule(|_| Action::Late(ms(150)));
+    let lock = client.mutex("l").unwrap();
+    // the first attempts may be given up
+    within(LONG, "the lock, which is free", || async {
+        let guard = lock.try_lock_for_with(ms(20), AcquireOptions::new().replicas(0)).await;
+        matches!(guard, Ok(Some(_)))
+    })
+    .await;
+    held.unlock().await.unwrap();
 }

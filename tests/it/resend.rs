@@ -41,6 +41,7 @@ async fn call(verb: Verb, lock: &Lock) -> Result<()> {
         Verb::Inspect => lock.is_locked().await.map(drop),
         Verb::ForceRelease => lock.force_unlock().await.map(drop),
         Verb::Transfer => unreachable!("it is sent again on purpose: see adopt.rs"),
+        Verb::Bundle => unreachable!("one call is none: see bundle.rs"),
     }
 }
 

@@ -23,7 +23,7 @@ enum Says {
     Nothing,
     /// It has, and is asked until it says the opposite.
     Down,
-    /// It has, and cannot be asked.
+    /// It has, and is not asked: nobody may, or it was left. That stays so.
     Unknown,
 }
 
@@ -44,7 +44,8 @@ impl Link {
         if error.kind() != StoreErrorKind::ClusterDown || !error.said().contains("cluster is down") {
             return;
         }
-        if self.down.0.send_if_modified(|says| std::mem::replace(says, Says::Down) != Says::Down) {
+        let is_new = |says: &mut Says| *says == Says::Nothing && std::mem::replace(says, Says::Down) == Says::Nothing;
+        if self.down.0.send_if_modified(is_new) {
             self.spawn(Arc::clone(self).ask_until_it_serves());
         }
     }
@@ -75,6 +76,6 @@ impl Link {
         {
             return;
         }
-        std::future::pending().await
+        std::future::pending::<()>().await;
     }
 }

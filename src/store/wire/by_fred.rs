@@ -136,7 +136,7 @@ impl Connection {
     pub(super) fn call(&self, request: Request<'_>, limit: Duration) -> impl Future<Output = Result<Value, Failure>> {
         let client = self.client.clone();
         let sending = match request {
-            Request::Digest(call, _) => {
+            Request::Digest(call, _) | Request::Together(call) => {
                 let (digest, keys, args) = (call.script.sha1.clone(), keys(call), args(call));
                 Box::pin(async move { client.evalsha::<FredValue, _, _, _>(digest, keys, args).await }) as Sending
             }

@@ -9,6 +9,7 @@ mod resp;
 mod stream;
 
 use std::{
+    hash::Hasher,
     io,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::Arc,
@@ -22,7 +23,7 @@ use tokio::runtime::Handle;
 use uuid::Uuid;
 
 pub(super) use self::by_fred::address;
-use self::own::Reply;
+use self::own::{Part, Reply};
 pub(crate) use self::{resp::Value, stream::has_io_here};
 use super::{
     Dials,
@@ -108,6 +109,8 @@ pub(crate) type Sink = Arc<dyn Fn(Heard<'_>) + Send + Sync>;
 pub(super) enum Failure {
     /// The server's answer is an error.
     Refused(String),
+    /// The same to what went together with others: none of it was executed, and each is asked alone.
+    RefusedTogether(String),
     /// The connection ended before the request was sent.
     Unsent,
     /// The connection ended before the answer came.
@@ -127,7 +130,7 @@ impl From<Failure> for StoreError {
     fn from(failure: Failure) -> Self {
         use StoreErrorKind as K;
         let (kind, may_have_executed, why) = match failure {
-            Failure::Refused(error) => {
+            Failure::Refused(error) | Failure::RefusedTogether(error) => {
                 let (kind, may_have_executed) = refusal::verdict(&error);
                 (kind, may_have_executed, error)
             }
@@ -169,6 +172,8 @@ impl From<Failure> for NotConnected {
 pub(super) enum Request<'r> {
     /// EVALSHA, and whether messages are sharded.
     Digest(&'r Call, bool),
+    /// The same, which may go together with others of its bundle.
+    Together(&'r Call),
     /// EVAL, and the same.
     Source(&'r Call, bool),
     /// ASKING and EVAL, and the same.
@@ -224,6 +229,8 @@ pub(super) struct Dial {
     pub(super) epochs: Arc<Epochs>,
     /// Whether scripts publish with SPUBLISH.
     pub(super) sharded: bool,
+    /// Whether scripts may go together.
+    pub(super) bundles: bool,
     /// Who knows where the server is by now; `None`: it is always the same one.
     pub(super) master: Option<Arc<Master>>,
 }
@@ -243,6 +250,7 @@ impl Dial {
             sink,
             epochs: Arc::clone(&dials.epochs),
             sharded: false,
+            bundles: dials.config.bundle,
             master: None,
         }
     }
@@ -324,6 +332,7 @@ impl Connection {
                     if sharded {
                         Request::Words(&["PING"]).encode(out);
                     }
+                    None
                 })?;
                 asked.await.map(drop)
             }
@@ -425,9 +434,11 @@ impl Connection {
 }
 
 impl Request<'_> {
-    fn encode(&self, out: &mut Vec<u8>) {
+    /// How it may go together with others, if it may.
+    fn encode(&self, out: &mut Vec<u8>) -> Option<Part> {
         match self {
             Self::Digest(call, sharded) => call.encode("EVALSHA", call.script.text(*sharded).1, out),
+            Self::Together(call) => return call.encode_part(out),
             Self::Source(call, sharded) => call.encode("EVAL", call.script.text(*sharded).0, out),
             Self::Asking(call, sharded) => {
                 Self::Words(&["ASKING"]).encode(out);
@@ -440,18 +451,49 @@ impl Request<'_> {
                 }
             }
         }
+        None
     }
 }
 
+fn hash(key: &str) -> u64 {
+    let mut hasher = std::hash::DefaultHasher::new();
+    hasher.write(key.as_bytes());
+    hasher.finish()
+}
+
 impl Call {
+    fn encode_part(&self, out: &mut Vec<u8>) -> Option<Part> {
+        let begin = out.len();
+        self.encode_head("EVALSHA", self.script.text(false).1, out);
+        let key = out.len();
+        self.encode_keys(out);
+        let args = out.len();
+        self.encode_args(out);
+        let (bundle, lock) = (self.script.bundle?, hash(self.keys.first()?));
+        let digit = bundle.digit(self.script)?;
+        Some(Part { bundle, digit, lock, key: (key - begin) as u32, args: (args - begin) as u32 })
+    }
+
     fn encode(&self, verb: &str, script: &str, out: &mut Vec<u8>) {
+        self.encode_head(verb, script, out);
+        self.encode_keys(out);
+        self.encode_args(out);
+    }
+
+    fn encode_head(&self, verb: &str, script: &str, out: &mut Vec<u8>) {
         resp::write_head(out, 3 + self.keys.len() + self.args.len());
         resp::write_word(out, verb.as_bytes());
         resp::write_word(out, script.as_bytes());
         resp::write_integer(out, self.keys.len() as u64);
+    }
+
+    fn encode_keys(&self, out: &mut Vec<u8>) {
         for key in &self.keys {
             resp::write_word(out, key.as_bytes());
         }
+    }
+
+    fn encode_args(&self, out: &mut Vec<u8>) {
         for arg in &self.args {
             match arg {
                 Arg::Text(text) => resp::write_word(out, text.as_bytes()),

@@ -39,7 +39,10 @@ use self::{
     keeper::Keeper,
     out::{Out, Turn, Waiting},
 };
-pub(super) use self::{greet::connect, out::Reply};
+pub(super) use self::{
+    greet::connect,
+    out::{Part, Reply},
+};
 use super::{
     Failure, MOST_UNDER_WAY, Sink, Until, contain,
     resp::Value,
@@ -60,8 +63,7 @@ pub(in super::super) struct Connection {
     out: Mutex<Out>,
     incoming: Mutex<Option<Incoming>>,
     writer: Mutex<Option<Writer>>,
-    /// Whatever is before this place in the stream of requests was given to the socket, or is in the hands of somebody who
-    /// writes.
+    /// So many requests were given to the socket, or are in the hands of somebody who writes.
     taken: AtomicU64,
     /// Wakes the driver.
     waker: AtomicWaker,
@@ -156,7 +158,7 @@ impl Connection {
         self: &Arc<Self>,
         until: Until,
         reply: Reply,
-        encode: impl FnOnce(&mut Vec<u8>),
+        encode: impl FnOnce(&mut Vec<u8>) -> Option<Part>,
     ) -> Result<Asked, Failure> {
         let (tell, told) = oneshot::channel();
         let mut out = lock(&self.out);
@@ -167,13 +169,14 @@ impl Connection {
             return Err(Failure::TooMany);
         }
         let before = out.buf.len();
-        encode(&mut out.buf);
+        let part = encode(&mut out.buf);
         let length = out.buf.len() - before;
         out.end += length as u64;
-        let end = out.end;
+        out.asked += 1;
+        let (end, number) = (out.end, out.asked);
         // a request that another connection did not send was asked earlier than those in front of it
         out.is_mixed |= out.waiting.back().is_some_and(|last| until.over < last.until.over);
-        out.waiting.push_back(Waiting { tell: Some(tell), end, length, until, reply });
+        out.waiting.push_back(Waiting { tell: Some(tell), end, length, until, last: until.over, reply, part });
         // those who were told together will ask together: half of them are sent as soon as they have asked, so that the server
         // is at work while the others do
         let is_idle = out.waiting.front().is_some_and(|first| first.end > out.from);
@@ -187,7 +190,7 @@ impl Connection {
         if is_early {
             self.sooner.notify_one();
         }
-        Ok(Asked { connection: Arc::clone(self), told, end: (!is_due).then_some(end), was_polled: false })
+        Ok(Asked { connection: Arc::clone(self), told, number: (!is_due).then_some(number), was_polled: false })
     }
 
     /// Writes what has gathered. If somebody else does, it goes on with it.
@@ -214,11 +217,12 @@ impl Connection {
                 }
                 continue;
             }
+            out.bundle();
             (out.turn, out.is_full) = (Turn::Taken, false);
             let spare = mem::take(&mut out.spare);
             let mut chunk = mem::replace(&mut out.buf, spare);
             out.from = out.end;
-            self.taken.store(out.end, Ordering::Release);
+            self.taken.store(out.asked, Ordering::Release);
             drop(out);
             let (written, outcome) = self.write(&chunk);
             out = lock(&self.out);
@@ -345,15 +349,15 @@ fn tell_all(told: impl IntoIterator<Item = Caller>) {
 pub(super) struct Asked {
     connection: Arc<Connection>,
     told: oneshot::Receiver<Told>,
-    /// Until here the stream of requests must be written; `None`: it was.
-    end: Option<u64>,
+    /// Which one it is; `None`: it was written.
+    number: Option<u64>,
     was_polled: bool,
 }
 
 impl Asked {
     fn flush(&mut self) {
-        if let Some(end) = self.end.take()
-            && self.connection.taken.load(Ordering::Acquire) < end
+        if let Some(number) = self.number.take()
+            && self.connection.taken.load(Ordering::Acquire) < number
         {
             self.connection.flush(lock(&self.connection.out), Instant::now());
         }
@@ -364,9 +368,9 @@ impl Future for Asked {
     type Output = Told;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Told> {
-        if self.end.is_some() {
+        if self.number.is_some() {
             let taken = self.connection.taken.load(Ordering::Acquire);
-            if !mem::replace(&mut self.was_polled, true) && self.end.is_some_and(|end| taken < end) {
+            if !mem::replace(&mut self.was_polled, true) && self.number.is_some_and(|number| taken < number) {
                 // others may have something to send, too: after a round of this scheduler all of it goes at once
                 cx.waker().wake_by_ref();
                 return Poll::Pending;

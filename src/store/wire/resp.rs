@@ -24,7 +24,9 @@ pub(crate) enum Value {
     Integer(i64),
     Text(Vec<u8>),
     Array(Vec<Value>),
-    /// A number with a fraction, a truth value, an error inside an array: no script answers that.
+    /// An error inside an array.
+    Refused(String),
+    /// A number with a fraction, a truth value: no script answers that.
     Other,
 }
 
@@ -248,10 +250,7 @@ impl<'b> Reader<'b> {
             b'$' => text(self.text()?),
             // its format, and a colon
             b'=' => text(self.text()?.map(|text| text.get(4..).unwrap_or_default())),
-            b'!' | b'-' => {
-                self.error()?;
-                Value::Other
-            }
+            b'!' | b'-' => Value::Refused(String::from_utf8_lossy(self.error()?).into_owned()),
             b'*' | b'~' | b'%' | b'>' | b'|' => match self.parts()? {
                 None => Value::Null,
                 Some(parts) => Value::Array((0..parts).map(|_| self.value()).collect::<Result<_, _>>()?),
@@ -384,7 +383,10 @@ mod tests {
                 "*3\r\n:0\r\n:-1\r\n*1\r\n$1\r\na\r\n",
                 Frame::Value(Value::Array(vec![Value::Integer(0), Value::Integer(-1), Value::Array(vec![text("a")])])),
             ),
-            ("*2\r\n-ERR inside\r\n*0\r\n", Frame::Value(Value::Array(vec![Value::Other, Value::Array(vec![])]))),
+            (
+                "*2\r\n-ERR inside\r\n*0\r\n",
+                Frame::Value(Value::Array(vec![Value::Refused("ERR inside".into()), Value::Array(vec![])])),
+            ),
             ("%1\r\n+proto\r\n:3\r\n", Frame::Value(Value::Array(vec![text("proto"), Value::Integer(3)]))),
             (">3\r\n$7\r\nmessage\r\n$1\r\nc\r\n$1\r\n0\r\n", Frame::Push(vec![text("message"), text("c"), text("0")])),
             ("|1\r\n+ttl\r\n:9\r\n:1\r\n", Frame::Value(Value::Integer(1))),
@@ -445,6 +447,7 @@ mod tests {
                     encode(part, out);
                 }
             }
+            Value::Refused(error) => out.extend(format!("-{error}\r\n").bytes()),
             Value::Other => unreachable!(),
         }
     }

@@ -15,7 +15,7 @@ use futures::{executor::block_on, future::join_all};
 use nestlock::{LockClient, LockGuard};
 use nestlock_embedded::{SpawnedCluster, SpawnedServer};
 
-use super::{ask, calls, client, name_at, start, there};
+use super::{ask, calls, client, errors, name_at, start, there};
 use crate::support::within;
 
 /// Locks need no runtime of the user's, also where they wait for a master that is away.
@@ -484,4 +484,33 @@ async fn whoever_waits_for_a_cluster_that_is_down_hears_when_it_serves_again() {
     let before = asked();
     tokio::time::sleep(Duration::from_millis(500)).await;
     assert!(asked() - before < 3, "it is asked still");
+}
+
+/// Whoever may not ask how its cluster is is told so once, however many wait for it, and however long.
+#[tokio::test]
+async fn whoever_may_not_ask_how_its_cluster_is_asks_once() {
+    let cluster = start(3, 0).await;
+    let rules = ["ACL", "SETUSER", "u", "reset", "on", ">secret", "~*", "&*", "+@all", "-cluster|info"];
+    // Redis 6 takes no subcommand away
+    if cluster.nodes().iter().any(|node| ask(node, &rules).is_error()) {
+        return;
+    }
+    let url = cluster.url().replacen("://", "://u:secret@", 1);
+    let client = LockClient::builder().outage_patience(Duration::from_secs(60)).connect(url).await.unwrap();
+    let name = name_at(&cluster, 0);
+    let unserved = u16::from(SpawnedCluster::slot_of(&name) == 0).to_string();
+    let locks: Vec<_> = (0..20).map(|n| client.mutex(format!("{{{name}}}{n}")).unwrap()).collect();
+    locks[0].lock().await.unwrap().unlock().await.unwrap();
+    let node = &cluster.nodes()[0];
+    assert!(!ask(node, &["CLUSTER", "DELSLOTS", &unserved]).is_error());
+    let (denied, refused) = (errors(node, "NOPERM"), errors(node, "CLUSTERDOWN"));
+    let waits = |lock: nestlock::Lock| tokio::spawn(async move { lock.lock().await.unwrap().unlock().await.unwrap() });
+    let waiting: Vec<_> = locks.into_iter().map(waits).collect();
+    // each of them has tried several times
+    within(Duration::from_secs(20), "they are refused", || async { errors(node, "CLUSTERDOWN") > refused + 150 }).await;
+    assert_eq!(errors(node, "NOPERM") - denied, 1);
+    assert!(!ask(node, &["CLUSTER", "ADDSLOTS", &unserved]).is_error());
+    for waits in waiting {
+        waits.await.unwrap();
+    }
 }

@@ -69,6 +69,8 @@ pub enum Verb {
     Inspect,
     ForceRelease,
     Transfer,
+    /// Acquires and releases that went together: [`Request::parts`].
+    Bundle,
 }
 
 /// What each script does, by its source and by its digest.
@@ -115,7 +117,23 @@ impl Request {
         if !self.is("EVALSHA") && !self.is("EVAL") {
             return None;
         }
-        script_verbs().get(&self.parts[1]).copied()
+        script_verbs().get(&self.parts[1]).copied().or_else(|| {
+            let of_bundle = self.key_count() > 1 && self.args().len() == 4 * self.key_count();
+            of_bundle.then_some(Verb::Bundle)
+        })
+    }
+
+    /// What a bundle is made of, or the script itself: its verb, its first key, its arguments.
+    pub fn parts(&self) -> Vec<(Verb, &str, &[String])> {
+        match self.verb() {
+            None => Vec::new(),
+            Some(Verb::Bundle) => {
+                let verb = |args: &[String]| if args[0] == "1" { Verb::Acquire } else { Verb::Release };
+                let parts = self.keys().iter().zip(self.args().chunks(4));
+                parts.map(|(key, args)| (verb(args), key.as_str(), &args[1..])).collect()
+            }
+            Some(verb) => vec![(verb, self.keys()[0].as_str(), self.args())],
+        }
     }
 
     pub fn keys(&self) -> &[String] {

@@ -21,6 +21,8 @@ use crate::{
     },
 };
 
+/// So many callers are told, and then have their turn: the server is at work again while others are told.
+const TOLD_AT_ONCE: usize = 16;
 /// What one read may bring.
 const READ_AT_ONCE: usize = 16 << 10;
 
@@ -42,6 +44,11 @@ impl Incoming {
     pub(super) fn new(reader: Reader) -> Self {
         let (buf, scan) = (BytesMut::new(), resp::Scan::default());
         Self { reader, buf, scan, needed: 1, driver: 1, is_on_own_thread: true }
+    }
+
+    /// Whether something was read that nobody was told yet.
+    pub(super) fn is_behind(&self) -> bool {
+        self.buf.len() >= self.needed
     }
 }
 
@@ -76,19 +83,25 @@ impl Connection {
             return Ok(Read::Elsewhere);
         }
         self.waker.register(cx.waker());
-        incoming.buf.reserve(READ_AT_ONCE);
-        let mut limited = incoming.reader.as_read().take(READ_AT_ONCE as u64);
-        match pin!(limited.read_buf(&mut incoming.buf)).poll(cx) {
-            Poll::Pending => return Ok(Read::Nothing),
-            Poll::Ready(Ok(0)) => return Err("closed by the server".into()),
-            Poll::Ready(Ok(_)) => {}
-            Poll::Ready(Err(error)) => return Err(error.to_string()),
+        if !incoming.is_behind() {
+            incoming.buf.reserve(READ_AT_ONCE);
+            let mut limited = incoming.reader.as_read().take(READ_AT_ONCE as u64);
+            match pin!(limited.read_buf(&mut incoming.buf)).poll(cx) {
+                Poll::Pending => return Ok(Read::Nothing),
+                Poll::Ready(Ok(0)) => return Err("closed by the server".into()),
+                Poll::Ready(Ok(_)) => {}
+                Poll::Ready(Err(error)) => return Err(error.to_string()),
+            }
         }
         self.reads.fetch_add(1, Ordering::AcqRel);
-        let mut at = 0;
-        while incoming.buf.len() - at >= incoming.needed {
+        let (mut at, mut told) = (0, 0);
+        while incoming.buf.len() - at >= incoming.needed && told < TOLD_AT_ONCE {
             match resp::decode(&incoming.buf[at..], &mut incoming.scan) {
                 Ok((frame, length)) => {
+                    told += match &frame {
+                        Frame::Value(Value::Array(parts)) => parts.len(),
+                        _ => 1,
+                    };
                     come.frames.push(frame);
                     at += length;
                     incoming.needed = 1;
@@ -107,7 +120,7 @@ impl Connection {
         // answers find their callers in the order in which they were read
         let mut out = lock(&self.out);
         for frame in come.frames.extract_if(.., |frame| !is_message(frame)) {
-            come.told.extend(out.answer(frame)?);
+            out.answer(frame, &mut come.told)?;
         }
         out.told_together = come.told.len();
         Ok(Read::Something)
@@ -157,8 +170,13 @@ impl Future for Driver {
             }
             match read {
                 Ok(Read::Something) => {
+                    let told = this.come.told.len();
                     tell_all(this.come.told.drain(..));
                     this.came_back = false;
+                    if told >= TOLD_AT_ONCE / 2 {
+                        cx.waker().wake_by_ref();
+                        return Poll::Pending;
+                    }
                 }
                 Ok(Read::Nothing) => {
                     let is_writable = connection.writable.is_so.swap(false, Ordering::AcqRel);

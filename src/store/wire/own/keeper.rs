@@ -105,7 +105,8 @@ impl Connection {
 
     /// What was done by now, if there is something to be read, or to be written to a full socket.
     fn due(&self) -> Option<(u64, u64)> {
-        let has_more = lock(&self.incoming).as_ref().is_some_and(|incoming| incoming.reader.has_more());
+        let has_more =
+            lock(&self.incoming).as_ref().is_some_and(|incoming| incoming.is_behind() || incoming.reader.has_more());
         let out = lock(&self.out);
         (has_more || out.is_full).then(|| (self.reads.load(Ordering::Acquire), out.from))
     }

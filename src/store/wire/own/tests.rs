@@ -1,11 +1,14 @@
 //! A peer that a test plays, at the other end of a pipe that takes as many bytes as the test likes.
 
+mod together;
+
 use std::sync::Mutex as StdMutex;
 
 use futures_util::future::{join_all, poll_immediate};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
 
 use super::*;
+use crate::error::StoreError;
 use crate::store::wire::{
     Heard, Request,
     resp::{self, Frame},
@@ -115,7 +118,7 @@ async fn a_request_that_was_sent_in_part_and_is_late_ends_the_connection() {
     let mut come = Vec::new();
     peer.read_to_end(&mut come).await.unwrap();
     assert_eq!(come, bytes(&["first"])[..5]);
-    assert!(connection.ask(Until::new(Instant::now(), LONG), Reply::Value, |_| {}).is_err());
+    assert!(connection.ask(Until::new(Instant::now(), LONG), Reply::Value, |_| None).is_err());
 }
 
 /// Polled once, while others are under way, or after others were told together with its caller: it goes out.
@@ -356,6 +359,56 @@ fn whoever_reads_may_stop() {
     assert_eq!(asks(), Ok(Value::Integer(1)));
     connection.end("over");
     answers.join().unwrap();
+}
+
+/// The runtime stands still when it has read more than it has told: so much is told at a time. The rest is not forgotten.
+#[test]
+fn what_was_read_is_told_though_whoever_read_it_stops() {
+    use tokio::runtime::Builder;
+    const MANY: usize = 40;
+    // as many as have their turn then
+    let asked = ["x"; 8];
+    let length = bytes(&asked).len();
+    let own = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let users = Builder::new_current_thread().enable_all().build().unwrap();
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let peer = std::thread::spawn(move || {
+        use std::io::{Read, Write};
+        let mut stream = listener.accept().unwrap().0;
+        stream.read_exact(&mut vec![0; length]).unwrap();
+        let messages = ">3\r\n+message\r\n+c\r\n$1\r\n0\r\n".repeat(MANY);
+        stream.write_all(format!("{}{messages}", ":1\r\n".repeat(asked.len())).as_bytes()).unwrap();
+        // until it is over
+        let _ = stream.read(&mut [0]);
+    });
+    let heard = Arc::new(AtomicU64::new(0));
+    let counts = Arc::clone(&heard);
+    let sink: Sink = Arc::new(move |_| _ = counts.fetch_add(1, Ordering::SeqCst));
+    let connection = own.block_on(own.spawn(async move {
+        let (reader, writer) = stream::Address::Tcp(address.ip().to_string(), address.port()).open().await.unwrap();
+        Connection::start(reader, writer, Some(sink), LONG, Handle::current())
+    }));
+    let connection = connection.unwrap();
+    connection.drive_on(users.handle());
+    let there = Arc::clone(&connection);
+    let stands_still = async move {
+        while !there.is_elsewhere() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        let told = join_all(asked.map(|word| ask(&there, word, LONG))).await;
+        assert!(told.iter().all(Result::is_ok), "{told:?}");
+        assert!(heard.load(Ordering::SeqCst) < MANY as u64, "all was told at once");
+        let began = std::time::Instant::now();
+        while heard.load(Ordering::SeqCst) < MANY as u64 {
+            assert!(began.elapsed() < Duration::from_secs(5), "{heard:?} of {MANY}");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    };
+    // a task, which is polled before whoever reads is polled again
+    users.block_on(async { tokio::spawn(stands_still).await.unwrap() });
+    connection.end("over");
+    peer.join().unwrap();
 }
 
 /// A runtime that nobody polls any more keeps a task of each connection that was to be read there, and no more of it.

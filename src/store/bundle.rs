@@ -1,0 +1,76 @@
+//! Scripts that have gathered, as one: two thirds of what a script costs a server is that it is one.
+//!
+//! The text is made of theirs. What each answers, or fails with, is its own; so is what it writes, since the others run as
+//! if they had been asked one after the other.
+
+use std::{fmt::Write, sync::OnceLock};
+
+use fred::bytes_utils::Str;
+
+use super::script::Script;
+
+/// How many keys and arguments each of them has.
+const ONE: (usize, usize) = (1, 3);
+
+/// Scripts of which any may be asked together.
+#[derive(Debug)]
+pub(crate) struct Bundle {
+    pub(crate) scripts: &'static [&'static Script],
+    text: OnceLock<(String, Str)>,
+}
+
+impl Bundle {
+    pub(crate) const fn of(scripts: &'static [&'static Script]) -> Self {
+        Self { scripts, text: OnceLock::new() }
+    }
+
+    /// What a script is called in here.
+    pub(super) fn digit(&self, script: &Script) -> Option<u8> {
+        let at = self.scripts.iter().position(|of_it| std::ptr::eq(*of_it, script))?;
+        debug_assert_eq!((script.keys.fixed, script.args.fixed), ONE, "{}", script.name);
+        Some(b'1' + at as u8)
+    }
+
+    /// The text and its digest.
+    pub(super) fn text(&self) -> (&str, &str) {
+        let (source, sha1) = self.text.get_or_init(|| {
+            let source = self.source();
+            let sha1 = super::sha1(&source);
+            (source, sha1)
+        });
+        (source, sha1)
+    }
+
+    /// Each script is a function; those that they define are defined once.
+    fn source(&self) -> String {
+        let (mut shared, mut bodies) = (String::new(), String::new());
+        for script in self.scripts {
+            let _ = writeln!(bodies, "function(KEYS, ARGV)");
+            let (mut function, mut is_inside) = (String::new(), false);
+            for line in script.source.lines().filter(|line| !line.starts_with("--")) {
+                is_inside |= line.starts_with("local function ");
+                let text = if is_inside { &mut function } else { &mut bodies };
+                let _ = writeln!(text, "{line}");
+                if is_inside && line == "end" {
+                    is_inside = false;
+                    let function = std::mem::take(&mut function);
+                    if !shared.contains(&function) {
+                        shared.push_str(&function);
+                    }
+                }
+            }
+            bodies.push_str("end,\n");
+        }
+        format!(
+            "{shared}local scripts = {{\n{bodies}}}\n\
+             local answers, keys, args, at = {{}}, {{}}, {{}}, 0\n\
+             for n, key in ipairs(KEYS) do\n\
+             keys[1], args[1], args[2], args[3] = key, ARGV[at + 2], ARGV[at + 3], ARGV[at + 4]\n\
+             local ended, answer = pcall(scripts[tonumber(ARGV[at + 1])], keys, args)\n\
+             if not ended and type(answer) ~= 'table' then answer = {{err = answer}} end\n\
+             answers[n], at = answer or false, at + 4\n\
+             end\n\
+             return answers\n"
+        )
+    }
+}

@@ -1,0 +1,268 @@
+//! Requests that go together.
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::store::tests::one_of_two;
+
+fn ask_part(connection: &Arc<Connection>, name: &str, limit: Duration) -> Asked {
+    let call = one_of_two(name, name.ends_with('o'));
+    let asked =
+        connection.ask(Until::new(Instant::now(), limit), Reply::Value, |out| Request::Together(&call).encode(out));
+    asked.unwrap_or_else(|failure| panic!("{failure:?}"))
+}
+
+/// The words of the next request.
+async fn next(peer: &mut DuplexStream) -> Vec<String> {
+    async fn number(peer: &mut DuplexStream) -> usize {
+        let mut line = Vec::new();
+        while !line.ends_with(b"\r\n") {
+            line.push(peer.read_u8().await.unwrap());
+        }
+        String::from_utf8(line[1..line.len() - 2].to_vec()).unwrap().parse().unwrap()
+    }
+    let mut words = Vec::new();
+    for _ in 0..number(peer).await {
+        let mut word = vec![0; number(peer).await + 2];
+        peer.read_exact(&mut word).await.unwrap();
+        words.push(String::from_utf8(word[..word.len() - 2].to_vec()).unwrap());
+    }
+    words
+}
+
+/// Whose requests these words are: names, each with what its script is called.
+fn names(words: &[String]) -> Vec<String> {
+    match words {
+        [word] => vec![word.clone()],
+        [verb, _, many, rest @ ..] if verb.starts_with("EVAL") => {
+            let (keys, args) = rest.split_at(many.parse().unwrap());
+            let each = args.len() / keys.len();
+            for (key, args) in keys.iter().zip(args.chunks(each)) {
+                assert_eq!(args[each - 3..], ["owner", "2", ""], "{key}");
+                let digit = if key.ends_with('o') { "2" } else { "1" };
+                assert!(each == 3 || args[0] == digit, "{key} is {}", args[0]);
+            }
+            keys.to_vec()
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+/// A request that is under way, so that others gather, and two of them.
+async fn two(connection: &Arc<Connection>, peer: &mut DuplexStream) -> [Asked; 2] {
+    let first = ask(connection, "first", LONG);
+    assert_eq!(names(&next(peer).await), ["first"]);
+    let two = ["a", "bo"].map(|name| ask_part(connection, name, LONG));
+    peer.write_all(b"+OK\r\n").await.unwrap();
+    first.await.unwrap();
+    two
+}
+
+#[tokio::test]
+async fn each_has_an_answer_of_its_own() {
+    let (connection, mut peer) = connect(1 << 16, None);
+    for (answer, expected) in [
+        (
+            "*2\r\n:1\r\n*2\r\n:0\r\n:9\r\n",
+            [Ok(Value::Integer(1)), Ok(Value::Array(vec![Value::Integer(0), Value::Integer(9)]))],
+        ),
+        ("*2\r\n-OOM x\r\n_\r\n", [Err(Failure::Refused("OOM x".into())), Ok(Value::Null)]),
+        // nobody knows what went wrong
+        ("-ERR x\r\n", [Err(Failure::Refused("ERR x".into())), Err(Failure::Refused("ERR x".into()))]),
+    ] {
+        let [a, b] = two(&connection, &mut peer).await;
+        assert_eq!(names(&next(&mut peer).await), ["a", "bo"]);
+        peer.write_all(answer.as_bytes()).await.unwrap();
+        assert_eq!([a.await, b.await], expected);
+    }
+    for nonsense in ["*1\r\n:1\r\n", ":1\r\n", "*3\r\n:1\r\n:1\r\n:1\r\n"] {
+        let (connection, mut peer) = connect(1 << 16, None);
+        let [a, b] = two(&connection, &mut peer).await;
+        next(&mut peer).await;
+        peer.write_all(nonsense.as_bytes()).await.unwrap();
+        assert_eq!([a.await, b.await], [Err(Failure::Ended), Err(Failure::Ended)]);
+        assert!(connection.has_ended());
+    }
+}
+
+/// The text goes along the first time, and where the server has lost it; not where a user may not use a key.
+#[tokio::test]
+async fn what_is_refused_together_was_not_executed() {
+    let (connection, mut peer) = connect(1 << 16, None);
+    for (verb, answer) in [
+        ("EVAL", "-LOADING x\r\n"),
+        ("EVALSHA", "-NOSCRIPT x\r\n"),
+        ("EVAL", "*2\r\n:1\r\n:1\r\n"),
+        ("EVALSHA", "-NOPERM x\r\n"),
+    ] {
+        let [a, b] = two(&connection, &mut peer).await;
+        let words = next(&mut peer).await;
+        assert_eq!((&*words[0], words[1].len() == 40), (verb, verb == "EVALSHA"));
+        peer.write_all(answer.as_bytes()).await.unwrap();
+        let told = [a.await, b.await];
+        if let Some(error) = answer.strip_prefix('-') {
+            let refused = Failure::RefusedTogether(error.trim_end().into());
+            assert_eq!(told, [Err(refused.clone()), Err(refused)]);
+            assert!(!StoreError::from(told[0].clone().unwrap_err()).may_have_executed());
+        }
+    }
+    let [a, b] = two(&connection, &mut peer).await;
+    for name in ["a", "bo"] {
+        assert_eq!(names(&next(&mut peer).await), [name], "alone from then on");
+    }
+    peer.write_all(b":1\r\n:1\r\n").await.unwrap();
+    assert_eq!([a.await, b.await], [Ok(Value::Integer(1)), Ok(Value::Integer(1))]);
+}
+
+/// Executed twice by whoever is on the way, an acquire that finds its lock busy would have it after the release behind it.
+#[tokio::test]
+async fn no_two_about_one_lock_go_together() {
+    let (connection, mut peer) = connect(1 << 16, None);
+    let first = ask(&connection, "first", LONG);
+    let asked = ["a", "b", "a", "c", "a"].map(|name| ask_part(&connection, name, LONG));
+    let all = tokio::spawn(async move { (first.await, join_all(asked).await) });
+    for expected in [&["first"][..], &["a", "b"], &["a", "c"], &["a"]] {
+        assert_eq!(names(&next(&mut peer).await), expected);
+    }
+    peer.write_all(b":1\r\n*2\r\n:1\r\n:1\r\n*2\r\n:1\r\n:1\r\n:1\r\n").await.unwrap();
+    assert!(all.await.unwrap().1.iter().all(Result::is_ok));
+}
+
+/// Both were sent when the last byte was.
+#[tokio::test]
+async fn a_cut_at_each_byte_of_two_tells_what_may_have_been_executed() {
+    // the digest: the server has the text
+    let learn = async |connection: &Arc<Connection>, peer: &mut DuplexStream| {
+        let told = two(connection, peer).await;
+        next(peer).await;
+        peer.write_all(b"*2\r\n:1\r\n:1\r\n").await.unwrap();
+        join_all(told).await;
+    };
+    let whole = {
+        let (connection, mut peer) = connect(1 << 16, None);
+        learn(&connection, &mut peer).await;
+        let _asked = two(&connection, &mut peer).await;
+        let mut out = Vec::new();
+        let words = next(&mut peer).await;
+        Request::Words(&words.iter().map(String::as_str).collect::<Vec<_>>()).encode(&mut out);
+        out.len()
+    };
+    for cut in 0..=whole {
+        let (connection, mut peer) = connect(1 << 12, None);
+        learn(&connection, &mut peer).await;
+        // what is in the pipe leaves room for so many bytes
+        let padding = "x".repeat((1 << 12) - cut - bytes(&["", "first"]).len() - 4);
+        let first = ask(&connection, "first", LONG);
+        let filled = ask(&connection, &padding, LONG);
+        let asked = ["a", "bo"].map(|name| ask_part(&connection, name, LONG));
+        let told = join_all(asked);
+        let ending = async {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+            connection.end("cut");
+        };
+        let (told, filled, ()) = tokio::join!(told, filled, ending);
+        drop(first);
+        assert_eq!(filled, Err(Failure::Ended), "{cut} of {whole}");
+        let room = (1 << 12) - bytes(&["first", &padding]).len();
+        let expected = if room >= whole { Failure::Ended } else { Failure::Unsent };
+        assert_eq!(told, [Err(expected.clone()), Err(expected)], "{room} of {whole}");
+    }
+}
+
+/// The rest cannot be kept back as long as one of them has time: it goes, or ends the connection when nobody has any.
+#[tokio::test]
+async fn two_of_which_a_part_was_sent_end_the_connection_when_both_are_late() {
+    for is_in_part in [true, false] {
+        let (connection, mut peer) = connect(1 << 12, None);
+        let fits = (1 << 12) - bytes(&["", "first"]).len() - 3 - if is_in_part { 20 } else { 0 };
+        let first = ask(&connection, "first", LONG);
+        let filled = ask(&connection, &"x".repeat(fits), LONG);
+        let began = Instant::now();
+        let two = [("a", 20), ("bo", 60)];
+        let two = two.map(|(name, limit)| ask_part(&connection, name, Duration::from_millis(limit)));
+        let last = ask(&connection, "last", LONG);
+        let [a, b] = two.map(|asked| async move { (asked.await, began.elapsed()) });
+        let answers = async {
+            if !is_in_part {
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                read(&mut peer, &["first", &"x".repeat(fits), "last"]).await;
+                peer.write_all(b":1\r\n:2\r\n:3\r\n").await.unwrap();
+            }
+        };
+        let (_, _, (a, a_took), (b, b_took), last, ()) = tokio::join!(first, filled, a, b, last, answers);
+        assert_eq!(a, Err(Failure::Late), "it may go yet");
+        assert!(a_took < b_took && b_took < Duration::from_secs(1), "{a_took:?}, {b_took:?}");
+        let ends = if is_in_part {
+            (Err(Failure::Unsent), Err(Failure::Unsent))
+        } else {
+            (Err(Failure::LateUnsent), Ok(Value::Integer(3)))
+        };
+        assert_eq!((b, last), ends);
+        assert_eq!(connection.has_ended(), is_in_part);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+    /// Whatever is asked, dropped and late, through a socket of whatever size: what is sent is sent in order, and each is
+    /// told the answer to its own request.
+    #[test]
+    fn each_hears_of_its_own_request(
+        asked in proptest::collection::vec((0..4_u8, 0..3_u8), 1..200),
+        room in 1..2_000_usize,
+        groups in proptest::collection::vec(1..30_usize, 200),
+    ) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async move {
+            let (connection, mut peer) = connect(room, None);
+            let names: Vec<String> = asked.iter().enumerate().map(|(n, (kind, _))| match kind {
+                0 => format!("{n}"),
+                1 => format!("{n}o"),
+                _ => format!("{n}p"),
+            }).collect();
+            let server = async {
+                let mut sent = Vec::new();
+                loop {
+                    let words = next(&mut peer).await;
+                    if words == ["over"] {
+                        peer.write_all(b"+OK\r\n").await.unwrap();
+                        return sent;
+                    }
+                    let of_it = super::together::names(&words);
+                    let answers: Vec<String> = of_it.iter().map(|name| format!("+{name}\r\n")).collect();
+                    let answer = if of_it.len() > 1 { format!("*{}\r\n{}", of_it.len(), answers.concat()) } else { answers.concat() };
+                    sent.extend(of_it);
+                    peer.write_all(answer.as_bytes()).await.unwrap();
+                }
+            };
+            let client = async {
+                let (mut at, mut unsent, mut kept) = (0, Vec::new(), Vec::new());
+                for group in groups {
+                    for (name, (kind, fate)) in names.iter().zip(&asked).skip(at).take(group) {
+                        // some have no time left
+                        let limit = if *fate == 1 { Duration::ZERO } else { LONG };
+                        let request = if *kind < 2 { ask_part(&connection, name, limit) } else { ask(&connection, name, limit) };
+                        if *fate < 2 {
+                            kept.push((name.clone(), tokio::spawn(request)));
+                        }
+                    }
+                    at += group;
+                    tokio::task::yield_now().await;
+                }
+                for (name, told) in kept {
+                    match told.await.unwrap() {
+                        Ok(told) => assert_eq!(told, Value::text(&name)),
+                        Err(Failure::LateUnsent) => unsent.push(name),
+                        Err(Failure::Late) => {}
+                        Err(failure) => panic!("{name}: {failure:?}"),
+                    }
+                }
+                ask(&connection, "over", LONG).await.unwrap();
+                unsent
+            };
+            let (sent, unsent) = tokio::join!(server, client);
+            let expected: Vec<String> = names.iter().filter(|name| !unsent.contains(name)).cloned().collect();
+            assert_eq!(sent, expected);
+        });
+    }
+}
