@@ -692,8 +692,8 @@ impl LockClientBuilder {
     /// is back as a replica. The servers' own `min-replicas-to-write` is no substitute, since it looks once a second; it
     /// is good to have besides.
     ///
-    /// Costs the way to the replicas and back, and no round trip more: `WAIT` goes along. But four are under way at a time at
-    /// most, since each holds up what is asked behind it: an acquire beside more of them waits for the next, so a far server's
+    /// Costs the way to the replicas and back, and no round trip more: `WAIT` goes along. But one is under way at a time, since it
+    /// holds up what is asked behind it: an acquire beside others waits for theirs first, so a far server's
     /// [command timeout](Self::command_timeout) has to be three round trips at least. Where a replica hangs, all requests of
     /// this client take up to `timeout` longer; bounded waits end in time nevertheless, without the lock.
     ///

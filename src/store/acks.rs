@@ -1,6 +1,6 @@
 //! How many replicas have what a connection wrote: WAIT behind the scripts, on their own connection.
 //!
-//! WAIT holds up whatever is asked behind it, so few are under way at a time on each connection. An acquire that finds room
+//! WAIT holds up whatever is asked behind it, so there is one at a time on each connection. An acquire that finds room
 //! sends its own along, in the same round trip; whoever finds none is answered by the next, which is for all that was asked
 //! before it.
 //!
@@ -35,9 +35,9 @@ use crate::{
     options::{Copies, millis},
 };
 
-/// How many are under way on a connection. With one, an acquire beside another takes a second round trip; with many, those
-/// of a busy client hold each other up.
-const AT_ONCE: usize = 4;
+/// How many are under way on a connection. With one, an acquire beside another takes a second round trip; with more, what is
+/// behind them waits for as many timeouts where a replica is away: releases fail then.
+const AT_ONCE: usize = 1;
 
 /// Who has what was written.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

@@ -332,7 +332,7 @@ async fn several_locks_by_one_request_count_together() {
 
 /// Many at once share a WAIT, which is for all that was asked before it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn few_waits_are_under_way_at_a_time() {
+async fn one_wait_is_under_way_at_a_time() {
     let group = Group::start(1).await;
     let client = Group::builder(1).connect(group.master.url()).await.unwrap();
     let locks: Vec<_> = (0..64).map(|n| client.mutex(format!("l{n}")).unwrap()).collect();
@@ -358,8 +358,8 @@ async fn few_waits_are_under_way_at_a_time() {
             break;
         }
     }
-    // four that were there, and one for all that came meanwhile
-    assert!((2..=6).contains(&waits), "{waits} WAITs for {scripts} scripts");
+    // the one that was there, and one for all that came meanwhile
+    assert!((2..=3).contains(&waits), "{waits} WAITs for {scripts} scripts");
 }
 
 #[tokio::test]

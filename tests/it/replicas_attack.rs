@@ -17,7 +17,7 @@ use crate::{
     cancel::poll_times,
     replicas::{Group, call, kinds},
     support::{
-        proxy::{Action, Proxy, Verb, with_wire},
+        proxy::{Action, Proxy, with_wire},
         within,
     },
 };
@@ -201,30 +201,6 @@ async fn a_wait_that_needs_no_copies_ends_in_time_beside_those_that_do() {
     group.cont();
     held.unlock().await.unwrap();
     assert!(longest < ms(500), "50 ms, and 40, and a round trip of less than one: {longest:?}");
-}
-
-/// WAIT goes along, whoever else has asked a moment before: an acquire takes one round trip. But not each sends its own.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_few_send_their_own_wait_along() {
-    let group = Group::start(1).await;
-    let proxy = Proxy::to(group.master.addr());
-    let client = Group::builder(1).connect(with_wire(proxy.url())).await.unwrap();
-    client.mutex("l").unwrap().lock().await.unwrap().unlock().await.unwrap();
-    let waits = || proxy.requests().iter().filter(|request| request.is("WAIT")).count();
-    let before = waits();
-    group.master.stop().unwrap();
-    let mut asked = Vec::new();
-    for (n, along) in [1, 2, 3, 4, 4, 4].into_iter().enumerate() {
-        let lock = client.mutex(format!("l{n}")).unwrap();
-        asked.push(tokio::spawn(async move { lock.lock().await.unwrap() }));
-        within(LONG, "it is asked", || async { proxy.count(Verb::Acquire) > n + 1 }).await;
-        within(LONG, "it sends its own along", || async { waits() >= before + along }).await;
-    }
-    assert_eq!(waits() - before, 4, "whoever comes behind those is answered by one of the next");
-    group.master.cont().unwrap();
-    for guard in asked {
-        guard.await.unwrap().unlock().await.unwrap();
-    }
 }
 
 /// An acquire that was refused leaves its WAIT to nobody. What comes later does not stand behind that for ever: how long a request
