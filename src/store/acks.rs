@@ -1,14 +1,13 @@
 //! How many replicas have what a connection wrote: WAIT behind the scripts, on their own connection.
 //!
-//! WAIT holds up whatever is asked behind it, so there is one at a time on each connection. An acquire that finds room
-//! sends its own along, in the same round trip; whoever finds none is answered by the next, which is for all that was asked
-//! before it.
+//! WAIT holds up whatever is asked behind it, so there is one at a time on each connection. An acquire that finds none under
+//! way sends its own along, in the same round trip; whoever finds one is answered by the next, which is for all that was
+//! asked before it.
 //!
 //! The number is about writes of this very connection, and about nothing else: one that has not written is told that all
 //! replicas have everything. So it counts only where a script has said over the same connection that it wrote.
 
 use std::{
-    collections::VecDeque,
     pin::pin,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -34,10 +33,6 @@ use crate::{
     error::{Error, Result, StoreError, StoreErrorKind},
     options::{Copies, millis},
 };
-
-/// How many are under way on a connection. With one, an acquire beside another takes a second round trip; with more, what is
-/// behind them waits for as many timeouts where a replica is away: releases fail then.
-const AT_ONCE: usize = 1;
 
 /// Who has what was written.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -69,15 +64,7 @@ struct Round {
 pub(super) struct Rounds {
     /// Whether there has been one.
     any: AtomicBool,
-    asked: Mutex<Asked>,
-}
-
-#[derive(Default)]
-struct Asked {
-    /// The number of the last.
-    last: u64,
-    /// Those under way, and some that were answered, in the order of their numbers.
-    rounds: VecDeque<Round>,
+    last: Mutex<Option<Round>>,
 }
 
 /// A script that was asked, of which somebody may want to know who has what it wrote.
@@ -96,20 +83,14 @@ impl std::fmt::Debug for Receipt {
 }
 
 impl Rounds {
-    fn asked(&self) -> MutexGuard<'_, Asked> {
-        self.asked.lock().unwrap_or_else(PoisonError::into_inner)
+    fn last(&self) -> MutexGuard<'_, Option<Round>> {
+        self.last.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes in the answers for which nobody may have waited.
+    /// Takes in the last one's answer, for which nobody may have waited.
     fn look(&self) {
-        let under_way: Vec<Answer> = {
-            let asked = self.asked();
-            asked.rounds.iter().filter(|round| round.is_under_way()).map(|round| round.answer.clone()).collect()
-        };
-        // not while it is locked: a poll may wake whoever looks for the next
-        for answer in under_way {
-            let _ = answer.now_or_never();
-        }
+        let answer = self.last().as_ref().map(|last| last.answer.clone());
+        let _ = answer.and_then(FutureExt::now_or_never);
     }
 
     /// Whether what is asked now stands behind one.
@@ -119,37 +100,19 @@ impl Rounds {
             return false;
         }
         self.look();
-        self.asked().rounds.iter().any(Round::is_under_way)
+        self.last().as_ref().is_some_and(|last| last.answer.peek().is_none())
     }
 }
 
-impl Round {
-    fn is_under_way(&self) -> bool {
-        self.answer.peek().is_none()
-    }
-}
-
-impl Asked {
-    /// Whether there may be one more on this connection.
-    fn has_room(&self, epoch: Epoch) -> bool {
-        self.rounds.iter().filter(|round| round.epoch == epoch && round.is_under_way()).count() < AT_ONCE
-    }
-
-    /// The next WAIT on this connection. It is asked when this returns.
-    fn next(&mut self, connection: &Connection, epoch: Epoch, copies: Copies, limit: Duration) -> Answer {
-        self.last += 1;
-        let connection = connection.clone();
-        let answer = async move { ask(&connection, copies, limit).await }.boxed().shared();
-        // its first poll asks
-        let _ = answer.clone().now_or_never();
-        // what was answered is of use for a while to whoever was asked before it
-        let is_over = |round: &Round| round.epoch != epoch || !round.is_under_way();
-        while self.rounds.len() >= 2 * AT_ONCE && self.rounds.front().is_some_and(is_over) {
-            self.rounds.pop_front();
-        }
-        self.rounds.push_back(Round { epoch, number: self.last, copies, answer: answer.clone() });
-        answer
-    }
+/// The next WAIT on this connection. It is asked when this returns.
+fn next(last: &mut Option<Round>, connection: &Connection, epoch: Epoch, copies: Copies, limit: Duration) -> Answer {
+    let number = last.as_ref().map_or(0, |last| last.number) + 1;
+    let connection = connection.clone();
+    let answer = async move { ask(&connection, copies, limit).await }.boxed().shared();
+    // its first poll asks
+    let _ = answer.clone().now_or_never();
+    *last = Some(Round { epoch, number, copies, answer: answer.clone() });
+    answer
 }
 
 /// Asks how many replicas have what this connection has written, and waits for as many as are wanted.
@@ -186,10 +149,11 @@ impl Link {
         self.rounds.any.store(true, Ordering::Relaxed);
         self.rounds.look();
         let (after, mut along) = {
-            let mut asked = self.rounds.asked();
-            let after = asked.last;
-            let along = asked.has_room(epoch) && at_once.is_pending();
-            (after, along.then(|| asked.next(connection, epoch, copies, self.limit())))
+            let mut last = self.rounds.last();
+            let after = last.as_ref().map_or(0, |last| last.number);
+            let is_idle = last.as_ref().is_none_or(|last| last.epoch != epoch || last.answer.peek().is_some());
+            let along = is_idle && at_once.is_pending();
+            (after, along.then(|| next(&mut last, connection, epoch, copies, self.limit())))
         };
         let receipt = Receipt { connection: connection.clone(), epoch, after, copies };
         if let Poll::Ready(answer) = at_once {
@@ -213,13 +177,17 @@ impl Link {
         let rounds = async {
             loop {
                 let (answer, is_for_it) = {
-                    let mut asked = self.rounds.asked();
-                    let mut of_it = asked.rounds.iter().filter(|round| round.epoch == *epoch);
-                    let covers = |round: &&Round| round.number > *after && round.copies.cover(*copies);
-                    match (of_it.clone().find(covers), of_it.find(|round| round.is_under_way())) {
-                        (Some(round), _) => (round.answer.clone(), true),
-                        (None, Some(first)) if !asked.has_room(*epoch) => (first.answer.clone(), false),
-                        _ => (asked.next(connection, *epoch, *copies, self.limit()), true),
+                    let mut last = self.rounds.last();
+                    match &*last {
+                        Some(round)
+                            if round.epoch == *epoch && round.number > *after && round.copies.cover(*copies) =>
+                        {
+                            (round.answer.clone(), true)
+                        }
+                        Some(round) if round.epoch == *epoch && round.answer.peek().is_none() => {
+                            (round.answer.clone(), false)
+                        }
+                        _ => (next(&mut last, connection, *epoch, *copies, self.limit()), true),
                     }
                 };
                 let answer = answer.await;

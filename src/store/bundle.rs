@@ -15,7 +15,7 @@ const ONE: (usize, usize) = (1, 3);
 /// Scripts of which any may be asked together.
 #[derive(Debug)]
 pub(crate) struct Bundle {
-    pub(crate) scripts: &'static [&'static Script],
+    scripts: &'static [&'static Script],
     text: OnceLock<(String, Str)>,
 }
 

@@ -9,7 +9,6 @@ mod resp;
 mod stream;
 
 use std::{
-    hash::Hasher,
     io,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::Arc,
@@ -455,12 +454,6 @@ impl Request<'_> {
     }
 }
 
-fn hash(key: &str) -> u64 {
-    let mut hasher = std::hash::DefaultHasher::new();
-    hasher.write(key.as_bytes());
-    hasher.finish()
-}
-
 impl Call {
     fn encode_part(&self, out: &mut Vec<u8>) -> Option<Part> {
         let begin = out.len();
@@ -469,9 +462,9 @@ impl Call {
         self.encode_keys(out);
         let args = out.len();
         self.encode_args(out);
-        let (bundle, lock) = (self.script.bundle?, hash(self.keys.first()?));
+        let bundle = self.script.bundle?;
         let digit = bundle.digit(self.script)?;
-        Some(Part { bundle, digit, lock, key: (key - begin) as u32, args: (args - begin) as u32 })
+        Some(Part { bundle, digit, key: (key - begin) as u32, args: (args - begin) as u32 })
     }
 
     fn encode(&self, verb: &str, script: &str, out: &mut Vec<u8>) {

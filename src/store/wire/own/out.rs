@@ -65,8 +65,6 @@ pub(in super::super) struct Part {
     pub(in super::super) bundle: &'static Bundle,
     /// Its script's.
     pub(in super::super) digit: u8,
-    /// Whose lock it is about, more or less.
-    pub(in super::super) lock: u64,
     /// Where the key and the arguments begin.
     pub(in super::super) key: u32,
     pub(in super::super) args: u32,
@@ -187,7 +185,7 @@ impl Out {
         let first = self.waiting.partition_point(|waiting| waiting.end <= self.from);
         let mut parts = self.waiting.range(first..).map(|waiting| waiting.part.is_some());
         let mut before = false;
-        if self.bundles.are_off || !parts.any(|part| std::mem::replace(&mut before, part) && part) {
+        if self.bundles.are_off || !parts.any(|part| mem::replace(&mut before, part) && part) {
             return;
         }
         let spare = mem::take(&mut self.bundles.spare);
@@ -196,12 +194,11 @@ impl Out {
         let is_cut = self.waiting.get(first).is_some_and(|first| first.end - (first.length as u64) < self.from);
         let (mut at, mut read) = (first, 0);
         while at < self.waiting.len() {
-            let many = if is_cut && at == first { 1 } else { self.together(at) };
-            if many > 1 {
-                self.write_together(&old[read..], at, many);
-            }
+            let many = if is_cut && at == first { 1 } else { self.together(&old[read..], at) };
             let end = (self.waiting[at + many - 1].end - self.from) as usize;
-            if many == 1 {
+            if many > 1 {
+                self.write_together(&old[read..end], at, many);
+            } else {
                 self.buf.extend_from_slice(&old[read..end]);
             }
             let new_end = self.from + self.buf.len() as u64;
@@ -216,15 +213,18 @@ impl Out {
         }
     }
 
-    /// How many go together from this one on. No two about one lock: each script may be executed twice by whoever is on the
-    /// way, which would not be true of an acquire that finds a lock busy and the release behind it.
-    fn together(&self, at: usize) -> usize {
-        let mut locks = SmallVec::<[u64; MOST_TOGETHER]>::new();
-        for part in self.waiting.range(at..).map_while(|waiting| waiting.part.as_ref()).take(MOST_TOGETHER) {
-            if locks.contains(&part.lock) {
+    /// How many go together from this one on, whose bytes begin here. No two about one lock: each script may be executed twice by
+    /// whoever is on the way, which would not be true of an acquire that finds a lock busy and the release behind it.
+    fn together(&self, bytes: &[u8], at: usize) -> usize {
+        let (mut locks, mut from) = (SmallVec::<[&[u8]; MOST_TOGETHER]>::new(), 0);
+        for waiting in self.waiting.range(at..).take(MOST_TOGETHER) {
+            let Some(part) = &waiting.part else { break };
+            let lock = &bytes[from + part.key as usize..from + part.args as usize];
+            if locks.contains(&lock) {
                 break;
             }
-            locks.push(part.lock);
+            locks.push(lock);
+            from += waiting.length;
         }
         locks.len().max(1)
     }
