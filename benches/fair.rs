@@ -13,8 +13,9 @@ use support::{Link, median, quantile, report, server};
 /// So long that nobody looks by itself: only messages wake.
 const NEVER: Duration = Duration::from_secs(3600);
 
-async fn client(url: &str) -> LockClient {
-    LockClient::builder().poll_cap(NEVER).fair_patience(4 * NEVER).connect(url).await.expect("a client")
+async fn client(url: &str, grants: bool) -> LockClient {
+    let builder = LockClient::builder().poll_cap(NEVER).watchdog_timeout(4 * NEVER).fair_patience(4 * NEVER);
+    builder.grants(grants).connect(url).await.expect("a client")
 }
 
 /// From `unlock` called in one client to `lock` returned in another that waits.
@@ -34,26 +35,36 @@ async fn hand_over(from: Lock, to: Lock) -> f64 {
 }
 
 async fn hand_overs(url: &str) {
-    let (a, b) = (client(url).await, client(url).await);
-    let (mut fair, mut plain) = (Vec::new(), Vec::new());
+    let (a, b) = (client(url, true).await, client(url, true).await);
+    let asking = (client(url, false).await, client(url, false).await);
+    // as it was before nestlock had a link of its own
+    let by_fred = format!("{url}?wire=fred");
+    let by_fred = (client(&by_fred, false).await, client(&by_fred, false).await);
+    let [mut fair, mut asked, mut before, mut plain] = [const { Vec::new() }; 4];
     for round in 0..1000 {
         let name = format!("hand-over-{}", round % 8);
         let kind = |client: &LockClient| client.fair_lock(format!("{name}-fair")).expect("a name");
         fair.push(hand_over(kind(&a), kind(&b)).await);
+        asked.push(hand_over(kind(&asking.0), kind(&asking.1)).await);
+        before.push(hand_over(kind(&by_fred.0), kind(&by_fred.1)).await);
         let kind = |client: &LockClient| client.reentrant_lock(&name).expect("a name");
         plain.push(hand_over(kind(&a), kind(&b)).await);
     }
-    println!("    fair {:.0} us, plain {:.0} us", median(&mut fair) * 1e6, median(&mut plain) * 1e6);
-    report("hand-over, fair to plain, median", median(&mut fair) / median(&mut plain), "<= 1.3");
+    let times = [&mut fair, &mut asked, &mut before, &mut plain].map(|times| median(times));
+    let [granted, asks, before, other] = times;
+    println!("    fair, without grants, the same over fred, plain: {:.0?} us", times.map(|time| time * 1e6));
+    report("hand-over, fair to fair without grants, median", granted / asks, "");
+    report("hand-over, fair to fair without grants over fred, median", granted / before, "<= 0.6");
+    report("hand-over, fair to plain, median", granted / other, "<= 1.3");
     report("hand-over, fair to plain, p99", quantile(&mut fair, 0.99) / quantile(&mut plain, 0.99), "");
 }
 
 /// The mean time of one hold while this many queue, in seconds. Each that was served waits again, at the end.
-async fn hold_among(link: &Link, waiters: usize, round: usize) -> f64 {
+async fn hold_among(link: &Link, waiters: usize, round: usize, grants: bool) -> f64 {
     let measured = if link.is_far() { 100 } else { 1000 };
     link.speed_up();
-    let client = client(&link.url).await;
-    let lock = client.fair_lock(format!("crowd-{waiters}-{round}")).expect("a name");
+    let client = client(&link.url, grants).await;
+    let lock = client.fair_lock(format!("crowd-{waiters}-{round}-{grants}")).expect("a name");
     let guard = lock.lock().await.expect("the lock");
     let (served, mut reports) = tokio::sync::mpsc::unbounded_channel();
     let tasks: Vec<_> = (0..waiters)
@@ -94,11 +105,13 @@ async fn hold_among(link: &Link, waiters: usize, round: usize) -> f64 {
 }
 
 async fn crowds(link: &Link) {
-    let (mut few, mut many) = (Vec::new(), Vec::new());
+    let (mut few, mut many, mut asked) = (Vec::new(), Vec::new(), Vec::new());
     for round in 0..5 {
-        few.push(hold_among(link, 100, round).await);
-        many.push(hold_among(link, 500, round).await);
+        few.push(hold_among(link, 100, round, true).await);
+        many.push(hold_among(link, 500, round, true).await);
+        asked.push(hold_among(link, 100, round, false).await);
     }
+    link.report("time of one hold among 100, to that without grants", median(&mut few) / median(&mut asked), "");
     let (few, many) = (median(&mut few), median(&mut many));
     println!("    one hold among 100: {:.0} us, among 500: {:.0} us", few * 1e6, many * 1e6);
     link.report("time of one hold, 500 waiters to 100, median of 5", many / few, "<= 1.3");

@@ -171,7 +171,7 @@ impl LockClient {
     }
 
     fn fair(&self, name: &str) -> Result<Fair> {
-        Ok(Fair::new(&self.name(name)?.with_keys()?, self.anchor.config.fair_patience))
+        Ok(Fair::new(&self.name(name)?.with_keys()?, self.anchor.config.fair_patience, self.anchor.config.grants))
     }
 
     /// The read-write lock of this name: Redisson's `RReadWriteLock`. Many may read, or one may write.
@@ -633,6 +633,18 @@ impl LockClientBuilder {
     /// round trip.
     pub fn relay(mut self, relay: bool) -> Self {
         self.config.relay = relay;
+        self
+    }
+
+    /// Whether the release of a fair lock makes the next waiter the holder, and tells it so. Default `true`.
+    ///
+    /// It counts for waiters of nestlock's, of whatever client, that asked for no lease and no replicas, and whose watchdog
+    /// timeout is not less than the [`fair_patience`](Self::fair_patience) here and there: the record lives for that at first.
+    /// Such a waiter has the lock half a round trip after the release, and has not asked for it; the watchdog renews what it
+    /// holds before a third of that time is over. `false`: the releases of this client tell the next waiter that the lock is
+    /// free, and its waiters ask for it.
+    pub fn grants(mut self, grants: bool) -> Self {
+        self.config.grants = grants;
         self
     }
 

@@ -3,17 +3,20 @@
 -- KEYS[1]  lock      hash     owner -> hold count; its TTL is the lease
 -- KEYS[2]  queue     list     waiting owners, the next one first
 -- KEYS[3]  timeouts  zset     waiting owner -> when Redisson takes it as gone, in milliseconds since 1970
--- KEYS[4]  seen      zset     waiting owner of ours -> when it counts as gone, in milliseconds of the server's clock;
---                             cut -> the last score that was lowered here
+-- KEYS[4]  seen      zset     waiting owner of ours -> when it counts as gone, in milliseconds of the server's clock, and
+--                             its turn, in parts of 1024; cut -> the last score that was lowered here
 -- ARGV[1]  owner     string   "<client>:<task>"
 -- ARGV[2]  lease     integer  milliseconds, at least 1
 -- ARGV[3]  holds     integer  the count that this call leads to, at least 1
 -- ARGV[4]  patience  integer  milliseconds after which a silent waiter counts as gone, at least 1
 -- ARGV[5]  waits     integer  1: take a place in the queue if the lock is busy
+--                             2 to 1023: the same, and fair/release may grant the lock. It is this wait's turn, a number
+--                             that the owner has not used lately
 -- ARGV[6]  channel   string   where waiters listen, each with ":" and its name added
 -- Parts    owner, raises
 -- Returns  1                 acquired: the record says `holds`, or more, its TTL is at least `lease`
 --          {0, time, ahead}  busy: milliseconds until it is worth looking, and how many wait before it (17: or more)
+--          {.., due}         the same with a turn: its score in KEYS[4], as text
 --          -2                LOST: `holds` is above 1, but this owner holds nothing
 --          -3                WRONG_KIND: the hash at this name is not a record of this kind
 local lock, queue, timeouts, seen = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
@@ -49,7 +52,7 @@ end
 local mine = free and (not head or head == owner)
 -- free for one of Redisson's, which may not have heard: from now on it has a patience, if somebody waits behind it, and
 -- less if nobody listens either, like those before it that were passed over
-local told = free and not mine and (#dead > 0 or foreign and waits == '1' and due > now + patience)
+local told = free and not mine and (#dead > 0 or foreign and waits ~= '0' and due > now + patience)
 -- told first: where PUBLISH is refused, nothing is written
 local heard = told and redis.call('publish', channel .. ':' .. head, '0')
 -- who had the score that was lowered last has not come, and one of Redisson's has put it out
@@ -75,8 +78,7 @@ if mine then
     local set, asked, refused = redis.pcall('pexpire', lock, lease), true, nil
     if set == 1 and #dead > 0 then asked, refused = pcall(ask) end
     if set == 1 and asked then
-        put_out()
-        return 1
+        return put_out() or 1
     end
     -- take the write back: a record without a TTL would never end
     redis.call('del', lock)
@@ -85,7 +87,7 @@ end
 
 -- scores as Redisson writes them with its default wait, which each of its clients takes off all when it is served
 local length, free_at, wait = redis.call('llen', queue) - #dead, now + math.max(ttl, 0), math.max(patience, 300000)
-local safe, stale = free_at + wait, {}
+local safe, stale, turn = free_at + wait, {}, waits > '1' and waits / 1024 or 0
 -- a place further back is believed in; where one of the keys was deleted, looked for
 local at = redis.call('lpos', queue, owner, 'maxlen', #dead + 17)
 if not at and length > 17 then
@@ -94,7 +96,7 @@ end
 local place = at and at - #dead
 -- a look soon after another writes nothing
 local fresh = math.min(tonumber(known) or 0, (tonumber(score) or 0) - safe + now + patience) > now + patience * 2 / 3
-local writes = waits == '1' and not (place and fresh)
+local writes = waits ~= '0' and not (place and fresh and known % 1 == turn)
 local joins = writes and not place
 if writes then
     local ours = redis.call('zmscore', seen, owner, unpack(redis.call('lrange', queue, #dead, #dead + 16)))
@@ -123,14 +125,15 @@ if joins or #dead > 0 then
 end
 put_out()
 if #stale > 0 then redis.call('zrem', seen, unpack(stale)) end
-if told and foreign and waits == '1' and due > limit then
+if told and foreign and waits ~= '0' and due > limit then
     due = limit
     redis.call('zadd', timeouts, due, head)
     redis.call('zadd', seen, due, 'cut')
 end
 if writes then
     if not place or place < 17 or (tonumber(score) or 0) < safe then redis.call('zadd', timeouts, safe, owner) end
-    redis.call('zadd', seen, now + patience, owner)
+    redis.call('zadd', seen, string.format('%.17g', now + patience + turn), owner)
 end
 -- a look keeps the place, so that a third of the patience is the longest sleep
-return {0, math.min(free and due - now or ttl >= 0 and ttl or patience, math.ceil(patience / 3)), place or length}
+return {0, math.min(free and due - now or ttl >= 0 and ttl or patience, math.ceil(patience / 3)), place or length,
+    turn > 0 and redis.call('zscore', seen, owner) or nil}

@@ -3,19 +3,21 @@
 -- KEYS[1]  lock      hash     owner -> hold count; its TTL is the lease
 -- KEYS[2]  queue     list     waiting owners, the next one first
 -- KEYS[3]  timeouts  zset     waiting owner -> when Redisson takes it as gone, in milliseconds since 1970
--- KEYS[4]  seen      zset     waiting owner of ours -> when it counts as gone, in milliseconds of the server's clock;
---                             cut -> the last score that was lowered by fair/acquire
+-- KEYS[4]  seen      zset     waiting owner of ours -> when it counts as gone, in milliseconds of the server's clock, and
+--                             its turn, in parts of 1024; cut -> the last score that was lowered by fair/acquire
 -- ARGV[1]  owner     string   "<client>:<task>"
 -- ARGV[2]  holds     string   the count that this call leads to; 0 frees the lock
 --                             n>m: the same as m, if the record says n holds
 -- ARGV[3]  channel   string   where waiters listen, each with ":" and its name added
+-- ARGV[4]  grant     integer  milliseconds for which a waiter with a turn holds the lock at first; 0: none does
 -- Parts    fewer
--- Returns  1         free now; the next waiter was told
+-- Returns  1         not held any more; the next waiter was told that it is free ("0"), or holds it and was told so by
+--                    its score in KEYS[4] and ARGV[4], with a blank between
 --          0         still held, at most `holds` times; the TTL is as it was
 --          nil       this owner does not hold it, nor wait any more, whatever else is at the lock's name
 --          list      CHANGED: {0, holds}: not the n holds of n>m; nothing was written
 local lock, queue, timeouts, seen = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local owner, channel = ARGV[1], ARGV[3]
+local owner, channel, grant = ARGV[1], ARGV[3], ARGV[4]
 -- a reader's field has the same name; with 0, a key of another type is somebody else's lock
 local mode = redis.pcall('hexists', lock, 'mode')
 if holds ~= '0' and mode ~= 0 and mode ~= 1 then return mode end
@@ -33,27 +35,47 @@ if holds ~= '0' then
 end
 
 local others = mode == 0 and redis.call('hlen', lock) - (held and 1 or 0) or 1
-local head, dead = redis.call('lindex', queue, 0), {}
+local head, dead, due = redis.call('lindex', queue, 0), {}, nil
 -- a holder does not wait: no walk through a long queue for it
 local waits = redis.call('zscore', timeouts, owner) or not held
 -- a key of another type is refused before anything is written
 if waits then redis.call('zscore', seen, owner) end
-if head and others == 0 and (held or head == owner) then
+local tells = head and others == 0 and (held or head == owner)
+if tells then
     local time, at = redis.call('time'), 0
     local now = time[1] * 1000 + math.floor(time[2] / 1000)
     while head do
-        local due = redis.call('zscore', seen, head) or redis.call('zscore', timeouts, head)
-        if head ~= owner and (tonumber(due) or math.huge) > now then break end
+        due = redis.call('zscore', seen, head)
+        local gone = tonumber(due or redis.call('zscore', timeouts, head)) or math.huge
+        if head ~= owner and gone > now then break end
         if head ~= owner then dead[#dead + 1] = head end
         at = at + 1
         head = redis.call('lindex', queue, at)
     end
-    -- told first: where PUBLISH is refused, nothing is written. Nobody runs before this script ends
-    if head then redis.call('publish', channel .. ':' .. head, '0') end
 end
 if waits then dead[#dead + 1] = owner end
 -- what the server may refuse is refused before anything is written
-if #dead > 0 then redis.call('zrem', timeouts, '') redis.call('lrem', queue, 1, '') end
+if #dead > 0 or head and due then redis.call('zrem', timeouts, '') redis.call('lrem', queue, 1, '') end
+-- the next one holds it from here on, where the server allows that: it may be out of memory
+local function granted()
+    local ttl = redis.call('pttl', lock)
+    if grant == '0' or not held or not due or due % 1 == 0 or ttl < 1 then return false end
+    redis.call('hdel', lock, '')
+    if redis.pcall('hset', lock, head, 1) ~= 1 then return false end
+    local set = redis.pcall('pexpire', lock, grant)
+    local heard = set == 1 and redis.pcall('publish', channel .. ':' .. head, due .. ' ' .. grant)
+    if type(heard) == 'number' then return true end
+    redis.call('hdel', lock, head)
+    if set == 1 then redis.call('pexpire', lock, ttl) end
+    return false
+end
+if tells and head and granted() then
+    dead[#dead + 1] = head
+    others = 1
+elseif tells and head then
+    -- told first: where PUBLISH is refused, nothing is written. Nobody runs before this script ends
+    redis.call('publish', channel .. ':' .. head, '0')
+end
 -- DEL and HDEL work when the server is out of memory; other fields are not ours to delete
 if held and others == 0 then redis.call('del', lock) elseif held then redis.call('hdel', lock, owner) end
 for _, waiter in ipairs(dead) do

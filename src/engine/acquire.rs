@@ -5,7 +5,7 @@ use std::{future::Future, pin::Pin, time::Duration};
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::{
-    attempt::{Acquire, Attempt, Busy, Entered},
+    attempt::{Acquire, Attempt, Busy, Entered, Told},
     core::LATE_ANSWER,
     failure::{NO_ANSWER, silent, store_error},
     kind::Wake,
@@ -33,7 +33,7 @@ impl<'a> Acquire<'a> {
         async move {
             // between two tries the janitor must not release what one of them may have adopted unheard
             let _kept =
-                self.from.map(|_| Place::new(self.core, &self.core.holds.get_or_insert(self.kind, &self.owner)));
+                self.from.map(|_| Place::new(self.core, &self.core.holds.get_or_insert(self.kind, &self.owner), None));
             let (mut told, mut handed): (Option<OwnedSemaphorePermit>, Option<OwnedSemaphorePermit>) = (None, None);
             let (mut attempts, mut was_busy) = (0_u32, false);
             // in a box, as it is rare
@@ -50,8 +50,12 @@ impl<'a> Acquire<'a> {
                     // an outage ends the call when its patience is over, not an attempt later
                     let outage = failing.as_ref().map(|failing| failing.since + self.core.config.outage_patience);
                     // nothing of an attempt lives on while its waiter sleeps. In a box, so that a waiter stays small
-                    let relay = waiter.as_ref().filter(|_| handed.is_some());
-                    let attempt = match Box::pin(self.attempt(relay, self.attempt_deadline(outage))).await {
+                    let why = match &waiter {
+                        Some(waiter) if handed.is_some() => Told::Handed(waiter),
+                        Some(waiter) => Told::Something(waiter),
+                        None => Told::Nothing,
+                    };
+                    let attempt = match Box::pin(self.attempt(why, self.attempt_deadline(outage))).await {
                         Err(error) => {
                             return Err(match &mut failing {
                                 Some(failing) => failing.as_a_whole(error),

@@ -12,10 +12,11 @@ use super::{
     failure::{NO_RECEIPT, TOO_LATE, not_replicated, silent, store_error},
     generation::{Copied, Grant, Ticket},
     hold::{Hold, Next},
-    kind::{Adopts, Kind, Terms, Wake},
+    kind::{Adopts, Kind, Terms, Turn, Wake},
     lease::{Lease, Millis},
     settle::UnderWay,
     state::{Door, Request},
+    turn::LastLook,
     wait::{place::Place, waiter::Waiter},
 };
 use crate::{
@@ -42,6 +43,8 @@ pub(crate) struct Acquire<'a> {
     /// Who must have it, before it counts.
     pub(super) copies: Option<Copies>,
     pub(super) waits: bool,
+    /// By which number it may be granted the lock.
+    turn: Option<Turn>,
     /// Whose hold is adopted.
     pub(super) from: Option<&'a OwnerId>,
     /// When that was asked for first, and may have been executed: what is in doubt since is asked for again.
@@ -67,6 +70,16 @@ pub(super) enum Attempt<'a> {
     Again,
 }
 
+/// Why an attempt is made.
+#[derive(Clone, Copy)]
+pub(super) enum Told<'w, 'a> {
+    Nothing,
+    /// The last holder hands the lock on, here.
+    Handed(&'w Waiter<'a>),
+    /// A message may have come, which may say that the lock was granted.
+    Something(&'w Waiter<'a>),
+}
+
 pub(super) struct Busy<'a> {
     pub(super) ttl: Option<Duration>,
     /// How to learn that it is worth trying again.
@@ -90,12 +103,17 @@ impl<'a> Acquire<'a> {
             (None, None) if kind.about().endless => Lease::Endless,
             (None, None) => watched(Millis::of(core.config.watchdog_timeout)),
         };
+        let (waits, copies) =
+            (wait != Wait::No, core.config.copies(options.rare().replicas.unwrap_or(core.config.replicas)));
+        // a lease is asked for, lest it begin with less; so are replicas, and whose renewals are counted
+        let is_plain = copies.is_none() && matches!(lease, Lease::Watched { times: None, .. });
         Ok(Self {
             core,
             kind,
             lease,
-            copies: core.config.copies(options.rare().replicas.unwrap_or(core.config.replicas)),
-            waits: wait != Wait::No,
+            copies,
+            waits,
+            turn: (waits && is_plain && kind.about().own_channel).then(|| Turn::next(&core.turns)),
             from: None,
             asked: Mutex::default(),
             after_loss: options.rare().after_loss,
@@ -120,8 +138,8 @@ impl<'a> Acquire<'a> {
         self.asked.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// One attempt, in the owner's turn. `relay`: where the last holder hands the lock on.
-    pub(super) async fn attempt(&self, relay: Option<&Waiter<'a>>, deadline: Option<Instant>) -> Result<Attempt<'a>> {
+    /// One attempt, in the owner's turn.
+    pub(super) async fn attempt(&self, told: Told<'_, 'a>, deadline: Option<Instant>) -> Result<Attempt<'a>> {
         let Self { core, kind, .. } = *self;
         if self.owner.is_value()
             && let Some(attempt) = self.attempt_by_a_value_that_was_given_away(deadline).await
@@ -165,14 +183,22 @@ impl<'a> Acquire<'a> {
                 None => Ok(Attempt::GivenUp),
             };
         }
-        if let Some(ticket) = relay.and_then(|relay| relay.take(hold, &request, self.lease, self.replicas())) {
+        let taken = match told {
+            Told::Nothing => None,
+            Told::Handed(waiter) => waiter.take(hold, &request, self.lease, self.replicas()),
+            Told::Something(waiter) => waiter.take_granted(hold, &request, self.lease),
+        };
+        if let Some(ticket) = taken {
             return Ok(Attempt::Entered((Arc::clone(hold), self.entered(hold, ticket)?)));
         }
         let (owner, lease_ms) = (&request.owner, self.lease.millis());
         // adopted by an earlier request, whose answer was lost, it has that one's lease
         let (call, since) = match self.from {
             Some(from) => (kind.adopt(from, owner, lease_ms), *self.asked().get_or_insert(sent)),
-            None => (kind.acquire(Terms { owner, lease_ms, holds: request.count, waits: self.waits }), sent),
+            None => (
+                kind.acquire(Terms { owner, lease_ms, holds: request.count, waits: self.waits, turn: self.turn }),
+                sent,
+            ),
         };
         // whoever adopts has what its giver had: until the replicas know of it, they have that one's record
         route.copies = self.copies_around(hold, &request).filter(|_| self.from.is_none());
@@ -198,9 +224,10 @@ impl<'a> Acquire<'a> {
                     None => self.failed(silent(TOO_LATE)),
                 }
             }
-            Ok((Acquired::Busy { ttl, ahead }, epoch)) => {
+            Ok((Acquired::Busy { ttl, ahead, place }, epoch)) => {
                 let queued = self.waits && kind.about().queues;
-                let place = queued.then(|| Place::new(core, hold));
+                let look = place.map(|place| LastLook { place, sent, epoch });
+                let place = queued.then(|| Place::new(core, hold, look));
                 hold.busy(&request, queued, epoch);
                 let far = ahead.is_some_and(|ahead| ahead >= FAR);
                 Ok(Attempt::Busy(Busy { ttl, wake: core.wake(kind, &request.owner), place, far }))
@@ -267,7 +294,7 @@ impl<'a> Acquire<'a> {
         let is_told_again = self.kind.about().shared && !self.lease.is_watched();
         let kept_every = is_told_again.then(|| Millis::of(core.config.watchdog_timeout / 3));
         let copied = Copied { wanted: self.replicas(), had: replicas };
-        let grant = Grant { sent, lease: self.lease, kept_every, token, copied };
+        let grant = Grant { sent, lease: self.lease, first: None, kept_every, token, copied };
         let ticket = hold.granted(request, &grant, epoch)?;
         ticket.map(|ticket| self.entered(hold, ticket)).transpose()
     }

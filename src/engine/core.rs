@@ -3,7 +3,7 @@
 use std::{
     fmt,
     ops::Deref,
-    sync::{Arc, mpsc},
+    sync::{Arc, atomic::AtomicU32, mpsc},
     time::Duration,
 };
 
@@ -50,6 +50,8 @@ pub(crate) struct Core {
     pub(crate) janitor: Janitor,
     /// Gates where holds are handed on: somebody must see to it that each is taken.
     pub(super) relays: UnboundedSender<Arc<Gate>>,
+    /// How many turns were taken.
+    pub(super) turns: AtomicU32,
     pub(super) runtime: Handle,
     /// Stored, then the holds and gates are looked through; whoever begins something puts it there first, and then loads
     /// this. The mutexes of those maps and holds order the two: one of both sees the other.

@@ -122,10 +122,22 @@ impl Ticket {
 pub(crate) struct Grant {
     pub(crate) sent: Instant,
     pub(crate) lease: Lease,
+    /// The TTL of its record at first, and since when, where it was granted by somebody else's release.
+    pub(crate) first: Option<(Instant, Millis)>,
     /// How often a lease is told to the server again.
     pub(crate) kept_every: Option<Millis>,
     pub(crate) token: Option<NonZeroU64>,
     pub(crate) copied: Copied,
+}
+
+impl Grant {
+    /// Until when it may be relied on, before any renewal.
+    pub(crate) fn valid_until(&self) -> Instant {
+        match self.first {
+            Some((since, ttl)) => Lease::Fixed(ttl).valid_until(since),
+            None => self.lease.valid_until(self.sent),
+        }
+    }
 }
 
 /// To how many replicas.
@@ -172,14 +184,15 @@ impl Generation {
         books.replicas = books.replicas.max(grant.copied.wanted);
         // the copies of an outer hold may end before
         if books.count == 1 || grant.copied.had.unwrap_or(0) >= books.replicas {
-            books.deadline = books.deadline.max(grant.lease.valid_until(grant.sent));
+            books.deadline = books.deadline.max(grant.valid_until());
         }
         let mut watch = None;
         if let Lease::Watched { ttl, times } = grant.lease {
             let last = books.watches.iter().map(|watched| watched.ticket).max();
             let ticket = last.and_then(|last| last.checked_add(1)).unwrap_or(NonZeroU32::MIN);
             books.watches.push(Watched { ticket, ttl, times }, grant.sent);
-            books.renew_by(grant.sent + ttl.duration() / 3);
+            let (since, first) = grant.first.unwrap_or((grant.sent, ttl));
+            books.renew_by(since + first.duration() / 3);
             watch = Some(ticket);
         } else if let Some(period) = grant.kept_every {
             books.kept_every = Some(period);
@@ -357,6 +370,7 @@ mod tests {
         let grant = |ttl| Grant {
             sent,
             lease: Lease::Watched { ttl, times: None },
+            first: None,
             kept_every: None,
             token: None,
             copied: Copied::default(),
@@ -377,7 +391,14 @@ mod tests {
     #[test]
     fn a_watch_ends_with_its_last_renewal() {
         let lease = Lease::Watched { ttl: Millis::of(Duration::from_secs(9)), times: NonZeroU32::new(3) };
-        let grant = Grant { sent: Instant::now(), lease, kept_every: None, token: None, copied: Copied::default() };
+        let grant = Grant {
+            sent: Instant::now(),
+            lease,
+            first: None,
+            kept_every: None,
+            token: None,
+            copied: Copied::default(),
+        };
         let generation = Generation::new(
             &OwnerId::named(&ClientId::random(), "me").unwrap(),
             &grant,

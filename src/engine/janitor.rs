@@ -248,7 +248,7 @@ async fn set_count(core: &Core, hold: &Arc<Hold>, holds: u32) {
         let raised = holds == 1 || {
             // as long as it lives anyhow
             let lease_ms = hold.record_ends().saturating_duration_since(Instant::now()).as_millis().max(1) as u64;
-            let terms = Terms { owner: &owner, lease_ms, holds, waits: false };
+            let terms = Terms { owner: &owner, lease_ms, holds, waits: false, turn: None };
             let mut route = core.route(hold, Instant::now());
             core.store.acquire(&mut route, &hold.kind().acquire(terms)).await.is_ok()
         };

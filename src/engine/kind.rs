@@ -1,6 +1,15 @@
 //! What a lock kind must say. Values in, values out: no async, no I/O, no clock.
 
-use std::{fmt, ops::Deref, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    num::NonZeroU16,
+    ops::Deref,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
+    time::Duration,
+};
 
 use crate::{
     meter::Of,
@@ -19,6 +28,26 @@ pub(crate) struct Terms<'a> {
     pub(crate) holds: u32,
     /// The caller will wait if the lock is busy.
     pub(crate) waits: bool,
+    /// It may be granted the lock while it waits.
+    pub(crate) turn: Option<Turn>,
+}
+
+/// The number of a wait that may be granted the lock: see [`super::turn`]. With the server's time it names a place in the queue, and no other that its owner had.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Turn(NonZeroU16);
+
+impl Turn {
+    const FIRST: u32 = 2;
+    const COUNT: u32 = 1022;
+
+    pub(super) fn next(taken: &AtomicU32) -> Self {
+        let number = Self::FIRST + taken.fetch_add(1, Ordering::Relaxed) % Self::COUNT;
+        Self(u16::try_from(number).ok().and_then(NonZeroU16::new).unwrap_or(NonZeroU16::MAX))
+    }
+
+    pub(crate) fn number(self) -> u32 {
+        self.0.get().into()
+    }
 }
 
 /// Whether a hold that was given away is asked for, and what is in doubt for that very reason.
@@ -73,7 +102,7 @@ pub(crate) struct About {
     pub(crate) endless: bool,
     /// Waiting leaves something on the server, which a release with a count of zero takes back.
     pub(crate) queues: bool,
-    /// Each owner's waiters have a channel of their own.
+    /// Each owner's waiters have a channel of their own, and may be granted the lock there: see [`Turn`].
     pub(crate) own_channel: bool,
     /// Its guards carry a fencing token.
     pub(crate) token: bool,
@@ -201,4 +230,16 @@ pub(crate) trait Verbs: Send + Sync + 'static {
 
     /// Asks who holds the lock.
     fn inspect(&self) -> Call;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn turns_come_again_after_a_thousand() {
+        let taken = AtomicU32::new(u32::MAX - 5);
+        let turns: Vec<_> = (0..Turn::COUNT).map(|_| Turn::next(&taken).number()).collect();
+        assert!(turns.iter().all(|turn| (2..=1023).contains(turn)));
+    }
 }

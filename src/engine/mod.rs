@@ -17,6 +17,7 @@ mod state;
 mod transitions;
 
 mod baton;
+mod turn;
 
 pub(crate) mod hold;
 mod holds;
@@ -44,7 +45,7 @@ mod watches;
 pub use self::inspect::ClientStats;
 pub(crate) use self::{
     core::Anchor,
-    kind::{About, Kind, Sibling, Terms, Together, Verbs, Wake},
+    kind::{About, Kind, Sibling, Terms, Together, Turn, Verbs, Wake},
     retry::random_fraction,
     start::connect,
 };

@@ -2,7 +2,12 @@
 
 #[cfg(feature = "metrics")]
 use std::sync::PoisonError;
-use std::{future::Future, sync::Arc, thread, time::Duration};
+use std::{
+    future::Future,
+    sync::{Arc, atomic::AtomicU32},
+    thread,
+    time::Duration,
+};
 
 use tokio::{
     runtime::{Builder, Handle},
@@ -75,6 +80,7 @@ async fn start(endpoint: Endpoint, config: Config, runtime: Handle, driver: Opti
         signals,
         janitor,
         relays,
+        turns: AtomicU32::new(0),
         runtime: runtime.clone(),
         closed: AtomicBool::new(false),
     });

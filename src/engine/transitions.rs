@@ -121,7 +121,7 @@ impl State {
             return Err((Arc::clone(generation), end));
         }
         let nested = self.held().map(|(generation, _)| Arc::clone(generation));
-        if nested.is_none() && grant.lease.valid_until(grant.sent) <= now {
+        if nested.is_none() && grant.valid_until() <= now {
             return Ok(None);
         }
         let generation =

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use super::reentrant::Reentrant;
 use crate::{
-    engine::{About, Kind, Terms, Verbs, Wake},
+    engine::{About, Kind, Terms, Turn, Verbs, Wake},
     keys::LockName,
     options::millis,
     owner::OwnerId,
@@ -12,7 +12,7 @@ use crate::{
 };
 
 script!(ACQUIRE = "fair/acquire", parts = ["owner", "raises"], keys = 4, args = 6);
-script!(RELEASE = "fair/release", parts = ["fewer"], keys = 4, args = 3);
+script!(RELEASE = "fair/release", parts = ["fewer"], keys = 4, args = 4);
 script!(FORCE_RELEASE = "fair/force_release", parts = ["owner"], keys = 2, args = 1);
 
 /// The reentrant lock's record, a list of waiters, and two sorted sets of the times when they count as gone: Redisson's,
@@ -26,10 +26,12 @@ pub(crate) struct Fair {
     /// Each waiter listens to a channel of its own: this one with `:` and its name added.
     channel: Arc<str>,
     patience: Duration,
+    /// A release makes the next waiter the holder.
+    grants: bool,
 }
 
 impl Fair {
-    pub(crate) fn new(name: &LockName, patience: Duration) -> Self {
+    pub(crate) fn new(name: &LockName, patience: Duration, grants: bool) -> Self {
         Self {
             record: Reentrant::new(name),
             queue: name.derived("redisson_lock_queue"),
@@ -37,6 +39,7 @@ impl Fair {
             seen: name.derived("nestlock_fair_seen"),
             channel: name.channel(),
             patience,
+            grants,
         }
     }
 
@@ -65,14 +68,18 @@ impl Verbs for Fair {
     }
 
     fn acquire(&self, terms: Terms<'_>) -> Call {
-        let Terms { owner, lease_ms, holds, waits } = terms;
-        let (patience, waits) = (millis(self.patience), u32::from(waits));
+        let Terms { owner, lease_ms, holds, waits, turn } = terms;
+        let patience = millis(self.patience);
+        // what is granted lives for a patience at first, which must not be longer than it should
+        let turn = turn.filter(|_| self.grants && patience <= lease_ms);
+        let waits = turn.map_or(u32::from(waits), Turn::number);
         let args = [owner.into(), lease_ms.into(), holds.into(), patience.into(), waits.into(), (&self.channel).into()];
         Call::new(&ACQUIRE, self.keys(), args)
     }
 
     fn release(&self, owner: &OwnerId, holds: u32) -> Call {
-        Call::new(&RELEASE, self.keys(), [owner.into(), holds.into(), (&self.channel).into()])
+        let grant = if self.grants { millis(self.patience) } else { 0 };
+        Call::new(&RELEASE, self.keys(), [owner.into(), holds.into(), (&self.channel).into(), grant.into()])
     }
 
     /// Nobody is told: who comes next, the queue says.

@@ -104,7 +104,7 @@ mod tests {
     fn a_kind_is_a_description() {
         let lock = Reentrant::new(&LockName::new("", "orders:7", 1024).unwrap());
         let owner = OwnerId::named(&ClientId::random(), "me").unwrap();
-        let terms = Terms { owner: &owner, lease_ms: 30_000, holds: 1, waits: false };
+        let terms = Terms { owner: &owner, lease_ms: 30_000, holds: 1, waits: false, turn: None };
         for call in [lock.acquire(terms), lock.release(&owner, 0), lock.force_release(), lock.inspect()] {
             assert_eq!(call.keys.len(), 1, "{}", call.script.name);
             assert_eq!(&*call.keys[0], "orders:7");

@@ -31,7 +31,7 @@ pub(crate) use self::{
     acks::Acks,
     bundle::Bundle,
     link::{Epoch, Link},
-    reply::{Acquired, Forced, Guarded, Inspected, Released, Renewed},
+    reply::{Acquired, Forced, Guarded, Inspected, Released, Renewed, Score},
     route::Route,
     script::{Arg, Arity, Call, Script, script},
     wire::{Heard, Sink, Value, has_io_here},

@@ -21,10 +21,23 @@ pub(crate) enum Acquired {
         ttl: Option<Duration>,
         /// How many wait before this owner, if the lock has a queue.
         ahead: Option<u32>,
+        /// What a release will call its place, should it grant the lock.
+        place: Option<Score>,
     },
     /// A re-entry into a lock that this owner does not hold.
     Lost,
     WrongKind,
+}
+
+/// A score, as the server prints it. Versions print the same one in different ways.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Score(u64);
+
+impl Score {
+    pub(crate) fn parse(text: &[u8]) -> Option<Self> {
+        let score: f64 = std::str::from_utf8(text).ok()?.parse().ok()?;
+        score.is_finite().then(|| Self(score.to_bits()))
+    }
 }
 
 /// What a release script answered.
@@ -99,9 +112,17 @@ pub(crate) fn acquired(value: &Value) -> Result<Acquired, StoreError> {
                 let token = u64::try_from(*token).ok().and_then(NonZeroU64::new);
                 Acquired::Yes { token: Some(token.ok_or_else(nonsense)?) }
             }
-            [Value::Integer(0), Value::Integer(millis @ -1..)] => Acquired::Busy { ttl: ttl(*millis), ahead: None },
-            [Value::Integer(0), Value::Integer(millis @ -1..), Value::Integer(ahead)] => {
-                Acquired::Busy { ttl: ttl(*millis), ahead: Some(u32::try_from(*ahead).map_err(|_| nonsense())?) }
+            [Value::Integer(0), Value::Integer(millis @ -1..)] => {
+                Acquired::Busy { ttl: ttl(*millis), ahead: None, place: None }
+            }
+            [Value::Integer(0), Value::Integer(millis @ -1..), Value::Integer(ahead), place @ ..] => {
+                let ahead = Some(u32::try_from(*ahead).map_err(|_| nonsense())?);
+                let place = match place {
+                    [] => None,
+                    [Value::Text(place)] => Some(Score::parse(place).ok_or_else(nonsense)?),
+                    _ => return Err(nonsense()),
+                };
+                Acquired::Busy { ttl: ttl(*millis), ahead, place }
             }
             _ => return Err(nonsense()),
         },
@@ -119,7 +140,7 @@ pub(crate) fn acquired_together(value: &Value, locks: usize) -> Result<Option<(u
     let [Value::Integer(number @ 1..), Value::Integer(why)] = parts else { return Err(nonsense(value)) };
     let why = match why {
         -3 => Acquired::WrongKind,
-        -1.. => Acquired::Busy { ttl: ttl(*why), ahead: None },
+        -1.. => Acquired::Busy { ttl: ttl(*why), ahead: None, place: None },
         _ => return Err(nonsense(value)),
     };
     match usize::try_from(*number) {
@@ -232,13 +253,24 @@ mod tests {
 
     #[test]
     fn answers_are_read_strictly() {
-        let busy = |ttl, ahead| Acquired::Busy { ttl, ahead };
+        let busy = |ttl, ahead| Acquired::Busy { ttl, ahead, place: None };
         let millis = Duration::from_millis;
         assert_eq!(acquired(&Value::Integer(1)).unwrap(), Acquired::Yes { token: None });
         assert_eq!(acquired(&list(&[1, 7])).unwrap(), Acquired::Yes { token: NonZeroU64::new(7) });
         assert_eq!(acquired(&list(&[0, 0])).unwrap(), busy(Some(Duration::ZERO), None));
         assert_eq!(acquired(&list(&[0, 1])).unwrap(), busy(Some(millis(1)), None));
         assert_eq!(acquired(&list(&[0, 7, 2])).unwrap(), busy(Some(millis(7)), Some(2)));
+        let place =
+            |text| Value::Array(vec![Value::Integer(0), Value::Integer(7), Value::Integer(2), Value::text(text)]);
+        let (ttl, ahead) = (Some(millis(7)), Some(2));
+        let granted = |text| Acquired::Busy { ttl, ahead, place: Score::parse(text) };
+        assert_eq!(
+            acquired(&place("1764099690123.0029")).unwrap(),
+            granted(b"1764099690123.0029296875"),
+            "as a number"
+        );
+        assert_ne!(acquired(&place("1764099690123.0029")).unwrap(), granted(b"1764099690123.0039"));
+        assert!(acquired(&place("soon")).is_err());
         // H3: a record without a TTL is busy, never acquired
         assert_eq!(acquired(&list(&[0, -1])).unwrap(), busy(None, None));
         assert_eq!(acquired(&Value::Integer(-2)).unwrap(), Acquired::Lost);

@@ -210,7 +210,7 @@ fn a_file_uses_its_own_floor_and_those_below() {
 }
 
 /// The parts of the engine, from the bottom up.
-const ENGINE: [&str; 34] = [
+const ENGINE: [&str; 35] = [
     "failure",
     "refusal",
     "retry",
@@ -223,6 +223,7 @@ const ENGINE: [&str; 34] = [
     "state",
     "transitions",
     "baton",
+    "turn",
     "hold",
     "holds",
     "jobs",

@@ -17,6 +17,7 @@ pub(crate) const LOCKS: u64 = 2;
 pub(crate) const MOST_PROCESSES: usize = 40;
 /// The watchdog timeout.
 pub(crate) const TTL: u64 = 3 * SECOND;
+/// The longest patience of a waiter in a fair queue.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Which locks are taken.
@@ -234,6 +235,11 @@ impl Plan {
         let mut rng = Rng(self.seed ^ 0xc10c);
         let clocks = MOST_PROCESSES + self.kind.servers();
         (0..clocks).map(|_| Clock::new(rng.between(0, 2 * self.drift as u64) as i64 - self.drift)).collect()
+    }
+
+    /// How long a silent waiter keeps its place: where that is no longer than a lease, releases grant the lock.
+    pub(crate) fn patience(&self) -> Duration {
+        if self.seed.is_multiple_of(2) { PATIENCE } else { Duration::from_nanos(TTL) }
     }
 
     /// How long a lock may be free while somebody waits for it.

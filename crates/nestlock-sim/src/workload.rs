@@ -17,7 +17,7 @@ use crate::{
     faults,
     kernel::{self, MILLI, Rng, SECOND, note, now},
     net::{self, Cut},
-    plan::{Choice, MOST_PROCESSES, PATIENCE, Plan, TTL},
+    plan::{Choice, MOST_PROCESSES, Plan, TTL},
 };
 
 /// No new locking before the end; what remains has to come to one.
@@ -161,8 +161,8 @@ async fn app(urls: Vec<String>, process: usize, plan: Plan, orders: Arc<Orders>)
         let mut clients = Vec::new();
         for url in &urls {
             loop {
-                let builder = LockClient::builder().watchdog_timeout(Duration::from_nanos(TTL)).fair_patience(PATIENCE);
-                match builder.connect(url).await {
+                let builder = LockClient::builder().watchdog_timeout(Duration::from_nanos(TTL));
+                match builder.fair_patience(plan.patience()).connect(url).await {
                     Ok(client) => break clients.push(client),
                     Err(error) => count_error(&error),
                 }

@@ -31,6 +31,7 @@ fn entered(holds: &Holds, hold: &Arc<Hold>, sent: Instant, lease: Duration) -> O
     };
     let grant = Grant {
         sent,
+        first: None,
         lease: Lease::Fixed(Millis::of(lease)),
         kept_every: None,
         token: None,

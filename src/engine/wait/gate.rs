@@ -8,7 +8,7 @@ use std::sync::{Arc, PoisonError};
 use super::relay::Relay;
 use crate::{
     clock::Instant,
-    engine::{baton::Baton, kind::Kind},
+    engine::{baton::Baton, kind::Kind, turn::Granted},
     meter::Source,
     sync::{
         Mutex, MutexGuard, Semaphore,
@@ -28,6 +28,8 @@ pub(crate) struct Gate {
     together: Option<Box<Side>>,
     /// Where its waiters hand the lock on.
     pub(crate) relay: Relay,
+    /// Who was granted the lock last.
+    granted: Mutex<Option<Granted>>,
     /// Listening was asked for, and nobody has stopped since. Sequentially consistent, as the number of waiters: a waiter is
     /// counted and then looks here, whoever stops says so here and then counts, and one must see the other.
     listened: AtomicBool,
@@ -115,6 +117,7 @@ impl Gate {
             alone: Side::new(),
             together: kind.about().has_two_sides().then(|| Box::new(Side::new())),
             relay: Relay::new(),
+            granted: Mutex::new(None),
             listened: AtomicBool::new(true),
             was_live: AtomicBool::new(false),
             by_reconnect: AtomicBool::new(false),
@@ -160,6 +163,20 @@ impl Gate {
             Some(_) => self.wake_all(),
             None => self.alone.wake_one(),
         }
+    }
+
+    /// The lock was granted to one.
+    pub(super) fn grant(&self, granted: Granted) {
+        *self.granted() = Some(granted);
+        self.wake_one();
+    }
+
+    pub(super) fn take_granted(&self) -> Option<Granted> {
+        self.granted().take()
+    }
+
+    fn granted(&self) -> MutexGuard<'_, Option<Granted>> {
+        self.granted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The lock may be free for many: but only one of those who want it alone can have it.

@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     clock::Instant,
-    engine::core::Core,
+    engine::{core::Core, turn::Granted},
     error::StoreErrorKind,
     log,
     store::{Heard, Link},
@@ -44,7 +44,10 @@ pub(crate) fn deliver(hub: &Hub, heard: Heard<'_>) {
     match text {
         b"0" => gate.wake_one(),
         b"1" => gate.wake_all(),
-        _ => log::later!(DEBUG, channel = channel; "ignoring a message that is neither 0 nor 1"),
+        _ => match Granted::parse(text) {
+            Some(granted) => gate.grant(granted),
+            None => log::later!(DEBUG, channel = channel; "ignoring a message of another program"),
+        },
     }
 }
 

@@ -6,7 +6,7 @@ use std::{
     pin::pin,
     sync::{
         Arc,
-        atomic::{AtomicUsize, Ordering::SeqCst},
+        atomic::{AtomicU32, AtomicUsize, Ordering::SeqCst},
     },
 };
 
@@ -76,6 +76,7 @@ impl World {
             signals,
             janitor,
             relays: mpsc::unbounded_channel().0,
+            turns: AtomicU32::new(0),
             runtime: stopped(),
             closed: AtomicBool::new(false),
         });

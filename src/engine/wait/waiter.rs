@@ -105,8 +105,12 @@ impl Core {
 impl<'a> Waiter<'a> {
     /// Keeps a place in the queue for as long as it waits.
     pub(crate) fn keep(&mut self, place: Option<Place<'a>>) {
-        // one is enough; a waiter that listened before its first try had none
-        self.place = self.place.take().or(place.map(Box::new));
+        match (&mut self.place, place) {
+            // one is enough
+            (Some(kept), Some(place)) => kept.look = place.look,
+            (kept, Some(place)) => *kept = Some(Box::new(place)),
+            (_, None) => {}
+        }
     }
 
     /// It has the lock: where the channel is its owner's alone, the owner's next waiter can re-enter.
@@ -158,6 +162,15 @@ impl<'a> Waiter<'a> {
             ticket
         };
         self.gate.relay.take(take)
+    }
+
+    /// Takes what the last holder's release granted.
+    pub(crate) fn take_granted(&self, hold: &Arc<Hold>, request: &Request, lease: Lease) -> Option<Ticket> {
+        let granted = self.gate.take_granted()?;
+        let look = self.place.as_ref()?.look?;
+        let (epoch, now) = (self.core.epoch(hold), Instant::now());
+        let grant = look.grant(granted, lease, epoch, now)?;
+        hold.change(|state, effects| state.take_granted(request, &grant, epoch, now, effects))
     }
 
     /// Whether something is handed on: whose permit was for naught need not tell the next one.

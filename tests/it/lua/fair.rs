@@ -76,7 +76,7 @@ impl Fair {
     }
 
     fn release(&self, owner: &str, holds: &str) -> Reply {
-        self.run(RELEASE, &KEYS, &[owner, holds, CHANNEL])
+        self.run(RELEASE, &KEYS, &[owner, holds, CHANNEL, "0"])
     }
 
     fn queue(&self) -> Vec<String> {
@@ -128,13 +128,6 @@ impl Fair {
     fn silence(&self, owner: &str) {
         self.set_up(&["ZADD", SEEN, "1", owner]);
         self.set_up(&["ZADD", TIMEOUTS, "1", owner]);
-    }
-
-    fn limited(&self, denied: &str) -> crate::support::wire::Wire {
-        self.set_up(&["ACL", "SETUSER", "limited", "reset", "on", ">pw", "~*", "&*", "+@all", &format!("-{denied}")]);
-        let mut wire = self.server.wire();
-        wire.call(&["AUTH", "limited", "pw"]).unwrap();
-        wire
     }
 }
 
@@ -527,7 +520,7 @@ fn f30_fair_scripts_leave_other_hashes_alone() {
             assert_eq!(answer, Reply::Int(-3), "{fields:?}");
         }
         assert_eq!(fair.untouched(FORCE, &KEYS[..2], &[CHANNEL]), Reply::Int(-3), "{fields:?}");
-        assert_eq!(fair.untouched(RELEASE, &KEYS, &[A, "0", CHANNEL]), Reply::Nil, "{fields:?}");
+        assert_eq!(fair.untouched(RELEASE, &KEYS, &[A, "0", CHANNEL, "0"]), Reply::Nil, "{fields:?}");
     }
 }
 
@@ -551,7 +544,7 @@ fn f29_fair_scripts_refuse_keys_of_another_type_and_touch_nothing() {
                 for (script, keys, args) in [
                     (ACQUIRE, &KEYS[..], &[B, "30000", "1", "5000", "1", CHANNEL] as &[&str]),
                     (ACQUIRE, &KEYS[..], &[B, "30000", "1", "5000", "0", CHANNEL]),
-                    (RELEASE, &KEYS[..], &[A, "0", CHANNEL]),
+                    (RELEASE, &KEYS[..], &[A, "0", CHANNEL, "0"]),
                     (FORCE, &KEYS[..2], &[CHANNEL]),
                 ] {
                     let before = fair.snapshot();
@@ -589,8 +582,8 @@ fn h1_h2_f39_fair_acquire_refuses_leases_and_patiences_that_are_none() {
             }
         }
         for number in none.iter().filter(|number| **number != "0") {
-            fair.refused(RELEASE, &KEYS, &[A, number, CHANNEL]);
-            fair.refused(RELEASE, &KEYS, &[B, number, CHANNEL]);
+            fair.refused(RELEASE, &KEYS, &[A, number, CHANNEL, "0"]);
+            fair.refused(RELEASE, &KEYS, &[B, number, CHANNEL, "0"]);
         }
     }
 }
@@ -674,7 +667,7 @@ fn release_to_zero_answers_1_and_tells_the_head_alone() {
     assert_eq!(head.heard(&fair), ["0"]);
     nothing_was_said(&fair, &mut ears);
     // a second send finds nothing, which after the first means that it worked
-    assert_eq!(fair.untouched(RELEASE, &KEYS, &[A, "0", CHANNEL]), Reply::Nil);
+    assert_eq!(fair.untouched(RELEASE, &KEYS, &[A, "0", CHANNEL, "0"]), Reply::Nil);
     assert_eq!(head.heard(&fair), [] as [&str; 0], "said once only");
 }
 
@@ -690,7 +683,7 @@ fn release_of_some_holds_answers_0_and_tells_nobody() {
         assert_eq!(fair.release(A, &holds.to_string()), Reply::Int(0));
         assert_eq!(fair.server.record(LOCK), [(A.to_owned(), holds)]);
     }
-    assert_eq!(fair.untouched(RELEASE, &KEYS, &[A, "9", CHANNEL]), Reply::Int(0), "a release never adds holds");
+    assert_eq!(fair.untouched(RELEASE, &KEYS, &[A, "9", CHANNEL, "0"]), Reply::Int(0), "a release never adds holds");
     assert_eq!(fair.expires(LOCK), expires);
     fair.assert_queue(&[B]);
     nothing_was_said(&fair, &mut ears);
@@ -704,11 +697,11 @@ fn r43_f38_fair_release_by_somebody_else_answers_nil() {
     let mut ears = [fair.listen(&own_channel(C))];
     for holds in ["0", "1"] {
         for owner in [B, R, &A[..36], &format!("{A}.1")] {
-            assert_eq!(fair.untouched(RELEASE, &KEYS, &[owner, holds, CHANNEL]), Reply::Nil);
+            assert_eq!(fair.untouched(RELEASE, &KEYS, &[owner, holds, CHANNEL, "0"]), Reply::Nil);
         }
     }
     // a partial release by a waiter is no leave
-    assert_eq!(fair.untouched(RELEASE, &KEYS, &[C, "1", CHANNEL]), Reply::Nil);
+    assert_eq!(fair.untouched(RELEASE, &KEYS, &[C, "1", CHANNEL, "0"]), Reply::Nil);
     nothing_was_said(&fair, &mut ears);
 }
 
@@ -723,7 +716,7 @@ fn release_to_zero_by_a_waiter_leaves_the_queue_and_nobody_elses_place() {
     let scores = (fair.score(B), fair.score(R));
     assert_eq!(fair.release(C, "0"), Reply::Nil);
     fair.assert_queue(&[B, R]);
-    assert_eq!(fair.untouched(RELEASE, &KEYS, &[C, "0", CHANNEL]), Reply::Nil, "sent twice");
+    assert_eq!(fair.untouched(RELEASE, &KEYS, &[C, "0", CHANNEL, "0"]), Reply::Nil, "sent twice");
     assert_eq!((fair.score(B), fair.score(R)), scores);
     assert_eq!(fair.release(B, "0"), Reply::Nil);
     fair.assert_queue(&[R]);
@@ -776,7 +769,7 @@ fn release_to_zero_takes_the_place_back_from_beside_data_of_any_kind() {
         }
         assert!(fair.snapshot().contains(&record), "{data:?}");
         nothing_was_said(&fair, &mut ears);
-        assert_eq!(fair.untouched(RELEASE, &KEYS, &[A, "1", CHANNEL]).is_error(), data[0] != "HSET", "{data:?}");
+        assert_eq!(fair.untouched(RELEASE, &KEYS, &[A, "1", CHANNEL, "0"]).is_error(), data[0] != "HSET", "{data:?}");
         for owner in [C, R] {
             if data[2] != A || owner != C {
                 assert_eq!(fair.release(owner, "0"), Reply::Nil);
@@ -848,10 +841,10 @@ fn f28_a_fair_release_that_may_not_publish_changes_nothing() {
         assert!(reply.is_error(), "{script}: {reply:?}");
         assert_eq!(fair.snapshot(), before, "{script} {args:?}");
     };
-    refused(RELEASE, &KEYS, &[A, "0", CHANNEL]);
+    refused(RELEASE, &KEYS, &[A, "0", CHANNEL, "0"]);
     refused(FORCE, &KEYS[..2], &[CHANNEL]);
     fair.set_up(&["DEL", LOCK]);
-    refused(RELEASE, &KEYS, &[B, "0", CHANNEL]);
+    refused(RELEASE, &KEYS, &[B, "0", CHANNEL, "0"]);
 }
 
 // --- force_release ---

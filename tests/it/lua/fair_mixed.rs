@@ -60,6 +60,10 @@ struct One {
     dies: i64,
     /// Redisson has put it out, by its own rule.
     out: bool,
+    /// How it waits: by its turn, if a release may grant it the lock.
+    waits: String,
+    /// It was granted the lock, and has not heard of it.
+    granted: bool,
 }
 
 struct Play {
@@ -75,6 +79,7 @@ struct Play {
     /// Before the last script: the scores, and whether it was free.
     before: (BTreeMap<String, f64>, bool),
     put_out: usize,
+    granted: usize,
     /// Since when it is free, and somebody who lives waits for it.
     idle: Option<i64>,
     worst_idle: i64,
@@ -98,6 +103,7 @@ impl Play {
             order: vec![],
             before: (BTreeMap::new(), true),
             put_out: 0,
+            granted: 0,
             idle: None,
             worst_idle: 0,
             served: 0,
@@ -132,14 +138,15 @@ impl Play {
         if reply == ACQUIRED {
             return None;
         }
-        let [Reply::Int(0), Reply::Int(hint), Reply::Int(_)] = reply.list() else { panic!("{reply:?}") };
+        let [Reply::Int(0), Reply::Int(hint), Reply::Int(_), ..] = reply.list() else { panic!("{reply:?}") };
         Some(POLL_CAP.min(hint + 1))
     }
 
     fn give_back(&mut self, name: &str) -> Reply {
         let RFairLock { name: lock, queue, timeouts, channel } = &self.java;
         let keys = ["EVALSHA", &self.release, "4", lock, queue, timeouts, SEEN];
-        self.wire.call(&[&keys[..], &[name, "0", channel]].concat()).unwrap()
+        let grant = self.world.patience.to_string();
+        self.wire.call(&[&keys[..], &[name, "0", channel, &grant]].concat()).unwrap()
     }
 
     /// One more comes, and takes a place or the lock.
@@ -156,7 +163,10 @@ impl Play {
         } else {
             i64::MAX
         };
-        self.all.insert(name.clone(), One { life: Life::Waits, java, due: now, dies, out: false });
+        // half of ours
+        let waits = if self.born.is_multiple_of(2) { 1 } else { 2 + self.born % 1022 }.to_string();
+        let one = One { life: Life::Waits, java, due: now, dies, out: false, waits, granted: false };
+        self.all.insert(name.clone(), one);
         self.order.push(name.clone());
         self.act(&name, now);
     }
@@ -173,7 +183,7 @@ impl Play {
             (Life::Waits, java) => {
                 let sleep = match java {
                     Some((wait, _)) => self.java.wait(&mut self.wire, name, now, wait, LEASE),
-                    None => self.look(name, "1"),
+                    None => self.look(name, &self.all[name].waits.clone()),
                 };
                 let late = self.rng.random_range(0..LATE);
                 let hold = self.rng.random_range(0..=self.world.hold);
@@ -188,7 +198,9 @@ impl Play {
                     }
                 } else {
                     (one.life, one.due) = (Life::Holds, now + hold);
-                    if out {
+                    if one.granted {
+                        // its turn was when that was granted
+                    } else if out {
                         assert!(self.order.is_empty(), "out of turn: {:#?}", self.order);
                     } else {
                         assert_eq!(
@@ -230,13 +242,25 @@ impl Play {
         self.wire.call(&["PUBLISH", "end", "end"]).unwrap();
         loop {
             let message = self.ears.read().unwrap();
-            let [_, _, channel, _] = message.list() else { panic!("{message:?}") };
+            let [_, _, channel, text] = message.list() else { panic!("{message:?}") };
             if channel.text() == "end" {
                 return;
             }
             let name = channel.text().strip_prefix(&format!("{}:", self.java.channel)).unwrap().to_owned();
             let late = self.rng.random_range(0..LATE);
-            if let Some(one) = self.all.get_mut(&name).filter(|one| one.life == Life::Waits) {
+            if text.text() != "0" && self.all[&name].life == Life::Waits {
+                assert_eq!(self.order.first(), Some(&name), "out of turn: {:#?}", self.order);
+                self.order.remove(0);
+                let (heard, hold) = (self.rng.random_range(0..10) > 0, self.rng.random_range(0..=self.world.hold));
+                let one = self.all.get_mut(&name).unwrap();
+                // else it finds out by its next look
+                if heard {
+                    (one.life, one.due) = (Life::Holds, now + late + hold);
+                    self.served += 1;
+                }
+                one.granted = true;
+                self.granted += 1;
+            } else if let Some(one) = self.all.get_mut(&name).filter(|one| one.life == Life::Waits) {
                 one.due = one.due.min(now + late);
             }
         }
@@ -258,7 +282,7 @@ impl Play {
         }
         queue.retain(|name| self.order.contains(name));
         assert_eq!(queue, self.order, "in the queue, and in the order of requests");
-        let held = self.all.values().any(|one| one.life == Life::Holds);
+        let held = self.all.values().any(|one| one.life == Life::Holds || one.granted && one.life == Life::Waits);
         if held || self.order.is_empty() {
             self.idle = None;
         } else {
@@ -293,7 +317,9 @@ impl Play {
                 }
                 break;
             };
-            if now >= renewed + LEASE / 3 {
+            // what was granted lives for a patience at first
+            let third = self.world.patience.min(LEASE) / 3;
+            if now >= renewed + third && self.all.values().any(|one| one.life == Life::Holds) {
                 // the watchdog of whoever holds it
                 self.wire
                     .call(&["EVAL", "return redis.call('pexpire', KEYS[1], ARGV[1])", "1", LOCK, "120000"])
@@ -301,7 +327,7 @@ impl Play {
                 renewed = now;
             }
             if due > now {
-                let step = (due - now).min(LEASE / 3);
+                let step = (due - now).min(third);
                 self.server.advance(Duration::from_millis(step as u64));
                 if due > now + step {
                     continue;
@@ -338,18 +364,19 @@ impl Play {
 }
 
 fn play(what: &str, world: World, rounds: u64, allowed: i64) -> usize {
-    let mut put_out = 0;
+    let (mut put_out, mut granted) = (0, 0);
     for seed in 0..rounds {
         let mut play = Play::new(world, seed);
         play.run(60, 12);
         let Play { served, born, worst_idle, .. } = play;
-        put_out += play.put_out;
+        (put_out, granted) = (put_out + play.put_out, granted + play.granted);
         println!(
-            "{what}, {seed}: {served} of {born} served, {} put out by Redisson, idle {worst_idle} ms",
-            play.put_out
+            "{what}, {seed}: {served} of {born} served, {} were granted it, {} put out by Redisson, idle {worst_idle} ms",
+            play.granted, play.put_out
         );
         assert!(worst_idle <= allowed, "idle for {worst_idle} ms, not {allowed}");
     }
+    assert!(granted > 0, "nobody was granted the lock");
     put_out
 }
 

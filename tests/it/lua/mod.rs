@@ -1,6 +1,7 @@
 //! The scripts, each alone: sent as text over a plain connection, below nestlock's own code.
 
 mod fair;
+mod fair_grants;
 mod fair_mixed;
 mod fenced;
 mod read_write;
@@ -65,6 +66,14 @@ pub struct Bench {
 }
 
 impl Bench {
+    /// A user that may do anything but one thing.
+    pub fn limited(&self, denied: &str) -> Wire {
+        self.set_up(&["ACL", "SETUSER", "limited", "reset", "on", ">pw", "~*", "&*", "+@all", &format!("-{denied}")]);
+        let mut wire = self.server.wire();
+        wire.call(&["AUTH", "limited", "pw"]).unwrap();
+        wire
+    }
+
     pub fn new() -> Self {
         Self::on(Server::start())
     }

@@ -996,8 +996,11 @@ fn r52_plain_scripts_leave_a_read_write_record_alone() {
             assert_eq!(bench.untouched("fair/acquire", &[LOCK, queue, timeouts, seen], &args), wrong);
         }
         for holds in ["0", "1"] {
-            assert_eq!(bench.untouched("reentrant/release", &[LOCK], &[A, holds, "c"]), Reply::Nil);
-            assert_eq!(bench.untouched("fair/release", &[LOCK, queue, timeouts, seen], &[A, holds, "c"]), Reply::Nil);
+            assert_eq!(bench.untouched("reentrant/release", &[LOCK], &[A, holds, "c", "0"]), Reply::Nil);
+            assert_eq!(
+                bench.untouched("fair/release", &[LOCK, queue, timeouts, seen], &[A, holds, "c", "0"]),
+                Reply::Nil
+            );
         }
         assert_eq!(bench.untouched("reentrant/inspect", &[LOCK], &[]), Reply::Int(-3));
         assert_eq!(bench.untouched("reentrant/force_release", &[LOCK], &["c"]), Reply::Int(-3));

@@ -101,9 +101,13 @@ fn cases() -> Vec<Case> {
     of("fair/acquire", &FAIR, &[A, "30000", "2", "5000", "1", CHANNEL], &[held]);
     let queues = [queue(&[gone, next], held), queue(&[next, A], others), queue(&[A, next], ""), held.to_owned()];
     for state in &queues {
-        of("fair/release", &FAIR, &[A, "0", CHANNEL], &[state]);
+        of("fair/release", &FAIR, &[A, "0", CHANNEL, "0"], &[state]);
     }
-    of("fair/release", &FAIR, &[A, "1", CHANNEL], &[twice]);
+    // one with a turn, which is granted the lock
+    let turn = seen(next, "9000000000000.5", &queue(&[gone, next], held));
+    of("fair/release", &FAIR, &[A, "0", CHANNEL, "5000"], &[&turn, &format!("{turn};PERSIST l")]);
+    of("fair/acquire", &FAIR, &[A, "30000", "1", "5000", "2", CHANNEL], &[others, &waits[4]]);
+    of("fair/release", &FAIR, &[A, "1", CHANNEL, "5000"], &[twice]);
     of("fair/force_release", &FAIR[..2], &[CHANNEL], &[&queues[0]]);
 
     let text = &*format!("SET l {A} PX 20000");

@@ -70,7 +70,7 @@ impl Server {
         let (owner, record) = (&sent.owner, &mut self.record);
         match sent.verb {
             Verb::Acquire { holds } => {
-                let terms = Terms { owner, lease_ms: Millis::of(TTL).get(), holds, waits: false };
+                let terms = Terms { owner, lease_ms: Millis::of(TTL).get(), holds, waits: false, turn: None };
                 match scripts::acquire(record, &LOCK.acquire(terms)) {
                     Acquired::Yes { token: None } => Answer::Held,
                     Acquired::Busy { .. } => Answer::Busy,
