@@ -28,6 +28,7 @@ mod contract;
 mod crash;
 mod fair;
 mod fenced;
+mod grants;
 mod handover;
 mod house;
 mod identity;

@@ -17,6 +17,7 @@ use crate::{
     store::tests::scripts::GRAIN,
 };
 
+mod grants;
 mod model;
 mod server;
 
@@ -37,6 +38,7 @@ enum Step {
     Acquire { fate: Fate, watched: bool, after_loss: bool, waits: bool },
     LeaveQueue,
     SomebodyAcquires,
+    SomebodyGrants { heard: bool },
     Settle(Fate),
     Leave(usize),
     LeaveWithoutGuard,
@@ -62,6 +64,7 @@ fn steps() -> impl Strategy<Value = Step> {
             .prop_map(|(fate, watched, after_loss, waits)| Step::Acquire { fate, watched, after_loss, waits }),
         2 => Just(Step::LeaveQueue),
         1 => Just(Step::SomebodyAcquires),
+        2 => any::<bool>().prop_map(|heard| Step::SomebodyGrants { heard }),
         6 => fates().prop_map(Step::Settle),
         5 => (0..4_usize).prop_map(Step::Leave),
         1 => Just(Step::LeaveWithoutGuard),
@@ -235,6 +238,9 @@ impl World {
             Step::SomebodyAcquires if self.server.record.is_none() => {
                 let owner = OwnerId::named(&ClientId::random(), "somebody").unwrap();
                 self.server.execute(&Sent { owner, verb: Verb::Acquire { holds: 1 }, epoch: self.epoch });
+            }
+            Step::SomebodyGrants { heard } if self.state.server == ServerSide::Waits && self.waiters > 0 => {
+                self.granted(heard, effects);
             }
             Step::Settle(fate) => {
                 let Some(request) = self.state.plan_release() else { return };

@@ -1,0 +1,47 @@
+//! A fair lock that was granted to a waiter.
+
+use super::{Guard, TTL, World};
+use crate::{
+    engine::{
+        generation::{Copied, Grant},
+        kind::About,
+        lease::{Lease, Millis},
+        state::{Around, Door, Effects, Planned},
+    },
+    store::tests::scripts::Record,
+};
+
+impl World {
+    /// The release of somebody else's made this owner the holder, of which it may have heard.
+    pub(super) fn granted(&mut self, heard: bool, effects: &mut Effects) {
+        let owner = self.state.owner.clone();
+        self.server.record = Some(Record { owner: owner.as_str().into(), count: 1, ttl: TTL });
+        let about = About { queues: true, ..About::plain("fair") };
+        let door = Door { about, waits: true, adopts: None, max_holds: 5, after_loss: false };
+        let around =
+            Around { caller: &owner, sibling: None, lost_sibling: None, suffix: self.suffix, value_in_doubt: false };
+        if !heard {
+            return;
+        }
+        let Planned::Send(request) = self.state.plan(door, around, self.now, effects) else { return };
+        self.state.send(&request, self.epoch, self.now);
+        let ttl = Millis::of(TTL);
+        let grant = Grant {
+            sent: self.now,
+            lease: Lease::Watched { ttl, times: None },
+            first: Some((self.now, ttl)),
+            kept_every: None,
+            token: None,
+            copied: Copied::default(),
+        };
+        match self.state.take_granted(&request, &grant, self.epoch, self.now, effects) {
+            Some(ticket) => {
+                assert_eq!(request.owner, owner, "under the name of its place");
+                (self.count, self.tampered) = (1, false);
+                self.guards.push(Guard { ticket, end: None });
+            }
+            // it asks, and is not heard
+            None => self.state.not_executed(&request),
+        }
+    }
+}

@@ -1,0 +1,238 @@
+//! Fair locks that a release grants to the next waiter: what that saves, whom it is for, and what becomes of it if nobody takes it.
+
+use std::{future::Future, pin::Pin, time::Duration};
+
+use nestlock::{AcquireOptions, Lock, LockClient, LockGuard, Result};
+
+use crate::{
+    contract::nothing_is_left,
+    support::{Server, child::Worker, eventually, within},
+};
+
+const LOCK: &str = "fair:l";
+const QUEUE: &str = "redisson_lock_queue:{fair:l}";
+const CHANNEL: &str = "redisson_lock__channel:{fair:l}";
+/// So far beyond each test's patience that nobody looks by itself.
+const NEVER: Duration = Duration::from_secs(600);
+
+fn ms(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+/// A client whose waiters are woken by messages alone.
+async fn deaf_to_time(server: &Server) -> LockClient {
+    let client = server.client_with(|c| c.poll_cap(NEVER).watchdog_timeout(9 * NEVER).fair_patience(6 * NEVER)).await;
+    client.fair_lock("warm").unwrap().lock().await.unwrap().unlock().await.unwrap();
+    client
+}
+
+fn fair(client: &LockClient) -> Lock {
+    client.fair_lock(LOCK).unwrap()
+}
+
+fn queue(server: &Server) -> Vec<String> {
+    server.call(&["LRANGE", QUEUE, "0", "-1"]).list().iter().map(|owner| owner.text().to_owned()).collect()
+}
+
+type Waiting<'a> = Pin<Box<dyn Future<Output = Result<LockGuard>> + Send + 'a>>;
+
+/// One more in the queue, which listens and has looked; it is polled no more for now.
+async fn waits<'a>(server: &Server, future: impl Future<Output = Result<LockGuard>> + Send + 'a) -> Waiting<'a> {
+    let (mut future, before) = (Box::pin(future), queue(server).len());
+    let scripts = server.script_count();
+    let listens = async {
+        eventually("it has its place, and has looked again", || async {
+            queue(server).len() > before && server.script_count() >= scripts + 2
+        })
+        .await;
+        // for the answer of that look: a waiter without it would ask
+        tokio::time::sleep(ms(50)).await;
+    };
+    tokio::select! {
+        guard = &mut future => panic!("it does not wait: {guard:?}"),
+        () = listens => future,
+    }
+}
+
+async fn soon(waiting: Waiting<'_>) -> LockGuard {
+    tokio::time::timeout(Duration::from_secs(10), waiting).await.expect("the lock, soon").unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_release_of_one_is_the_acquire_of_the_next() {
+    let server = Server::start();
+    let (a, b) = (deaf_to_time(&server).await, deaf_to_time(&server).await);
+    let (here, there) = (fair(&a), fair(&b));
+    for _ in 0..3 {
+        let guard = here.lock().await.unwrap();
+        let waiting = waits(&server, there.lock()).await;
+        let before = server.script_count();
+        guard.unlock().await.unwrap();
+        let guard = soon(waiting).await;
+        assert_eq!(server.script_count() - before, 1, "nobody asked");
+        assert_eq!(server.record(LOCK), [(guard.owner().to_string(), 1)]);
+        let nested = there.lock().await.unwrap();
+        assert_eq!(server.record(LOCK), [(guard.owner().to_string(), 2)]);
+        nested.unlock().await.unwrap();
+        guard.unlock().await.unwrap();
+        nothing_is_left(&server, &[&a, &b]).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whoever_wants_more_than_a_grant_gives_asks() {
+    let server = Server::start();
+    let (a, b) = (deaf_to_time(&server).await, deaf_to_time(&server).await);
+    let (here, there) = (fair(&a), fair(&b));
+    let short = |builder: nestlock::LockClientBuilder| builder.poll_cap(NEVER).fair_patience(6 * NEVER);
+    // its lease is less than what a grant gives
+    let leases_less = server.client_with(short).await;
+    let asks = server.client_with(|c| short(c).watchdog_timeout(9 * NEVER).grants(false)).await;
+    let options = |lease| AcquireOptions::new().lease(lease);
+    let doors = [fair(&leases_less), fair(&asks)];
+    let lease = Duration::from_secs(40);
+    let waiters: [Waiting<'_>; 3] =
+        [Box::pin(there.lock_with(options(lease))), Box::pin(doors[0].lock()), Box::pin(doors[1].lock())];
+    for (which, waiter) in waiters.into_iter().enumerate() {
+        let guard = here.lock().await.unwrap();
+        let waiting = waits(&server, waiter).await;
+        let before = server.script_count();
+        guard.unlock().await.unwrap();
+        let guard = soon(waiting).await;
+        assert_eq!(server.script_count() - before, 2, "waiter {which}");
+        let remaining = guard.remaining();
+        assert!(which > 0 || (ms(35_000)..lease).contains(&remaining), "{remaining:?}");
+        guard.unlock().await.unwrap();
+    }
+    // nor does anybody where the releases say no
+    let guard = doors[1].lock().await.unwrap();
+    let waiting = waits(&server, there.lock()).await;
+    let before = server.script_count();
+    guard.unlock().await.unwrap();
+    soon(waiting).await.unlock().await.unwrap();
+    assert_eq!(server.script_count() - before, 3);
+    nothing_is_left(&server, &[&a, &b, &leases_less, &asks]).await;
+}
+
+/// The record lives for a patience at first, and then for as long as it was asked to.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_granted_is_renewed_before_a_patience_is_over() {
+    let server = Server::start();
+    let settings = |builder: nestlock::LockClientBuilder| builder.fair_patience(ms(3_000)).watchdog_timeout(ms(30_000));
+    let (a, b) = (server.client_with(settings).await, server.client_with(settings).await);
+    let (here, there) = (fair(&a), fair(&b));
+    let guard = here.lock().await.unwrap();
+    let waiting = waits(&server, there.lock()).await;
+    guard.unlock().await.unwrap();
+    let guard = soon(waiting).await;
+    let (ttl, remaining) = (server.pttl(LOCK), guard.remaining());
+    assert!(ttl <= 3_000, "{ttl}");
+    assert!(remaining <= ms(3_000), "{remaining:?}");
+    eventually("it is renewed", || async { server.pttl(LOCK) > 20_000 && guard.remaining() > ms(20_000) }).await;
+    assert!(!guard.is_lost());
+    guard.unlock().await.unwrap();
+    nothing_is_left(&server, &[&a, &b]).await;
+}
+
+/// A message that came late, of a wait that is over.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_message_about_another_wait_is_not_believed() {
+    let server = Server::start();
+    let (a, b) = (deaf_to_time(&server).await, deaf_to_time(&server).await);
+    let (here, there) = (fair(&a), fair(&b));
+    let guard = here.lock().await.unwrap();
+    let mut waiting = waits(&server, there.lock()).await;
+    let seen: f64 = server.call(&["ZSCORE", "nestlock_fair_seen:{fair:l}", &queue(&server)[0]]).text().parse().unwrap();
+    for late in [seen - 1.0, seen.floor() + 1023.0 / 1024.0, seen + 1.0] {
+        let asked = server.script_count();
+        server.call(&["PUBLISH", &format!("{CHANNEL}:{}", queue(&server)[0]), &format!("{late} 3600000")]);
+        tokio::select! {
+            got = &mut waiting => panic!("somebody else holds it: {got:?}"),
+            () = eventually("it asks", || async { server.script_count() > asked }) => {}
+        }
+    }
+    assert_eq!(server.record(LOCK), [(guard.owner().to_string(), 1)]);
+    guard.unlock().await.unwrap();
+    soon(waiting).await.unlock().await.unwrap();
+    nothing_is_left(&server, &[&a, &b]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_waiter_that_is_dropped_with_what_it_was_granted_leaves_it_to_the_next() {
+    let server = Server::start();
+    let (a, b, c) = (deaf_to_time(&server).await, deaf_to_time(&server).await, deaf_to_time(&server).await);
+    let (here, there, elsewhere) = (fair(&a), fair(&b), fair(&c));
+    let guard = here.lock().await.unwrap();
+    let first = waits(&server, there.lock()).await;
+    let second = waits(&server, elsewhere.lock()).await;
+    let owner = queue(&server)[0].clone();
+    guard.unlock().await.unwrap();
+    assert_eq!(server.record(LOCK), [(owner, 1)]);
+    drop(first);
+    soon(second).await.unlock().await.unwrap();
+    nothing_is_left(&server, &[&a, &b, &c]).await;
+}
+
+/// Nobody polls it: the lock is free when its patience is over, and it waits like anybody when it is polled again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_waiter_that_is_not_polled_has_what_it_was_granted_for_a_patience() {
+    let server = Server::start();
+    let patience = ms(1_500);
+    let settings = |builder: nestlock::LockClientBuilder| builder.fair_patience(patience);
+    let (a, b) = (server.client_with(settings).await, server.client_with(settings).await);
+    let (here, there) = (fair(&a), fair(&b));
+    let guard = here.lock().await.unwrap();
+    let mut first = waits(&server, there.lock()).await;
+    let owner = queue(&server)[0].clone();
+    guard.unlock().await.unwrap();
+    assert_eq!(server.record(LOCK), [(owner, 1)]);
+    let guard = here.try_lock_for(Duration::from_secs(10)).await.unwrap().expect("free after a patience");
+    let polled = tokio::time::timeout(ms(300), &mut first).await;
+    assert!(polled.is_err(), "two guards: {polled:?}");
+    guard.unlock().await.unwrap();
+    soon(first).await.unlock().await.unwrap();
+    nothing_is_left(&server, &[&a, &b]).await;
+}
+
+/// The server has forgotten what it granted.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_granted_before_a_restart_is_asked_for() {
+    let server = Server::start();
+    let (a, b, c) = (deaf_to_time(&server).await, deaf_to_time(&server).await, deaf_to_time(&server).await);
+    let (here, there, elsewhere) = (fair(&a), fair(&b), fair(&c));
+    let guard = here.lock().await.unwrap();
+    let mut first = waits(&server, there.lock()).await;
+    guard.unlock().await.unwrap();
+    // it is told, and not polled
+    tokio::time::sleep(ms(200)).await;
+    server.kill();
+    server.restart();
+    let guard = elsewhere.lock().await.unwrap();
+    b.reentrant_lock("other").unwrap().lock().await.unwrap().unlock().await.unwrap();
+    let polled = tokio::time::timeout(ms(500), &mut first).await;
+    assert!(polled.is_err(), "two guards: {polled:?}");
+    guard.unlock().await.unwrap();
+    soon(first).await.unlock().await.unwrap();
+}
+
+/// It is granted the lock and dead: a patience later the lock is free.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_granted_to_a_dead_process_is_free_after_a_patience() {
+    let server = Server::start();
+    let patience = ms(1_500);
+    let a = server.client_with(|c| c.fair_patience(patience)).await;
+    let here = fair(&a);
+    let guard = here.lock().await.unwrap();
+    let mut worker = Worker::start_with_patience(&server, Duration::from_secs(30), ms(1_000), patience);
+    worker.ask(&format!("lock {LOCK}"));
+    eventually("it waits", || async { queue(&server).len() == 1 }).await;
+    let owner = queue(&server)[0].clone();
+    worker.kill();
+    guard.unlock().await.unwrap();
+    if server.record(LOCK) != [(owner, 1)] {
+        panic!("it was gone before");
+    }
+    within(Duration::from_secs(8), "free after a patience", || async { !server.exists(LOCK) }).await;
+    let guard = here.try_lock_for(Duration::from_secs(8)).await.unwrap().expect("nobody waits");
+    guard.unlock().await.unwrap();
+}
