@@ -195,10 +195,10 @@ impl<'a> Acquire<'a> {
         // adopted by an earlier request, whose answer was lost, it has that one's lease
         let (call, since) = match self.from {
             Some(from) => (kind.adopt(from, owner, lease_ms), *self.asked().get_or_insert(sent)),
-            None => (
-                kind.acquire(Terms { owner, lease_ms, holds: request.count, waits: self.waits, turn: self.turn }),
-                sent,
-            ),
+            None => {
+                let (holds, waits, turn) = (request.count, self.waits, self.turn);
+                (kind.acquire(Terms { owner, lease_ms, holds, waits, turn }), sent)
+            }
         };
         // whoever adopts has what its giver had: until the replicas know of it, they have that one's record
         route.copies = self.copies_around(hold, &request).filter(|_| self.from.is_none());
