@@ -40,6 +40,9 @@ fn since_start() -> Duration {
 }
 
 impl Instant {
+    /// Before everything.
+    pub(crate) const EARLIEST: Self = Self(NonZeroU64::MIN);
+
     /// The end of time.
     pub(crate) const NEVER: Self = Self(NonZeroU64::MAX);
 

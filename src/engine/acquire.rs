@@ -40,7 +40,7 @@ impl<'a> Acquire<'a> {
             let mut failing: Option<Box<Failing>> = None;
             loop {
                 self.core.check_open()?;
-                let tried = Instant::now();
+                let tried = if attempts == 0 && !was_busy { self.started } else { Instant::now() };
                 let knows = |waiter: &&Waiter<'_>| waiter.knows_better_than_to_ask(self.kind, &self.owner);
                 if let Some(waiter) = waiter.as_ref().filter(|_| attempts == 0 && !was_busy).filter(knows) {
                     was_busy = true;
@@ -55,7 +55,7 @@ impl<'a> Acquire<'a> {
                         Some(waiter) => Told::Something(waiter),
                         None => Told::Nothing,
                     };
-                    let attempt = match Box::pin(self.attempt(why, self.attempt_deadline(outage))).await {
+                    let attempt = match Box::pin(self.attempt(why, tried, self.attempt_deadline(outage))).await {
                         Err(error) => {
                             return Err(match &mut failing {
                                 Some(failing) => failing.as_a_whole(error),

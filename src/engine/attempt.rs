@@ -138,24 +138,29 @@ impl<'a> Acquire<'a> {
         self.asked.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// One attempt, in the owner's turn.
-    pub(super) async fn attempt(&self, told: Told<'_, 'a>, deadline: Option<Instant>) -> Result<Attempt<'a>> {
+    /// One attempt, in the owner's turn; it is `now`.
+    pub(super) async fn attempt(
+        &self,
+        told: Told<'_, 'a>,
+        mut now: Instant,
+        deadline: Option<Instant>,
+    ) -> Result<Attempt<'a>> {
         let Self { core, kind, .. } = *self;
-        if self.owner.is_value()
-            && let Some(attempt) = self.attempt_by_a_value_that_was_given_away(deadline).await
-        {
-            return attempt;
+        if self.owner.is_value() {
+            if let Some(attempt) = self.attempt_by_a_value_that_was_given_away(deadline).await {
+                return attempt;
+            }
+            now = Instant::now();
         }
         let under_way = UnderWay { core, hold: core.holds.get_or_insert(kind, &self.owner) };
         let hold = &under_way.hold;
-        let _turn = match core.turn(hold, deadline).await {
+        let (_turn, mut now) = match core.turn_at(hold, deadline, now).await {
             Ok(turn) => turn,
             Err(error) => return Ok(Attempt::NoTurn(store_error(kind.name(), error))),
         };
 
         // what this owner left behind comes first
         let (request, sent) = loop {
-            let now = Instant::now();
             match hold.plan(self.door(kind, self.waits), core.holds.around(hold), now)? {
                 Next::Send(request) => break (request, now),
                 Next::Forget => {
@@ -169,6 +174,7 @@ impl<'a> Acquire<'a> {
                 Some(Err(error)) => return self.failed(error),
                 None => return Ok(Attempt::GivenUp),
             }
+            now = Instant::now();
         };
         let mut route = core.route(hold, sent);
         hold.send(&request, self.lease, route.epoch(), sent);

@@ -173,6 +173,19 @@ impl Core {
         2 * self.config.command_timeout() + Duration::from_millis(100)
     }
 
+    /// The turn of a hold, and when that was: `now`, where nobody had it.
+    pub(super) async fn turn_at<'h>(
+        &self,
+        hold: &'h Hold,
+        deadline: Option<Instant>,
+        now: Instant,
+    ) -> Result<(MutexGuard<'h, ()>, Instant), StoreError> {
+        match hold.turn.try_lock() {
+            Ok(turn) => Ok((turn, now)),
+            Err(_) => Ok((self.turn(hold, deadline).await?, Instant::now())),
+        }
+    }
+
     /// The turn of a hold; no timer where it is free. Whoever has it sends two requests at most, so nobody waits for longer
     /// than those may take, whatever the deadline; but it may be a future that nobody polls any more.
     pub(super) async fn turn<'h>(

@@ -100,7 +100,7 @@ impl Hold {
             caller: owner.clone(),
             kind: Arc::clone(kind),
             turn: tokio::sync::Mutex::new(()),
-            state: Mutex::new(State::new(owner.clone(), Instant::now())),
+            state: Mutex::new(State::new(owner.clone(), Instant::EARLIEST)),
             due: Arc::clone(due),
             meter,
             spot: Spot::default(),

@@ -126,7 +126,7 @@ async fn settle(core: &Core, hold: Arc<Hold>) {
         }
         let Ok(turn) = turn else { continue };
         let slot = core.janitor.slot().await;
-        let refused = match core.agree(&hold).await {
+        let refused = match core.agree(&hold, Instant::now()).await {
             Agreement::Reached { .. } => {
                 Meter::settlement("settled");
                 None

@@ -79,7 +79,7 @@ impl Core {
         // before the first await: from here on it is neither renewed nor relied on
         let now = Instant::now();
         let left = hold.leave(&ticket, now)?;
-        self.left(hold, left, now + self.config.command_timeout()).await
+        self.left(hold, left, now, now + self.config.command_timeout()).await
     }
 
     /// Hands the hold on to the next waiter of this client, if it can go on as it is. `false`: nothing has changed.
@@ -114,10 +114,10 @@ impl Core {
         must_be_minded.is_some()
     }
 
-    /// Waits until the server knows what was given up in our books.
-    pub(super) async fn left(&self, hold: &Arc<Hold>, left: Left, deadline: Instant) -> Result<()> {
+    /// Waits until the server knows what was given up in our books; it is `now`.
+    pub(super) async fn left(&self, hold: &Arc<Hold>, left: Left, now: Instant, deadline: Instant) -> Result<()> {
         match left {
-            Left::Here(generation) => self.released(hold, &generation, deadline).await,
+            Left::Here(generation) => self.released(hold, &generation, now, deadline).await,
             Left::Elsewhere(owner) => self.take_off(hold.kind(), owner, Some(hold)).await,
         }
     }
@@ -130,11 +130,17 @@ impl Core {
     }
 
     /// Waits until the server knows that a generation of this hold was given up.
-    async fn released(&self, hold: &Arc<Hold>, generation: &Generation, deadline: Instant) -> Result<()> {
+    async fn released(
+        &self,
+        hold: &Arc<Hold>,
+        generation: &Generation,
+        mut now: Instant,
+        deadline: Instant,
+    ) -> Result<()> {
         let mut repeat = Repeat::until(deadline);
         loop {
-            let error = match self.turn(hold, Some(deadline)).await {
-                Ok(_turn) => match self.agree(hold).await {
+            let error = match self.turn_at(hold, Some(deadline), now).await {
+                Ok((_turn, now)) => match self.agree(hold, now).await {
                     Agreement::Reached { held: true } => return hold.check_released(generation),
                     Agreement::Reached { held: false } => {
                         return Err(hold.lost_error(&generation.owner, LossReason::RecordMissing));
@@ -144,6 +150,7 @@ impl Core {
                 Err(error) => error,
             };
             repeat.after(self, hold, error).await?;
+            now = Instant::now();
         }
     }
 
@@ -192,7 +199,8 @@ impl Core {
             let under_way = UnderWay { core: self, hold };
             let hold = &under_way.hold;
             let left = hold.leave_without_guard(owner)?;
-            return self.left(hold, left, Instant::now() + self.config.command_timeout()).await;
+            let now = Instant::now();
+            return self.left(hold, left, now, now + self.config.command_timeout()).await;
         }
         if !owner.is_exact() {
             return Err(not_held(kind, owner));

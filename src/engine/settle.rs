@@ -42,8 +42,7 @@ impl Core {
 
     /// Makes the server record our count, if it does not. In the hold's turn. Sent twice it changes nothing; dropped
     /// midway, the doubt stays and the next in line repeats it.
-    pub(crate) async fn agree(&self, hold: &Arc<Hold>) -> Agreement {
-        let now = Instant::now();
+    pub(crate) async fn agree(&self, hold: &Arc<Hold>, now: Instant) -> Agreement {
         let mut route = self.route(hold, now);
         let Some(request) = hold.send_release(route.epoch(), now) else { return Agreement::Reached { held: true } };
         let release = hold.kind().release(&request.owner, request.count);
@@ -60,7 +59,7 @@ impl Core {
     /// Settles what an owner left behind, before it begins anew: a dropped guard, a cancelled call, a lost reply. In the
     /// hold's turn. Where nothing is held, silence costs the name.
     pub(crate) async fn settle(&self, hold: &Arc<Hold>) -> Result<(), StoreError> {
-        match self.agree(hold).await {
+        match self.agree(hold, Instant::now()).await {
             Agreement::Reached { .. } => Ok(()),
             Agreement::Silent(_) if hold.count() == 0 => {
                 self.abandon_name_in_doubt(hold);

@@ -164,7 +164,7 @@ impl Core {
         }
         let released = given_up.into_iter().map(|given_up| async move {
             let (under_way, left) = given_up?;
-            self.left(&under_way.hold, left, deadline).await
+            self.left(&under_way.hold, left, Instant::now(), deadline).await
         });
         join_all(released).await.into_iter().collect()
     }

@@ -168,7 +168,7 @@ impl Core {
         {
             // the server tells by the name that both are one owner's, also of one that was given up a moment ago
             if sibling.count() == 0
-                && let Agreement::Refused(error) | Agreement::Silent(error) = self.agree(sibling).await
+                && let Agreement::Refused(error) | Agreement::Silent(error) = self.agree(sibling, Instant::now()).await
             {
                 return Ok(Some(error));
             }
@@ -220,7 +220,7 @@ impl Core {
                 Err(Stays::Ended(end)) => return Err(hold.end_error(&moves.ticket.generation, end)),
                 Err(Stays::Unsettled) => {}
             }
-            match self.agree(hold).await {
+            match self.agree(hold, Instant::now()).await {
                 Agreement::Reached { .. } => {}
                 Agreement::Refused(error) | Agreement::Silent(error) => return Ok(Err(error)),
             }

@@ -44,10 +44,11 @@ impl RoundTrip {
     /// A process that was stopped takes its answers late, and so does a future that nobody polls. So of requests that were
     /// under way together one counts, and for twice of what is known at most.
     pub(super) fn take(&self, sent: Instant, is_held_up: bool) {
-        let now = Instant::now();
         let since_beginning = |time: Instant| micros(time.saturating_duration_since(self.beginning));
-        for known in self.those(is_held_up) {
-            known.take(since_beginning(sent), since_beginning(now));
+        let sent = since_beginning(sent);
+        if self.those(is_held_up).any(|known| known.counts(sent)) {
+            let now = since_beginning(Instant::now());
+            self.those(is_held_up).filter(|known| known.counts(sent)).for_each(|known| known.take(sent, now));
         }
     }
 
@@ -67,11 +68,12 @@ impl RoundTrip {
 }
 
 impl Known {
+    fn counts(&self, sent: u64) -> bool {
+        sent >= self.taken.load(Ordering::Relaxed)
+    }
+
     fn take(&self, sent: u64, now: u64) {
         const NEW: u64 = 40_000;
-        if sent < self.taken.load(Ordering::Relaxed) {
-            return;
-        }
         self.taken.store(now, Ordering::Relaxed);
         let known = self.known.load(Ordering::Relaxed);
         let sample = now.saturating_sub(sent).clamp(1, known.saturating_mul(2).saturating_add(NEW));
