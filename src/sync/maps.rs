@@ -108,16 +108,9 @@ impl<K: Eq, V> DashMap<K, V> {
     where
         K: Borrow<Q>,
     {
-        self.remove_if_mut(key, |key, value| gone(key, value))
-    }
-
-    pub(crate) fn remove_if_mut<Q: Eq + ?Sized>(&self, key: &Q, gone: impl FnOnce(&K, &mut V) -> bool) -> Option<(K, V)>
-    where
-        K: Borrow<Q>,
-    {
         let mut pairs = self.pairs();
         let at = place(&pairs, key)?;
-        let (key, value) = &mut pairs[at];
+        let (key, value) = &pairs[at];
         gone(key, value).then(|| pairs.swap_remove(at))
     }
 
@@ -135,14 +128,6 @@ impl<K: Eq, V> DashMap<K, V> {
 
     pub(crate) fn len(&self) -> usize {
         self.pairs().len()
-    }
-
-    pub(crate) fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    pub(crate) fn clear(&self) {
-        self.pairs().clear();
     }
 }
 

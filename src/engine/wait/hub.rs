@@ -10,7 +10,7 @@ use crate::{
     engine::{baton::Baton, kind::Kind},
     sync::{
         DashMap, Entry,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
 };
 
@@ -23,6 +23,9 @@ pub(super) const LISTEN_AGAIN: Duration = Duration::from_millis(200);
 #[derive(Debug)]
 pub(crate) struct Hub {
     gates: DashMap<Arc<str>, Arc<Gate>>,
+    /// How many there are. A hint, which spares whoever locks and unlocks a look at each shard of the map: read wrongly, it costs
+    /// a try, or a hand-over, as if the waiter had come a moment later.
+    count: AtomicUsize,
     events: mpsc::UnboundedSender<Event>,
     /// Stored before the gates are looked through, and loaded after one was put there: see `Core::closed`.
     closed: AtomicBool,
@@ -38,7 +41,7 @@ pub(crate) enum Event {
 impl Hub {
     pub(crate) fn new() -> (Self, mpsc::UnboundedReceiver<Event>) {
         let (events, queue) = mpsc::unbounded_channel();
-        (Self { gates: DashMap::new(), events, closed: AtomicBool::new(false) }, queue)
+        (Self { gates: DashMap::new(), count: AtomicUsize::new(0), events, closed: AtomicBool::new(false) }, queue)
     }
 
     /// Counts one waiter more at a channel; the first one subscribes. A permit that nobody was there to take stays: who
@@ -54,6 +57,7 @@ impl Hub {
             Entry::Occupied(gate) => count(gate.get()),
             Entry::Vacant(place) => {
                 let gate = count(&place.insert(Arc::new(Gate::new(kind, channel, quiet))));
+                self.count.fetch_add(1, Ordering::Relaxed);
                 self.tell(Event::Subscribe(Arc::clone(&gate)));
                 gate
             }
@@ -71,7 +75,7 @@ impl Hub {
         if gate.waiters() == 0 {
             if self.closed.load(Ordering::Acquire) {
                 // nobody unsubscribes any more
-                self.gates.remove_if(&gate.channel, |_, kept| Arc::ptr_eq(kept, gate));
+                self.remove_if(&gate.channel, |kept| Arc::ptr_eq(kept, gate));
             }
             self.tell(Event::Left(Arc::clone(gate)));
         }
@@ -87,8 +91,17 @@ impl Hub {
         self.gates.contains_key(channel)
     }
 
+    /// Whether nobody waits, as far as is known here.
     pub(crate) fn is_empty(&self) -> bool {
-        self.gates.is_empty()
+        self.count.load(Ordering::Relaxed) == 0
+    }
+
+    fn remove_if(&self, channel: &str, goes: impl FnOnce(&Arc<Gate>) -> bool) -> bool {
+        let gone = self.gates.remove_if(channel, |_, gate| goes(gate)).is_some();
+        if gone {
+            self.count.fetch_sub(1, Ordering::Relaxed);
+        }
+        gone
     }
 
     pub(crate) fn get(&self, channel: &str) -> Option<Arc<Gate>> {
@@ -130,8 +143,9 @@ impl Hub {
     /// Turns all waiters away, now and later. What they were about to hand on.
     pub(crate) fn close(&self) -> Vec<Baton> {
         self.closed.store(true, Ordering::Release);
-        let left = self.all().iter().filter_map(|gate| gate.close()).collect();
-        self.gates.clear();
+        let left_behind = self.all();
+        let left = left_behind.iter().filter_map(|gate| gate.close()).collect();
+        left_behind.iter().for_each(|gate| _ = self.remove_if(&gate.channel, |kept| Arc::ptr_eq(kept, gate)));
         left
     }
 }
@@ -142,8 +156,7 @@ pub(super) fn remove_left(hub: &Hub, left: &mut Vec<(Instant, Arc<Gate>)>) -> Ve
     let over = left.iter().take_while(|(since, _)| since.elapsed() >= LINGER).count();
     let mut channels = Vec::new();
     for (_, gate) in left.drain(..over) {
-        let unused = |_: &Arc<str>, kept: &mut Arc<Gate>| Arc::ptr_eq(kept, &gate) && kept.waiters() == 0;
-        if hub.gates.remove_if_mut(&gate.channel, unused).is_some() {
+        if hub.remove_if(&gate.channel, |kept| Arc::ptr_eq(kept, &gate) && kept.waiters() == 0) {
             channels.push(gate.channel.to_string());
         }
     }
