@@ -328,6 +328,7 @@ pub(crate) fn validity(lease: Duration) -> Duration {
 
 /// The client's configuration; the builder's methods say what each field means.
 #[derive(Debug, Clone)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a choice of its own")]
 pub(crate) struct Config {
     pub(crate) watchdog_timeout: Duration,
     pub(crate) poll_cap: Duration,

@@ -9,15 +9,15 @@
 -- ARGV[2]  holds     string   the count that this call leads to; 0 frees the lock
 --                             n>m: the same as m, if the record says n holds
 -- ARGV[3]  channel   string   where waiters listen, each with ":" and its name added
--- ARGV[4]  grant     integer  milliseconds for which a waiter with a turn holds the lock at first; 0: none does
+-- ARGV[4]  grants    integer  1: a waiter with a turn holds the lock, at first for as long as it would have kept its place
 -- Parts    fewer
 -- Returns  1         not held any more; the next waiter was told that it is free ("0"), or holds it and was told so by
---                    its score in KEYS[4] and ARGV[4], with a blank between
+--                    its score in KEYS[4] and the TTL in milliseconds, with a blank between
 --          0         still held, at most `holds` times; the TTL is as it was
 --          nil       this owner does not hold it, nor wait any more, whatever else is at the lock's name
 --          list      CHANGED: {0, holds}: not the n holds of n>m; nothing was written
 local lock, queue, timeouts, seen = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local owner, channel, grant = ARGV[1], ARGV[3], ARGV[4]
+local owner, channel, grants = ARGV[1], ARGV[3], ARGV[4]
 -- a reader's field has the same name; with 0, a key of another type is somebody else's lock
 local mode = redis.pcall('hexists', lock, 'mode')
 if holds ~= '0' and mode ~= 0 and mode ~= 1 then return mode end
@@ -35,7 +35,7 @@ if holds ~= '0' then
 end
 
 local others = mode == 0 and redis.call('hlen', lock) - (held and 1 or 0) or 1
-local head, dead, due = redis.call('lindex', queue, 0), {}, nil
+local head, dead, due, first = redis.call('lindex', queue, 0), {}, nil, 0
 -- a holder does not wait: no walk through a long queue for it
 local waits = redis.call('zscore', timeouts, owner) or not held
 -- a key of another type is refused before anything is written
@@ -52,18 +52,18 @@ if tells then
         at = at + 1
         head = redis.call('lindex', queue, at)
     end
+    if head and due and due % 1 > 0 then first = math.floor(due - now) end
 end
 if waits then dead[#dead + 1] = owner end
 -- what the server may refuse is refused before anything is written
-if #dead > 0 or head and due then redis.call('zrem', timeouts, '') redis.call('lrem', queue, 1, '') end
+if #dead > 0 or first > 0 then redis.call('zrem', timeouts, '') redis.call('lrem', queue, 1, '') end
 -- the next one holds it from here on, where the server allows that: it may be out of memory
 local function granted()
     local ttl = redis.call('pttl', lock)
-    if grant == '0' or not held or not due or due % 1 == 0 or ttl < 1 then return false end
+    if grants ~= '1' or not held or first < 1 or ttl < 1 then return false end
     redis.call('hdel', lock, '')
-    if redis.pcall('hset', lock, head, 1) ~= 1 then return false end
-    local set = redis.pcall('pexpire', lock, grant)
-    local heard = set == 1 and redis.pcall('publish', channel .. ':' .. head, due .. ' ' .. grant)
+    local set = redis.pcall('hset', lock, head, 1) == 1 and redis.pcall('pexpire', lock, first)
+    local heard = set == 1 and redis.pcall('publish', channel .. ':' .. head, due .. ' ' .. first)
     if type(heard) == 'number' then return true end
     redis.call('hdel', lock, head)
     if set == 1 then redis.call('pexpire', lock, ttl) end

@@ -50,12 +50,8 @@ impl<'a> Acquire<'a> {
                     // an outage ends the call when its patience is over, not an attempt later
                     let outage = failing.as_ref().map(|failing| failing.since + self.core.config.outage_patience);
                     // nothing of an attempt lives on while its waiter sleeps. In a box, so that a waiter stays small
-                    let why = match &waiter {
-                        Some(waiter) if handed.is_some() => Told::Handed(waiter),
-                        Some(waiter) => Told::Something(waiter),
-                        None => Told::Nothing,
-                    };
-                    let attempt = match Box::pin(self.attempt(why, tried, self.attempt_deadline(outage))).await {
+                    let told_of = Told::at(waiter.as_ref(), handed.is_some());
+                    let attempt = match Box::pin(self.attempt(told_of, tried, self.attempt_deadline(outage))).await {
                         Err(error) => {
                             return Err(match &mut failing {
                                 Some(failing) => failing.as_a_whole(error),

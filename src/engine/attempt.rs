@@ -24,7 +24,7 @@ use crate::{
     error::{Error, LossReason, Result, StoreError},
     options::{AcquireOptions, Copies, Wait, checked_lease},
     owner::OwnerId,
-    store::{Acks, Acquired, Epoch, Inspected, Route},
+    store::{Acks, Acquired, Call, Epoch, Inspected, Route},
 };
 
 /// So many holds are not handed over while a subscription is under way: a waiter with as many before him has missed no
@@ -78,6 +78,16 @@ pub(super) enum Told<'w, 'a> {
     Handed(&'w Waiter<'a>),
     /// A message may have come, which may say that the lock was granted.
     Something(&'w Waiter<'a>),
+}
+
+impl<'w, 'a> Told<'w, 'a> {
+    pub(super) fn at(waiter: Option<&'w Waiter<'a>>, is_handed: bool) -> Self {
+        match waiter {
+            Some(waiter) if is_handed => Self::Handed(waiter),
+            Some(waiter) => Self::Something(waiter),
+            None => Self::Nothing,
+        }
+    }
 }
 
 pub(super) struct Busy<'a> {
@@ -189,23 +199,10 @@ impl<'a> Acquire<'a> {
                 None => Ok(Attempt::GivenUp),
             };
         }
-        let taken = match told {
-            Told::Nothing => None,
-            Told::Handed(waiter) => waiter.take(hold, &request, self.lease, self.replicas()),
-            Told::Something(waiter) => waiter.take_granted(hold, &request, self.lease),
-        };
-        if let Some(ticket) = taken {
+        if let Some(ticket) = self.take(told, hold, &request) {
             return Ok(Attempt::Entered((Arc::clone(hold), self.entered(hold, ticket)?)));
         }
-        let (owner, lease_ms) = (&request.owner, self.lease.millis());
-        // adopted by an earlier request, whose answer was lost, it has that one's lease
-        let (call, since) = match self.from {
-            Some(from) => (kind.adopt(from, owner, lease_ms), *self.asked().get_or_insert(sent)),
-            None => {
-                let (holds, waits, turn) = (request.count, self.waits, self.turn);
-                (kind.acquire(Terms { owner, lease_ms, holds, waits, turn }), sent)
-            }
-        };
+        let (call, since) = self.call(&request, sent);
         // whoever adopts has what its giver had: until the replicas know of it, they have that one's record
         route.copies = self.copies_around(hold, &request).filter(|_| self.from.is_none());
         // what was refused until then was refused
@@ -255,6 +252,25 @@ impl<'a> Acquire<'a> {
                 self.failed(error)
             }
         }
+    }
+
+    /// Takes what it may have been told of, which nobody asks for.
+    fn take(&self, told: Told<'_, 'a>, hold: &Arc<Hold>, request: &Request) -> Option<Ticket> {
+        match told {
+            Told::Nothing => None,
+            Told::Handed(waiter) => waiter.take(hold, request, self.lease, self.replicas()),
+            Told::Something(waiter) => waiter.take_granted(hold, request, self.lease),
+        }
+    }
+
+    /// What is asked for, and since when it counts: adopted by an earlier request, whose answer was lost, it has that one's lease.
+    fn call(&self, request: &Request, sent: Instant) -> (Call, Instant) {
+        let Self { kind, waits, turn, .. } = *self;
+        let (owner, lease_ms, holds) = (&request.owner, self.lease.millis(), request.count);
+        if let Some(from) = self.from {
+            return (kind.adopt(from, owner, lease_ms), *self.asked().get_or_insert(sent));
+        }
+        (kind.acquire(Terms { owner, lease_ms, holds, waits, turn }), sent)
     }
 
     /// The server cannot tell whoever acquires under a text from whoever this client gave it away to: only while the

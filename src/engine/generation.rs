@@ -122,21 +122,24 @@ impl Ticket {
 pub(crate) struct Grant {
     pub(crate) sent: Instant,
     pub(crate) lease: Lease,
-    /// The TTL of its record at first, and since when, where it was granted by somebody else's release.
-    pub(crate) first: Option<(Instant, Millis)>,
+    /// Where somebody else's release granted it: until when it may be relied on at first, and when it is to be renewed.
+    pub(crate) first: Option<First>,
     /// How often a lease is told to the server again.
     pub(crate) kept_every: Option<Millis>,
     pub(crate) token: Option<NonZeroU64>,
     pub(crate) copied: Copied,
 }
 
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct First {
+    pub(crate) until: Instant,
+    pub(crate) renew_at: Instant,
+}
+
 impl Grant {
     /// Until when it may be relied on, before any renewal.
     pub(crate) fn valid_until(&self) -> Instant {
-        match self.first {
-            Some((since, ttl)) => Lease::Fixed(ttl).valid_until(since),
-            None => self.lease.valid_until(self.sent),
-        }
+        self.first.map_or_else(|| self.lease.valid_until(self.sent), |first| first.until)
     }
 }
 
@@ -191,8 +194,7 @@ impl Generation {
             let last = books.watches.iter().map(|watched| watched.ticket).max();
             let ticket = last.and_then(|last| last.checked_add(1)).unwrap_or(NonZeroU32::MIN);
             books.watches.push(Watched { ticket, ttl, times }, grant.sent);
-            let (since, first) = grant.first.unwrap_or((grant.sent, ttl));
-            books.renew_by(since + first.duration() / 3);
+            books.renew_by(grant.first.map_or(grant.sent + ttl.duration() / 3, |first| first.renew_at));
             watch = Some(ticket);
         } else if let Some(period) = grant.kept_every {
             books.kept_every = Some(period);

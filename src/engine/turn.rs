@@ -1,6 +1,6 @@
 //! How a release grants a fair lock to the next waiter, which need not ask for it then.
 //!
-//! The release makes the first in the queue the holder, for a patience at first, and tells it. Between them is nothing but a
+//! The release makes the first in the queue the holder, at first for as long as it would have kept its place, and tells it. Between them is nothing but a
 //! message, which may come late: so it names the place in the queue that it is about, and counts for whoever waits at that very
 //! place. A look that was answered "busy" was answered before the lock was granted: so the record lives for as long at least as
 //! the message says, from when that look was sent, whatever the clocks of servers say. Whoever does not believe its message
@@ -9,7 +9,7 @@
 use std::time::Duration;
 
 use super::{
-    generation::{Copied, Grant, Ticket},
+    generation::{Copied, First, Grant, Ticket},
     lease::{Lease, Millis},
     state::{Effects, Request, ServerSide, State},
 };
@@ -45,21 +45,24 @@ pub(crate) struct LastLook {
 }
 
 impl LastLook {
-    /// What this waiter has, which asked for `lease`. `None`: the message is not about its place; it may hold it for less than a
-    /// third of its TTL; or the link has another connection since, of which nobody has asked about it.
-    pub(super) fn grant(self, granted: Granted, lease: Lease, epoch: Epoch, now: Instant) -> Option<Grant> {
+    /// What this waiter has, which asked for `lease`. `None`: the message is not about its place; the link has another connection
+    /// since, of which nobody has asked about it; or it has less time than a renewal takes that fails and is repeated.
+    pub(super) fn grant(
+        self,
+        granted: Granted,
+        lease: Lease,
+        epoch: Epoch,
+        now: Instant,
+        renewal: Duration,
+    ) -> Option<Grant> {
         let Granted { place, ttl } = granted;
-        let first = Lease::Fixed(ttl);
         let is_mine = place == self.place && epoch == self.epoch && ttl.get() <= lease.millis();
-        let remaining = first.valid_until(self.sent).saturating_duration_since(now);
-        (is_mine && remaining >= ttl.duration() / 3).then(|| Grant {
-            sent: now,
-            lease,
-            first: Some((self.sent, ttl)),
-            kept_every: None,
-            token: None,
-            copied: Copied::default(),
-        })
+        let until = Lease::Fixed(ttl).valid_until(self.sent);
+        let left = until.saturating_duration_since(now).checked_sub(renewal).filter(|_| is_mine)?;
+        // in a third of its time, as always, if that leaves as much
+        let renew_at = (self.sent + ttl.duration() / 3).min(now + left);
+        let first = Some(First { until, renew_at });
+        Some(Grant { sent: now, lease, first, kept_every: None, token: None, copied: Copied::default() })
     }
 }
 
@@ -87,20 +90,22 @@ mod tests {
     use super::*;
 
     const TTL: Duration = Duration::from_secs(9);
+    /// What a renewal takes that fails and is repeated.
+    const RENEWAL: Duration = Duration::from_secs(2);
 
     fn granted(message: &str) -> Option<Granted> {
         Granted::parse(message.as_bytes())
     }
 
-    /// What a waiter makes of a message so long after its last look, if it asks for the lease.
-    fn made_of(message: &str, lease: Lease, after: Duration) -> Option<Instant> {
+    /// What a waiter makes of a message so long after its last look, if it asks for the lease: until when it relies on it, and when
+    /// it is renewed, from that look on.
+    fn made_of(message: &str, lease: Lease, after: Duration) -> Option<(Duration, Duration)> {
         let sent = Instant::now();
         let look = LastLook { place: Score::parse(b"1764099690123.5").unwrap(), sent, epoch: Epoch::FIRST };
-        let grant = look.grant(granted(message)?, lease, Epoch::FIRST, sent + after);
-        grant.map(|grant| {
-            assert_eq!(grant.valid_until(), Lease::Fixed(Millis::of(TTL)).valid_until(sent), "from the look on");
-            grant.sent
-        })
+        let grant = look.grant(granted(message)?, lease, Epoch::FIRST, sent + after, RENEWAL)?;
+        assert_eq!((grant.sent, grant.lease), (sent + after, lease));
+        let First { until, renew_at } = grant.first.unwrap();
+        Some((until.saturating_duration_since(sent), renew_at.saturating_duration_since(sent)))
     }
 
     fn watched(ttl: Duration) -> Lease {
@@ -121,22 +126,24 @@ mod tests {
     }
 
     #[test]
-    fn what_is_nearly_over_or_too_long_is_asked_for() {
-        let mine = "1764099690123.5 9000";
-        assert!(made_of(mine, watched(TTL), TTL / 2).is_some());
-        assert_eq!(made_of(mine, watched(TTL), TTL * 2 / 3), None, "a third is left, but for the drift of clocks");
-        assert_eq!(
-            made_of(mine, watched(TTL / 2), Duration::ZERO),
-            None,
-            "it would live for longer than it was asked to"
-        );
+    fn it_counts_from_the_last_look_and_is_renewed_in_time() {
+        let (mine, lease) = ("1764099690123.5 9000", watched(2 * TTL));
+        let (until, third, enough) = (Duration::from_millis(8_908), TTL / 3, Duration::from_millis(6_908));
+        assert_eq!(made_of(mine, lease, Duration::ZERO), Some((until, third)));
+        assert_eq!(made_of(mine, lease, TTL / 2), Some((until, third)), "which was long ago: at once");
+        assert_eq!(made_of(mine, lease, enough), Some((until, third)), "as long as a renewal takes");
+        assert_eq!(made_of(mine, lease, enough + Duration::from_millis(1)), None, "too late to be renewed");
+        assert_eq!(made_of(mine, watched(TTL / 2), Duration::ZERO), None, "longer than it was asked to live");
+        // a third later a renewal could not be repeated
+        let soon = Duration::from_millis(968);
+        assert_eq!(made_of("1764099690123.5 3000", lease, Duration::ZERO), Some((soon + RENEWAL, soon)));
     }
 
     #[test]
     fn another_connection_is_asked() {
         let look = LastLook { place: Score::parse(b"2.5").unwrap(), sent: Instant::now(), epoch: Epoch::FIRST };
         let granted = granted("2.5 9000").unwrap();
-        let grant = |epoch| look.grant(granted, watched(TTL), epoch, look.sent);
+        let grant = |epoch| look.grant(granted, watched(TTL), epoch, look.sent, RENEWAL);
         assert!(grant(Epoch::FIRST).is_some());
         assert!(grant(Epoch::FIRST.next()).is_none());
     }

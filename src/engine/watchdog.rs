@@ -36,6 +36,8 @@ const MOST_REFUSALS: u32 = 12;
 
 /// After how long it is asked again whether a record is there.
 const ASK_AGAIN: Duration = Duration::from_millis(500);
+/// So soon at most a renewal is tried again because its lease is nearly over.
+const SOON: Duration = Duration::from_millis(50);
 
 /// What can be renewed by one request.
 fn group_of(core: &Core, renewal: &Renewal) -> Group {
@@ -160,9 +162,9 @@ async fn renew(core: &Arc<Core>, (server, refusing): (u16, &Refusing), batch: Ve
                     core.config.meter.renewals(counted.collect());
                 }
                 for ((renewal, ttl), answer) in part.iter().zip(ttls).zip(answers) {
-                    let Renewal { hold, generation, period, keep, .. } = renewal;
+                    let Renewal { hold, generation, period, .. } = renewal;
                     if answer == Renewed::Unknown || answer == Renewed::Yes && !has_copies(renewal) {
-                        hold.not_renewed(generation, Instant::now() + again(*keep, *period));
+                        hold.not_renewed(generation, again(renewal, Instant::now()));
                     } else {
                         hold.renewed(generation, answer, now, ttl, Some(now + *period));
                     }
@@ -191,9 +193,9 @@ async fn renew(core: &Arc<Core>, (server, refusing): (u16, &Refusing), batch: Ve
                         .meter
                         .renewals(part.iter().map(|renewal| counted_as(renewal, "failed", None)).collect());
                 }
-                for Renewal { hold, generation, period, keep, .. } in &part {
-                    hold.not_renewed(generation, Instant::now() + again(*keep, *period));
-                    core.tidy(hold);
+                for renewal in &part {
+                    renewal.hold.not_renewed(&renewal.generation, again(renewal, Instant::now()));
+                    core.tidy(&renewal.hold);
                 }
             }
         }
@@ -215,10 +217,15 @@ fn outcome(answer: Renewed) -> &'static str {
     }
 }
 
-/// After how long a renewal that was not confirmed is tried again. What only asks whether the record is there waits for no
-/// lease's end.
-fn again(keep: Keep, period: Duration) -> Duration {
-    if keep == Keep::AsItIs { ASK_AGAIN.min(period) } else { period / 10 }
+/// When a renewal that was not confirmed is tried again. What only asks whether the record is there waits for no lease's end.
+/// What was granted has less time at first than its period.
+fn again(renewal: &Renewal, now: Instant) -> Instant {
+    let Renewal { keep, period, deadline, .. } = renewal;
+    let left = deadline.saturating_duration_since(now);
+    now + match keep {
+        Keep::AsItIs => ASK_AGAIN.min(*period),
+        _ => (*period / 10).min(SOON.max(left / 4)),
+    }
 }
 
 /// Whether the script was refused for what it names, rather than for what it is, or for the server's state.

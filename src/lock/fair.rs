@@ -70,7 +70,7 @@ impl Verbs for Fair {
     fn acquire(&self, terms: Terms<'_>) -> Call {
         let Terms { owner, lease_ms, holds, waits, turn } = terms;
         let patience = millis(self.patience);
-        // what is granted lives for a patience at first, which must not be longer than it should
+        // what is granted lives for what is left of a patience at first, which must not be longer than it should
         let turn = turn.filter(|_| self.grants && patience <= lease_ms);
         let waits = turn.map_or(u32::from(waits), Turn::number);
         let args = [owner.into(), lease_ms.into(), holds.into(), patience.into(), waits.into(), (&self.channel).into()];
@@ -78,8 +78,8 @@ impl Verbs for Fair {
     }
 
     fn release(&self, owner: &OwnerId, holds: u32) -> Call {
-        let grant = if self.grants { millis(self.patience) } else { 0 };
-        Call::new(&RELEASE, self.keys(), [owner.into(), holds.into(), (&self.channel).into(), grant.into()])
+        let grants = u32::from(self.grants);
+        Call::new(&RELEASE, self.keys(), [owner.into(), holds.into(), (&self.channel).into(), grants.into()])
     }
 
     /// Nobody is told: who comes next, the queue says.

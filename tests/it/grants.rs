@@ -6,7 +6,13 @@ use nestlock::{AcquireOptions, Lock, LockClient, LockGuard, Result};
 
 use crate::{
     contract::nothing_is_left,
-    support::{Server, child::Worker, eventually, within},
+    support::{
+        Server,
+        child::Worker,
+        eventually,
+        proxy::{Action, Proxy, Verb},
+        within,
+    },
 };
 
 const LOCK: &str = "fair:l";
@@ -118,7 +124,9 @@ async fn whoever_wants_more_than_a_grant_gives_asks() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_was_granted_is_renewed_before_a_patience_is_over() {
     let server = Server::start();
-    let settings = |builder: nestlock::LockClientBuilder| builder.fair_patience(ms(3_000)).watchdog_timeout(ms(30_000));
+    let settings = |builder: nestlock::LockClientBuilder| {
+        builder.fair_patience(ms(3_000)).watchdog_timeout(ms(30_000)).command_timeout(ms(500))
+    };
     let (a, b) = (server.client_with(settings).await, server.client_with(settings).await);
     let (here, there) = (fair(&a), fair(&b));
     let guard = here.lock().await.unwrap();
@@ -220,7 +228,8 @@ async fn what_was_granted_before_a_restart_is_asked_for() {
 async fn what_was_granted_to_a_dead_process_is_free_after_a_patience() {
     let server = Server::start();
     let patience = ms(1_500);
-    let a = server.client_with(|c| c.fair_patience(patience)).await;
+    // its own, not that of whoever releases
+    let a = server.client_with(|c| c.fair_patience(Duration::from_secs(20))).await;
     let here = fair(&a);
     let guard = here.lock().await.unwrap();
     let mut worker = Worker::start_with_patience(&server, Duration::from_secs(30), ms(1_000), patience);
@@ -229,10 +238,84 @@ async fn what_was_granted_to_a_dead_process_is_free_after_a_patience() {
     let owner = queue(&server)[0].clone();
     worker.kill();
     guard.unlock().await.unwrap();
-    if server.record(LOCK) != [(owner, 1)] {
-        panic!("it was gone before");
-    }
+    assert_eq!(server.record(LOCK), [(owner, 1)], "granted to the dead");
     within(Duration::from_secs(8), "free after a patience", || async { !server.exists(LOCK) }).await;
     let guard = here.try_lock_for(Duration::from_secs(8)).await.unwrap().expect("nobody waits");
     guard.unlock().await.unwrap();
+}
+
+/// It keeps its turn for as long as it would have kept its place, whatever the patience of whoever releases.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_releaser_of_little_patience_makes_nobody_lose_its_turn() {
+    let server = Server::start();
+    let hurried = server.client_with(|c| c.fair_patience(ms(200))).await;
+    let (b, c) = (server.client().await, server.client().await);
+    let (here, there, elsewhere) = (fair(&hurried), fair(&b), fair(&c));
+    let guard = here.lock().await.unwrap();
+    let first = waits(&server, there.lock()).await;
+    let mut second = waits(&server, elsewhere.lock()).await;
+    guard.unlock().await.unwrap();
+    // the first one is not polled meanwhile
+    let polled = tokio::time::timeout(ms(1_500), &mut second).await;
+    assert!(polled.is_err(), "the second was first: {polled:?}");
+    soon(first).await.unlock().await.unwrap();
+    soon(second).await.unlock().await.unwrap();
+    nothing_is_left(&server, &[&hurried, &b, &c]).await;
+}
+
+/// A link of 100 ms there and back, the least patience, and a release just after a look: a renewal would come too late.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_could_not_be_renewed_in_time_is_asked_for() {
+    let server = Server::start();
+    let proxy = Proxy::start(&server);
+    proxy.rule(|_| Action::Late(ms(100)));
+    let near = server.client_with(|c| c.fair_patience(ms(200))).await;
+    let far = LockClient::builder().fair_patience(ms(200)).connect(proxy.url()).await.unwrap();
+    let (here, there) = (fair(&near), fair(&far));
+    there.lock().await.unwrap().unlock().await.unwrap();
+    for _ in 0..5 {
+        let guard = here.lock().await.unwrap();
+        let waiter = tokio::spawn({
+            let there = there.clone();
+            async move { there.lock().await }
+        });
+        let seen = || server.call(&["ZRANGE", "nestlock_fair_seen:{fair:l}", "0", "-1", "WITHSCORES"]);
+        eventually("it waits", || async { queue(&server).len() == 1 }).await;
+        let before = seen();
+        eventually("it looks", || async { seen() != before }).await;
+        guard.unlock().await.unwrap();
+        let guard = waiter.await.unwrap().unwrap();
+        let lost = tokio::time::timeout(ms(700), guard.lost()).await;
+        assert!(lost.is_err(), "{lost:?}");
+        guard.unlock().await.unwrap();
+    }
+    nothing_is_left(&server, &[&near, &far]).await;
+}
+
+/// As with any hold: a renewal may be refused once, and a connection may fall silent.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_renewal_that_fails_ends_no_hold_that_was_granted() {
+    // patience, and watchdog and command timeouts
+    let believed = (ms(1_800), Duration::from_secs(30), ms(300));
+    // a command may take as long as all that a grant gives
+    let asked = (ms(3_000), Duration::from_secs(30), ms(3_000));
+    let refuse = Action::Refuse("LOADING Redis is loading the dataset in memory");
+    for ((patience, watchdog, command), action) in [(believed, refuse), (asked, Action::Mute)] {
+        let server = Server::start();
+        let proxy = Proxy::start(&server);
+        let settings = |c: nestlock::LockClientBuilder| {
+            c.fair_patience(patience).watchdog_timeout(watchdog).command_timeout(command)
+        };
+        let a = server.client_with(settings).await;
+        let b = settings(LockClient::builder()).connect(proxy.url()).await.unwrap();
+        let (here, there) = (fair(&a), fair(&b));
+        let guard = here.lock().await.unwrap();
+        let waiting = waits(&server, there.lock()).await;
+        proxy.once(Verb::Renew, action);
+        guard.unlock().await.unwrap();
+        let guard = soon(waiting).await;
+        let lost = tokio::time::timeout(patience * 2, guard.lost()).await;
+        assert!(lost.is_err(), "{patience:?}, {action:?}: {lost:?}");
+        guard.unlock().await.unwrap();
+    }
 }

@@ -145,7 +145,9 @@ impl Hub {
         self.closed.store(true, Ordering::Release);
         let left_behind = self.all();
         let left = left_behind.iter().filter_map(|gate| gate.close()).collect();
-        left_behind.iter().for_each(|gate| _ = self.remove_if(&gate.channel, |kept| Arc::ptr_eq(kept, gate)));
+        for gate in &left_behind {
+            self.remove_if(&gate.channel, |kept| Arc::ptr_eq(kept, gate));
+        }
         left
     }
 }

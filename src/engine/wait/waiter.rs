@@ -169,7 +169,9 @@ impl<'a> Waiter<'a> {
         let granted = self.gate.take_granted()?;
         let look = self.place.as_ref()?.look?;
         let (epoch, now) = (self.core.epoch(hold), Instant::now());
-        let grant = look.grant(granted, lease, epoch, now)?;
+        // the rule of the watchdog timeout: it can fail, and be repeated in time
+        let renewal = 2 * (self.core.config.command_timeout() + self.core.grace());
+        let grant = look.grant(granted, lease, epoch, now, renewal)?;
         hold.change(|state, effects| state.take_granted(request, &grant, epoch, now, effects))
     }
 

@@ -19,8 +19,8 @@ const J: &str = "5b8f1c9e-27d4-4a06-8f55-0c1d2e3f4a5b:71";
 
 /// Longer than a loaded machine takes for a test: nobody is gone by mistake.
 const PATIENCE: &str = "60000";
-const GRANT: &str = "45000";
-/// As a release says it that grants nothing.
+/// As a release says it that grants the lock, and one that does not.
+const GRANT: &str = "1";
 const NONE: &str = "0";
 
 struct Fair(Bench);
@@ -52,12 +52,18 @@ impl Fair {
     fn wait(&self, owner: &str, turn: u32) -> String {
         let reply = self.acquire(owner, &turn.to_string());
         let [Reply::Int(0), Reply::Int(_), Reply::Int(_), place] = reply.list() else { panic!("{reply:?}") };
-        assert_eq!(self.seen(owner), place.text().parse::<f64>().unwrap());
+        assert_eq!(self.seen(owner), of(place.text()));
         place.text().to_owned()
     }
 
-    fn seen(&self, owner: &str) -> f64 {
-        self.call(&["ZSCORE", SEEN, owner]).text().parse().unwrap()
+    fn seen(&self, owner: &str) -> (u64, u64) {
+        of(self.call(&["ZSCORE", SEEN, owner]).text())
+    }
+
+    fn now(&self) -> i64 {
+        let time = self.call(&["TIME"]);
+        let number = |n: usize| time.list()[n].text().parse::<i64>().unwrap();
+        number(0) * 1000 + number(1) / 1000
     }
 
     fn listen_as(&self, owner: &str) -> Ears {
@@ -90,6 +96,21 @@ impl Fair {
     }
 }
 
+/// Of a score, the time and the turn.
+fn of(score: &str) -> (u64, u64) {
+    let parts = score.parse::<f64>().unwrap() * 1024.0;
+    assert!(parts.fract().abs() < f64::EPSILON, "{score}");
+    (parts as u64 / 1024, parts as u64 % 1024)
+}
+
+/// That the one at this place was told, and what is left of its patience.
+fn assert_granted(heard: &[String], place: &str) {
+    let [text] = heard else { panic!("{heard:?}") };
+    let (told, ttl) = text.split_once(' ').unwrap();
+    assert_eq!(told, place);
+    assert!((50_000..=60_000).contains(&ttl.parse::<u64>().unwrap()), "{text}");
+}
+
 #[test]
 fn a_release_grants_the_lock_to_the_next_with_a_turn_and_tells_it_its_place() {
     let fair = Fair::held_by_a();
@@ -98,8 +119,8 @@ fn a_release_grants_the_lock_to_the_next_with_a_turn_and_tells_it_its_place() {
     assert_eq!(fair.release(A, GRANT), Reply::Int(1));
     fair.assert_held_by(B, &[C]);
     let ttl = fair.server.pttl(LOCK);
-    assert!((40_000..=45_000).contains(&ttl), "{ttl}");
-    assert_eq!(next.heard(&fair), [format!("{b} {GRANT}")]);
+    assert!((50_000..=60_000).contains(&ttl), "what is left of its patience: {ttl}");
+    assert_granted(&next.heard(&fair), &b);
     for ear in &mut ears {
         assert_eq!(ear.heard(&fair), [] as [&str; 0]);
     }
@@ -112,7 +133,7 @@ fn a_release_grants_the_lock_to_the_next_with_a_turn_and_tells_it_its_place() {
     assert!(fair.server.pttl(LOCK) > 60_000, "the lease that it asks for");
     let mut last = fair.listen_as(C);
     assert_eq!(fair.release(B, GRANT), Reply::Int(1));
-    assert_eq!(last.heard(&fair), [format!("{c} {GRANT}")]);
+    assert_granted(&last.heard(&fair), &c);
     fair.assert_held_by(C, &[]);
 }
 
@@ -168,12 +189,24 @@ fn whoever_is_gone_is_passed_over_and_whoever_leaves_lets_the_next_in() {
     fair.set_up(&["ZADD", SEEN, "1.5", B]);
     let mut next = fair.listen_as(C);
     assert_eq!(fair.release(A, GRANT), Reply::Int(1));
-    assert_eq!(next.heard(&fair), [format!("{c} {GRANT}")]);
+    assert_granted(&next.heard(&fair), &c);
     fair.assert_held_by(C, &[]);
     // it leaves, and has not heard that it holds it
     fair.wait(A, 4);
     assert_eq!(fair.release(C, GRANT), Reply::Int(1));
     fair.assert_held_by(A, &[]);
+}
+
+/// Its place is kept for as long as it would have been, and its death costs no more.
+#[test]
+fn a_grant_lives_for_what_is_left_of_the_waiters_patience() {
+    let fair = Fair::held_by_a();
+    fair.wait(B, 2);
+    let until = fair.now() + 7_000;
+    fair.set_up(&["ZADD", SEEN, &format!("{until}.25"), B]);
+    assert_eq!(fair.release(A, GRANT), Reply::Int(1));
+    fair.assert_held_by(B, &[]);
+    assert!((until - fair.expires(LOCK)).abs() < 50, "{until}, {}", fair.expires(LOCK));
 }
 
 /// Two waits of one owner are never called the same: a late message of the first one says nothing about the second.
@@ -184,10 +217,10 @@ fn a_place_is_called_by_its_turn() {
     assert_eq!(fair.wait(B, 2), first, "a look soon after another writes nothing");
     let second = fair.wait(B, 3);
     assert_ne!(second, first);
-    assert_eq!(second.parse::<f64>().unwrap().fract(), 3.0 / 1024.0);
+    assert_eq!(of(&second).1, 3);
     // a look of the same owner without a turn ends it
     fair.acquire(B, "1");
-    assert_eq!(fair.seen(B).fract(), 0.0);
+    assert_eq!(fair.seen(B).1, 0);
     let mut next = fair.listen_as(B);
     fair.release(A, GRANT);
     assert_eq!(next.heard(&fair), ["0"]);

@@ -145,8 +145,7 @@ impl Play {
     fn give_back(&mut self, name: &str) -> Reply {
         let RFairLock { name: lock, queue, timeouts, channel } = &self.java;
         let keys = ["EVALSHA", &self.release, "4", lock, queue, timeouts, SEEN];
-        let grant = self.world.patience.to_string();
-        self.wire.call(&[&keys[..], &[name, "0", channel, &grant]].concat()).unwrap()
+        self.wire.call(&[&keys[..], &[name, "0", channel, "1"]].concat()).unwrap()
     }
 
     /// One more comes, and takes a place or the lock.
@@ -317,9 +316,9 @@ impl Play {
                 }
                 break;
             };
-            // what was granted lives for a patience at first
-            let third = self.world.patience.min(LEASE) / 3;
-            if now >= renewed + third && self.all.values().any(|one| one.life == Life::Holds) {
+            // what was granted has a third of a patience at first, and more
+            let soon = self.world.patience / 6;
+            if now >= renewed + soon && self.all.values().any(|one| one.life == Life::Holds) {
                 // the watchdog of whoever holds it
                 self.wire
                     .call(&["EVAL", "return redis.call('pexpire', KEYS[1], ARGV[1])", "1", LOCK, "120000"])
@@ -327,7 +326,7 @@ impl Play {
                 renewed = now;
             }
             if due > now {
-                let step = (due - now).min(third);
+                let step = (due - now).min(soon);
                 self.server.advance(Duration::from_millis(step as u64));
                 if due > now + step {
                     continue;

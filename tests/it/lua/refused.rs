@@ -105,9 +105,9 @@ fn cases() -> Vec<Case> {
     }
     // one with a turn, which is granted the lock
     let turn = seen(next, "9000000000000.5", &queue(&[gone, next], held));
-    of("fair/release", &FAIR, &[A, "0", CHANNEL, "5000"], &[&turn, &format!("{turn};PERSIST l")]);
+    of("fair/release", &FAIR, &[A, "0", CHANNEL, "1"], &[&turn, &format!("{turn};PERSIST l")]);
     of("fair/acquire", &FAIR, &[A, "30000", "1", "5000", "2", CHANNEL], &[others, &waits[4]]);
-    of("fair/release", &FAIR, &[A, "1", CHANNEL, "5000"], &[twice]);
+    of("fair/release", &FAIR, &[A, "1", CHANNEL, "1"], &[twice]);
     of("fair/force_release", &FAIR[..2], &[CHANNEL], &[&queues[0]]);
 
     let text = &*format!("SET l {A} PX 20000");

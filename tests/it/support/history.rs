@@ -255,8 +255,7 @@ fn the_history_checker_finds_a_lock_that_is_given_out_of_turn() {
         format!(r#"1.0 [0 127.0.0.1:1] "EVALSHA" "f" "4" "l" "q" "t" "s" "{owner}" "30000" "1" "15000" "7" "c""#)
     };
     let give = |owner: &str| format!(r#"1.0 [0 lua] "hset" "l" "{owner}" "1""#);
-    let end =
-        |owner: &str| format!(r#"1.0 [0 127.0.0.1:1] "EVALSHA" "f" "4" "l" "q" "t" "s" "{owner}" "0" "c" "15000""#);
+    let end = |owner: &str| format!(r#"1.0 [0 127.0.0.1:1] "EVALSHA" "f" "4" "l" "q" "t" "s" "{owner}" "0" "c" "1""#);
     let check = |lines: &[String]| {
         let (grants, violations) = out_of_order(lines.iter().cloned(), "l");
         (grants, violations.len())

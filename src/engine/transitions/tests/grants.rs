@@ -3,7 +3,7 @@
 use super::{Guard, TTL, World};
 use crate::{
     engine::{
-        generation::{Copied, Grant},
+        generation::{Copied, First, Grant},
         kind::About,
         lease::{Lease, Millis},
         state::{Around, Door, Effects, Planned},
@@ -25,11 +25,11 @@ impl World {
         }
         let Planned::Send(request) = self.state.plan(door, around, self.now, effects) else { return };
         self.state.send(&request, self.epoch, self.now);
-        let ttl = Millis::of(TTL);
+        let lease = Lease::Watched { ttl: Millis::of(TTL), times: None };
         let grant = Grant {
             sent: self.now,
-            lease: Lease::Watched { ttl, times: None },
-            first: Some((self.now, ttl)),
+            lease,
+            first: Some(First { until: lease.valid_until(self.now), renew_at: self.now + TTL / 3 }),
             kept_every: None,
             token: None,
             copied: Copied::default(),
