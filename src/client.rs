@@ -638,11 +638,11 @@ impl LockClientBuilder {
 
     /// Whether the release of a fair lock makes the next waiter the holder, and tells it so. Default `true`.
     ///
-    /// It counts for waiters of nestlock's, of whatever client, that asked for no lease and no replicas, and whose watchdog
-    /// timeout is not less than the [`fair_patience`](Self::fair_patience) here and there: the record lives for that at first.
-    /// Such a waiter has the lock half a round trip after the release, and has not asked for it; the watchdog renews what it
-    /// holds before a third of that time is over. `false`: the releases of this client tell the next waiter that the lock is
-    /// free, and its waiters ask for it.
+    /// That is for waiters of nestlock's, of whatever client, that asked for no lease and no replicas, and whose watchdog timeout
+    /// is not less than their [`fair_patience`](Self::fair_patience). Such a waiter has the lock half a round trip after the
+    /// release, and has not asked for it. The record lives for what is left of its patience at first, and the watchdog renews it
+    /// in time; where twice the command timeout is more than that, the waiter asks. `false`: the releases of this client tell the
+    /// next waiter that the lock is free, and its waiters ask for it.
     pub fn grants(mut self, grants: bool) -> Self {
         self.config.grants = grants;
         self
