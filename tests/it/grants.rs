@@ -296,7 +296,7 @@ async fn what_could_not_be_renewed_in_time_is_asked_for() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_renewal_that_fails_ends_no_hold_that_was_granted() {
     // patience, and watchdog and command timeouts
-    let believed = (ms(1_800), Duration::from_secs(30), ms(300));
+    let believed = (ms(1_000), Duration::from_secs(30), ms(200));
     // a command may take as long as all that a grant gives
     let asked = (ms(3_000), Duration::from_secs(30), ms(3_000));
     let refuse = Action::Refuse("LOADING Redis is loading the dataset in memory");
