@@ -21,8 +21,8 @@
 --          -3                WRONG_KIND: the hash at this name is not a record of this kind
 local lock, queue, timeouts, seen = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local owner, lease, holds, patience, waits, channel = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
-if not string.find(lease .. ' ' .. holds .. ' ' .. patience, '^[1-9]%d* [1-9]%d* [1-9]%d*$') then
-    return redis.error_reply('ERR nestlock: lease, holds and patience must be integers of at least 1')
+if not string.find(lease .. ' ' .. holds .. ' ' .. patience .. ' ' .. waits, '^[1-9]%d* [1-9]%d* [1-9]%d* %d+$') then
+    return redis.error_reply('ERR nestlock: lease, holds and patience must be integers of at least 1, waits one of at least 0')
 end
 local held, fields, ttl = redis.call('hget', lock, owner), redis.call('hlen', lock), redis.call('pttl', lock)
 -- a reader's field has the same name

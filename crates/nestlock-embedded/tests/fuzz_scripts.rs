@@ -65,7 +65,8 @@ impl<'a> Round<'a> {
                 _ => self.lease(),
             },
             ("side", "string") => self.rng.pick(&["read", "read", "write", "write", "no side"]).into(),
-            ("waits", "integer") => self.rng.pick(&["0", "1", "1", "yes"]).into(),
+            ("waits", "integer") => self.rng.pick(&["0", "1", "1", "2", "2", "1023", "yes"]).into(),
+            ("grants", "integer") => self.rng.pick(&["0", "1", "1"]).into(),
             ("token", "integer") => match self.rng.below(10) {
                 0 => self.times.junk(),
                 _ => self.rng.between(1, 9).to_string().into_bytes(),

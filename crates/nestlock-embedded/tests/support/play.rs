@@ -566,8 +566,11 @@ fn near(name: &str, check: &Check, real: &Value, ours: &Value, low: i64, slack: 
     fn number(value: &Value) -> Option<i64> {
         match value {
             Value::Int(number) => Some(*number),
-            // scores and fields that are times
-            Value::Bulk(text) | Value::Double(text) => std::str::from_utf8(text).ok()?.parse().ok(),
+            // scores and fields that are times; what is behind the point is no time
+            Value::Bulk(text) | Value::Double(text) => {
+                let text = std::str::from_utf8(text).ok()?;
+                text.split_once('.').map_or(text, |(whole, _)| whole).parse().ok()
+            }
             _ => None,
         }
     }
