@@ -15,8 +15,8 @@
 -- ARGV[6]  channel   string   where waiters listen, each with ":" and its name added
 -- Parts    owner, raises
 -- Returns  1                 acquired: the record says `holds`, or more, its TTL is at least `lease`
---          {0, time, ahead}  busy: milliseconds until it is worth looking, and how many wait before it (17: or more)
---          {.., due}         the same with a turn: its score in KEYS[4], as text
+--          {0, time, ahead}  busy: milliseconds until it is worth looking, and how many wait before it (17: or more);
+--                            with a turn also its score in KEYS[4], as text
 --          -2                LOST: `holds` is above 1, but this owner holds nothing
 --          -3                WRONG_KIND: the hash at this name is not a record of this kind
 local lock, queue, timeouts, seen = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
