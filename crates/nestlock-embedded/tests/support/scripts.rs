@@ -56,7 +56,8 @@ impl Script {
             } else if words.first() == Some(&"Returns") {
                 returning = true;
                 script.returns.extend(words.get(1).map(ToString::to_string));
-            } else if returning {
+            } else if returning && !line.starts_with("           ") {
+                // further in, a line goes on with the one before
                 script.returns.extend(words.first().map(ToString::to_string));
             }
         }
