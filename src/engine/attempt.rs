@@ -316,7 +316,7 @@ impl<'a> Acquire<'a> {
         let is_told_again = self.kind.about().shared && !self.lease.is_watched();
         let kept_every = is_told_again.then(|| Millis::of(core.config.watchdog_timeout / 3));
         let copied = Copied { wanted: self.replicas(), had: replicas };
-        let grant = Grant { sent, lease: self.lease, first: None, kept_every, token, copied };
+        let grant = Grant { kept_every, token, copied, ..Grant::of(sent, self.lease) };
         let ticket = hold.granted(request, &grant, epoch)?;
         ticket.map(|ticket| self.entered(hold, ticket)).transpose()
     }

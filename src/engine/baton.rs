@@ -121,7 +121,7 @@ impl State {
         self.server = ServerSide::Holds(1);
         self.ends = self.ends.max(baton.ends);
         let copied = Copied { wanted: replicas, had: baton.leg.replicas };
-        let grant = Grant { sent: baton.since, lease, first: None, kept_every: None, token: None, copied };
+        let grant = Grant { copied, ..Grant::of(baton.since, lease) };
         let generation = Generation::new(&self.owner, &grant, baton.leg);
         let ticket = generation.add(&grant);
         self.current = Some(generation);

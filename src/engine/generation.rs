@@ -137,6 +137,11 @@ pub(crate) struct First {
 }
 
 impl Grant {
+    /// With nothing besides.
+    pub(crate) fn of(sent: Instant, lease: Lease) -> Self {
+        Self { sent, lease, first: None, kept_every: None, token: None, copied: Copied::default() }
+    }
+
     /// Until when it may be relied on, before any renewal.
     pub(crate) fn valid_until(&self) -> Instant {
         self.first.map_or_else(|| self.lease.valid_until(self.sent), |first| first.until)
@@ -369,14 +374,7 @@ mod tests {
     fn each_hold_takes_its_own_watch_along() {
         let ttls = [9, 30, 3].map(|seconds| Millis::of(Duration::from_secs(seconds)));
         let sent = Instant::now();
-        let grant = |ttl| Grant {
-            sent,
-            lease: Lease::Watched { ttl, times: None },
-            first: None,
-            kept_every: None,
-            token: None,
-            copied: Copied::default(),
-        };
+        let grant = |ttl| Grant::of(sent, Lease::Watched { ttl, times: None });
         let owner = OwnerId::named(&ClientId::random(), "me").unwrap();
         let generation = Generation::new(&owner, &grant(ttls[0]), Leg::first(sent, Epoch::FIRST, None));
         let tickets = ttls.map(|ttl| generation.add(&grant(ttl)));
@@ -393,14 +391,7 @@ mod tests {
     #[test]
     fn a_watch_ends_with_its_last_renewal() {
         let lease = Lease::Watched { ttl: Millis::of(Duration::from_secs(9)), times: NonZeroU32::new(3) };
-        let grant = Grant {
-            sent: Instant::now(),
-            lease,
-            first: None,
-            kept_every: None,
-            token: None,
-            copied: Copied::default(),
-        };
+        let grant = Grant::of(Instant::now(), lease);
         let generation = Generation::new(
             &OwnerId::named(&ClientId::random(), "me").unwrap(),
             &grant,

@@ -2,7 +2,7 @@
 
 use std::{
     fmt,
-    num::NonZeroU16,
+    num::NonZeroU32,
     ops::Deref,
     sync::{
         Arc,
@@ -32,21 +32,21 @@ pub(crate) struct Terms<'a> {
     pub(crate) turn: Option<Turn>,
 }
 
-/// The number of a wait that may be granted the lock: see [`super::turn`]. With the server's time it names a place in the queue, and no other that its owner had.
+/// The number of a wait that may be granted the lock: see [`super::turn`]. With the server's time it names a place in the queue,
+/// and no other that its owner had.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Turn(NonZeroU16);
+pub(crate) struct Turn(NonZeroU32);
 
 impl Turn {
-    const FIRST: u32 = 2;
+    const FIRST: NonZeroU32 = NonZeroU32::MIN.saturating_add(1);
     const COUNT: u32 = 1022;
 
     pub(super) fn next(taken: &AtomicU32) -> Self {
-        let number = Self::FIRST + taken.fetch_add(1, Ordering::Relaxed) % Self::COUNT;
-        Self(u16::try_from(number).ok().and_then(NonZeroU16::new).unwrap_or(NonZeroU16::MAX))
+        Self(Self::FIRST.saturating_add(taken.fetch_add(1, Ordering::Relaxed) % Self::COUNT))
     }
 
     pub(crate) fn number(self) -> u32 {
-        self.0.get().into()
+        self.0.get()
     }
 }
 
@@ -237,9 +237,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn turns_come_again_after_a_thousand() {
-        let taken = AtomicU32::new(u32::MAX - 5);
-        let turns: Vec<_> = (0..Turn::COUNT).map(|_| Turn::next(&taken).number()).collect();
-        assert!(turns.iter().all(|turn| (2..=1023).contains(turn)));
+    fn turns_come_again_after_a_thousand_others() {
+        let taken = AtomicU32::new(0);
+        let next = || Turn::next(&taken).number();
+        let first: Vec<_> = (0..Turn::COUNT).map(|_| next()).collect();
+        assert_eq!(first, (2..=1023).collect::<Vec<_>>(), "as the script knows them");
+        assert!(first.into_iter().eq((0..Turn::COUNT).map(|_| next())));
+        taken.store(u32::MAX, Ordering::Relaxed);
+        assert!((0..2).all(|_| (2..=1023).contains(&Turn::next(&taken).number())));
     }
 }

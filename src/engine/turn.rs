@@ -1,15 +1,15 @@
 //! How a release grants a fair lock to the next waiter, which need not ask for it then.
 //!
-//! The release makes the first in the queue the holder, at first for as long as it would have kept its place, and tells it. Between them is nothing but a
-//! message, which may come late: so it names the place in the queue that it is about, and counts for whoever waits at that very
-//! place. A look that was answered "busy" was answered before the lock was granted: so the record lives for as long at least as
-//! the message says, from when that look was sent, whatever the clocks of servers say. Whoever does not believe its message
-//! asks, as if it had heard that the lock is free, and is told that it holds it.
+//! The release makes the first in the queue the holder, at first for as long as it would have kept its place, and tells it.
+//! Between them is nothing but a message, which may come late: so it names the place in the queue that it is about, and counts for
+//! whoever waits at that very place. A look that was answered "busy" was answered before the lock was granted: so the record lives
+//! for as long at least as the message says, from when that look was sent, whatever the clocks of servers say. Whoever does not
+//! believe its message asks, as if it had heard that the lock is free, and is told that it holds it.
 
 use std::time::Duration;
 
 use super::{
-    generation::{Copied, First, Grant, Ticket},
+    generation::{First, Grant, Ticket},
     lease::{Lease, Millis},
     state::{Effects, Request, ServerSide, State},
 };
@@ -62,7 +62,7 @@ impl LastLook {
         // in a third of its time, as always, if that leaves as much
         let renew_at = (self.sent + ttl.duration() / 3).min(now + left);
         let first = Some(First { until, renew_at });
-        Some(Grant { sent: now, lease, first, kept_every: None, token: None, copied: Copied::default() })
+        Some(Grant { first, ..Grant::of(now, lease) })
     }
 }
 

@@ -54,8 +54,7 @@ impl Tasks {
 
     fn granted(&mut self, task: usize, request: &Request) -> Ticket {
         let copied = Copied { wanted: self.had.unwrap_or(0), had: self.had };
-        let grant =
-            Grant { sent: self.now, lease: Baton::lease(TTL), first: None, kept_every: None, token: None, copied };
+        let grant = Grant { copied, ..Grant::of(self.now, Baton::lease(TTL)) };
         let (_, state) = &mut self.states[task];
         let granted = state.granted(request, &grant, self.epoch, self.now, &mut Effects::default());
         granted.unwrap().expect("its lease is not over")

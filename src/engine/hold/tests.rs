@@ -3,7 +3,6 @@
 use super::*;
 use crate::{
     engine::{
-        generation::Copied,
         holds::Holds,
         kind::About,
         lease::{Lease, Millis},
@@ -29,14 +28,7 @@ fn entered(holds: &Holds, hold: &Arc<Hold>, sent: Instant, lease: Duration) -> O
     let Ok(Next::Send(request)) = hold.plan(door, holds.around(hold), Instant::now()) else {
         panic!("nothing is in doubt")
     };
-    let grant = Grant {
-        sent,
-        first: None,
-        lease: Lease::Fixed(Millis::of(lease)),
-        kept_every: None,
-        token: None,
-        copied: Copied::default(),
-    };
+    let grant = Grant::of(sent, Lease::Fixed(Millis::of(lease)));
     hold.granted(&request, &grant, Epoch::FIRST).unwrap()
 }
 

@@ -8,7 +8,7 @@ use self::server::{Answer, OVERDUE, Sent, Server, TTL, Verb};
 use super::*;
 use crate::{
     engine::{
-        generation::{Copied, Ticket},
+        generation::Ticket,
         kind::About,
         lease::{Lease, Millis},
         state::Leftover,
@@ -176,14 +176,7 @@ impl World {
                 let lease = if watched { Lease::Watched { ttl, times: NonZeroU32::new(3) } } else { Lease::Fixed(ttl) };
                 match answer {
                     Answer::Held => {
-                        let grant = Grant {
-                            sent,
-                            lease,
-                            first: None,
-                            kept_every: None,
-                            token: None,
-                            copied: Copied::default(),
-                        };
+                        let grant = Grant::of(sent, lease);
                         let granted = self.state.granted(&request, &grant, self.epoch, self.now, effects);
                         if let Ok(Some(ticket)) = granted {
                             self.count = if request.count == 1 { 1 } else { self.count + 1 };

@@ -5,6 +5,8 @@ use std::ops::Deref;
 use super::{ACQUIRED, Bench, Ears, eval, source};
 use crate::support::{redisson::RFairLock, wire::Reply};
 
+mod grants;
+
 const LOCK: &str = "orders:7";
 const QUEUE: &str = "redisson_lock_queue:{orders:7}";
 const TIMEOUTS: &str = "redisson_lock_timeout:{orders:7}";

@@ -1,7 +1,6 @@
 //! The scripts, each alone: sent as text over a plain connection, below nestlock's own code.
 
 mod fair;
-mod fair_grants;
 mod fair_mixed;
 mod fenced;
 mod read_write;

@@ -563,13 +563,15 @@ fn each(name: &str, check: &Check, real: &[Value], ours: &[Value]) -> bool {
 
 /// Numbers from `low` on may differ by `slack`, on their own and in lists.
 fn near(name: &str, check: &Check, real: &Value, ours: &Value, low: i64, slack: i64) -> bool {
-    fn number(value: &Value) -> Option<i64> {
+    /// And what is behind its point, which is no time: a turn.
+    fn number(value: &Value) -> Option<(i64, &str)> {
         match value {
-            Value::Int(number) => Some(*number),
-            // scores and fields that are times; what is behind the point is no time
+            Value::Int(number) => Some((*number, "")),
+            // scores and fields that are times
             Value::Bulk(text) | Value::Double(text) => {
                 let text = std::str::from_utf8(text).ok()?;
-                text.split_once('.').map_or(text, |(whole, _)| whole).parse().ok()
+                let (whole, turn) = text.split_once('.').unwrap_or((text, ""));
+                Some((whole.parse().ok()?, turn))
             }
             _ => None,
         }
@@ -579,10 +581,10 @@ fn near(name: &str, check: &Check, real: &Value, ours: &Value, low: i64, slack: 
     }
     match (real.items(), ours.items(), number(real), number(ours)) {
         (Some(real), Some(ours), ..) => each(name, check, real, ours),
-        (.., Some(real), Some(ours)) => {
+        (.., Some((real, real_turn)), Some((ours, our_turn))) => {
             let unit = if *check == Check::Seconds { 1000 } else { 1 };
             let fixed = name.ends_with("EXPIRETIME") && real >= FIXED_TIMES / unit;
-            !fixed && real >= low && ours >= low && real.abs_diff(ours) <= slack.unsigned_abs()
+            !fixed && real >= low && ours >= low && real.abs_diff(ours) <= slack.unsigned_abs() && real_turn == our_turn
         }
         _ => false,
     }

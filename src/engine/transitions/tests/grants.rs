@@ -3,7 +3,7 @@
 use super::{Guard, TTL, World};
 use crate::{
     engine::{
-        generation::{Copied, First, Grant},
+        generation::{First, Grant},
         kind::About,
         lease::{Lease, Millis},
         state::{Around, Door, Effects, Planned},
@@ -26,14 +26,8 @@ impl World {
         let Planned::Send(request) = self.state.plan(door, around, self.now, effects) else { return };
         self.state.send(&request, self.epoch, self.now);
         let lease = Lease::Watched { ttl: Millis::of(TTL), times: None };
-        let grant = Grant {
-            sent: self.now,
-            lease,
-            first: Some(First { until: lease.valid_until(self.now), renew_at: self.now + TTL / 3 }),
-            kept_every: None,
-            token: None,
-            copied: Copied::default(),
-        };
+        let first = Some(First { until: lease.valid_until(self.now), renew_at: self.now + TTL / 3 });
+        let grant = Grant { first, ..Grant::of(self.now, lease) };
         match self.state.take_granted(&request, &grant, self.epoch, self.now, effects) {
             Some(ticket) => {
                 assert_eq!(request.owner, owner, "under the name of its place");

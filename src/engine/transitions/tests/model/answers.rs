@@ -2,10 +2,7 @@
 
 use crate::{
     clock::Instant,
-    engine::{
-        generation::{Copied, Grant},
-        state::State,
-    },
+    engine::{generation::Grant, state::State},
     error::StoreErrorKind,
     store::Renewed,
 };
@@ -53,14 +50,7 @@ impl Client {
         let (request, epoch) = (&turn.request, self.epoch);
         match answer {
             Some(Answer::Held) => {
-                let grant = Grant {
-                    sent: turn.sent,
-                    lease: *LEASE,
-                    first: None,
-                    kept_every: None,
-                    token: None,
-                    copied: Copied::default(),
-                };
+                let grant = Grant::of(turn.sent, *LEASE);
                 let granted = self.change(at, |state, effects| state.granted(request, &grant, epoch, now, effects));
                 if let Ok(Some(ticket)) = granted {
                     if !is_valid(&ticket.generation, now) {
