@@ -81,7 +81,7 @@ package:
 # servers always, or none, was tested by the first line
 test: export RUST_TEST_THREADS := 16
 test: setup
-	@mkdir -p target; $(SPARE) $(MAKE) sim >target/sim.log 2>&1 & sim=$$!; trap 'kill $$sim 2>/dev/null' EXIT; set -ex; \
+	@mkdir -p target; $(SPARE) $(MAKE) sim >target/sim.log 2>&1 & sim=$$!; trap 'kill $$sim 2>/dev/null || true' EXIT; set -ex; \
 	NESTLOCK_TEST_SERVER=real $(CARGO) test $(ALL) $(FEATURES); \
 	NESTLOCK_TEST_SERVER=embedded $(CARGO) test $(ALL) $(FEATURES) --test it -- --skip cluster:: --skip sentinel:: --skip house:: --skip tls::; \
 	wait $$sim || { cat target/sim.log; exit 1; }; \
