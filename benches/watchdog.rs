@@ -52,7 +52,7 @@ async fn held(client: &LockClient, bare: &Client) {
     let start = Instant::now();
     let guards = take_all(client).await;
     println!("    {LOCKS} locks taken in {:?}", start.elapsed());
-    report("client memory per held lock, in bytes", (resident() - before) / LOCKS as f64, "<= 1024");
+    report("client memory per held lock, in bytes", (resident() - before) / LOCKS as f64, "<= 722");
 
     tokio::time::sleep(WATCHDOG / 3).await;
     let calls = scripts_run(bare).await;
@@ -96,7 +96,7 @@ async fn waiting(client: &LockClient, url: &str) {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     tokio::time::sleep(Duration::from_secs(1)).await;
-    report("client memory per waiter, in bytes", (resident() - before) / WAITERS as f64, "<= 1024");
+    report("client memory per waiter, in bytes", (resident() - before) / WAITERS as f64, "<= 986");
     client.shutdown().await.expect("a clean end");
     for waiter in waiters {
         assert!(waiter.await.expect("a task").is_err(), "turned away");

@@ -118,12 +118,12 @@ impl LockGuard {
         }
     }
 
-    /// How many replicas had this hold before it counted; `None`: none had to, or it was adopted. See
-    /// [`LockClientBuilder::replicas`](crate::LockClientBuilder::replicas). Of several locks, the least.
+    /// How many replicas had this hold before it counted; `None`: none had to, or it was adopted. Counted
+    /// up to 255. See [`LockClientBuilder::replicas`](crate::LockClientBuilder::replicas). Of several locks, the least.
     #[must_use]
     pub fn replicas(&self) -> Option<u32> {
         match &self.inner {
-            Inner::One(single) => single.ticket.as_ref()?.replicas,
+            Inner::One(single) => single.ticket.as_ref()?.replicas.map(u32::from),
             Inner::Several(held) => held.members().iter().map(Self::replicas).min().flatten(),
         }
     }

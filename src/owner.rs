@@ -204,6 +204,18 @@ impl OwnerId {
         Self { text, base: length(self.base()), is_exact: true, is_lent: false, ..*self }
     }
 
+    /// Whether it is what [`OwnerId::with_suffix`] makes with this number.
+    pub(crate) fn has_suffix(&self, number: u64) -> bool {
+        let suffix = &self.text[self.base as usize..];
+        // as it is written here: a name that was read may have `.07`
+        let is_written = |suffix: &str| suffix.starts_with(|digit| ('1'..='9').contains(&digit));
+        let is_it = || match suffix.strip_prefix('.') {
+            Some(suffix) => is_written(suffix) && suffix.parse() == Ok(number),
+            None => number == 0,
+        };
+        self.is_exact && !self.is_lent && (self.is_value || is_it())
+    }
+
     /// The same name in a record, while somebody else has the hold: it is found by what that one is called.
     pub(crate) fn lent_to(&self, borrower: &Self) -> Self {
         let text = format!("{self}{}", borrower.base()).into();
@@ -341,6 +353,15 @@ mod tests {
         assert_eq!(later.as_str(), format!("{owner}.3"));
         assert_eq!(later.base(), owner.base());
         assert_eq!(later.with_suffix(0), owner);
+        assert!(later.has_suffix(3) && !later.has_suffix(0) && later.with_suffix(0).has_suffix(0));
+        // one that is not a record's, yet; one that is another's; what others may have written
+        assert!(!owner.has_suffix(0) && !later.lent_to(&later).has_suffix(3));
+        let read = |suffix: &str| format!("{owner}{suffix}").parse::<OwnerId>().unwrap();
+        for other in [".03", ".+3", ".3.3", ".", ".18446744073709551616"].map(read) {
+            assert!(![0, 3].iter().any(|number| other.has_suffix(*number)), "{other}");
+        }
+        let value = OwnerId::from_value("job.3").unwrap();
+        assert!(value.has_suffix(4), "it has no other name");
     }
 
     #[test]

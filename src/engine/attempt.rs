@@ -100,7 +100,7 @@ pub(super) struct Busy<'a> {
 }
 
 /// How many replicas have it, if that is known; or what comes of the attempt.
-type HasCopies<'a, 'b> = Pin<Box<dyn Future<Output = Result<Option<u32>, Result<Attempt<'a>>>> + Send + 'b>>;
+type HasCopies<'a, 'b> = Pin<Box<dyn Future<Output = Result<Option<u8>, Result<Attempt<'a>>>> + Send + 'b>>;
 
 impl<'a> Acquire<'a> {
     pub(crate) fn new(core: &'a Core, kind: &'a Arc<dyn Kind>, options: &AcquireOptions, wait: Wait) -> Result<Self> {
@@ -177,6 +177,7 @@ impl<'a> Acquire<'a> {
                     core.holds.forget(hold);
                     return Ok(Attempt::Again);
                 }
+                Next::Later(error) => return Ok(Attempt::Failed(error)),
                 Next::Agree => {}
             }
             match self.in_time(deadline, pin!(core.settle(hold))).await {
@@ -309,7 +310,7 @@ impl<'a> Acquire<'a> {
         request: &Request,
         sent: Instant,
         token: Option<NonZeroU64>,
-        (epoch, replicas): (Epoch, Option<u32>),
+        (epoch, replicas): (Epoch, Option<u8>),
     ) -> Result<Option<Ticket>> {
         let core = self.core;
         // where others hold the record too, they may cut its TTL short: Redisson's readers do
@@ -356,7 +357,7 @@ impl<'a> Acquire<'a> {
             let core = self.core;
             let acks = match self.in_time(deadline, pin!(core.store.acknowledged(route))).await {
                 Some(Ok(Some(acks))) if self.copies.is_none_or(|own| acks.suffice(own)) => {
-                    return Ok(Some(acks.replicas));
+                    return Ok(Some(acks.counted()));
                 }
                 // the outer hold only would have needed them
                 _ if self.copies.is_none() => return Ok(None),

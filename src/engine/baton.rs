@@ -112,12 +112,12 @@ impl State {
         let is_free = request.before == ServerSide::Holds(0) && request.count == 1 && self.late.is_none();
         let is_sure = baton.leg.epoch == epoch
             && now < lease.valid_until(baton.since)
-            && baton.leg.replicas.unwrap_or(0) >= replicas;
+            && baton.leg.replicas.map_or(0, u32::from) >= replicas;
         if self.standing != Standing::Ours || !is_free || !is_sure {
             return None;
         }
         // its own name it has again with its next plan
-        (self.owner, self.suffix) = (baton.owner.lent_to(&request.owner), None);
+        self.owner = baton.owner.lent_to(&request.owner);
         self.server = ServerSide::Holds(1);
         self.ends = self.ends.max(baton.ends);
         let copied = Copied { wanted: replicas, had: baton.leg.replicas };

@@ -49,12 +49,12 @@ pub(crate) struct Leg {
     pub(crate) confirmed: Instant,
     pub(crate) epoch: Epoch,
     pub(crate) number: u32,
-    /// How many replicas had it then, if that was asked.
-    pub(crate) replicas: Option<u32>,
+    /// How many replicas had it then, if that was asked: see [`counted`](crate::store::Acks::counted).
+    pub(crate) replicas: Option<u8>,
 }
 
 impl Leg {
-    pub(crate) fn first(confirmed: Instant, epoch: Epoch, replicas: Option<u32>) -> Self {
+    pub(crate) fn first(confirmed: Instant, epoch: Epoch, replicas: Option<u8>) -> Self {
         Self { confirmed, epoch, number: 0, replicas }
     }
 }
@@ -96,7 +96,7 @@ pub(crate) struct Ticket {
     /// Its entry in the watchdog's books.
     watch: Option<NonZeroU32>,
     /// How many replicas had it when it was acquired, if that was asked.
-    pub(crate) replicas: Option<u32>,
+    pub(crate) replicas: Option<u8>,
     /// Its guard counts no more: it was given up, or what it lost was taken note of.
     is_left: AtomicBool,
 }
@@ -154,7 +154,7 @@ pub(crate) struct Copied {
     /// So many must have each renewal.
     pub(crate) wanted: u32,
     /// So many had the acquire, if that was asked.
-    pub(crate) had: Option<u32>,
+    pub(crate) had: Option<u8>,
 }
 
 impl Generation {
@@ -191,7 +191,7 @@ impl Generation {
         books.guards += 1;
         books.replicas = books.replicas.max(grant.copied.wanted);
         // the copies of an outer hold may end before
-        if books.count == 1 || grant.copied.had.unwrap_or(0) >= books.replicas {
+        if books.count == 1 || grant.copied.had.map_or(0, u32::from) >= books.replicas {
             books.deadline = books.deadline.max(grant.valid_until());
         }
         let mut watch = None;

@@ -22,8 +22,6 @@ pub(super) struct State {
     pub(super) standing: Standing,
     /// The owner as the server knows it.
     pub(super) owner: OwnerId,
-    /// The suffix that the name was made with.
-    pub(super) suffix: Option<u64>,
     /// Acquires of this owner that wait in the lock's queue.
     pub(super) waiters: u32,
     /// The name under which the sibling is held may be used by somebody else: a late execution about this one, or whoever
@@ -31,12 +29,10 @@ pub(super) struct State {
     pub(super) sibling_in_doubt: bool,
     pub(super) server: ServerSide,
     /// The name that the hold may have been moved to, while that is in doubt.
-    pub(super) moves_to: Option<OwnerId>,
-    /// A request under this name was answered over a newer connection than that of an earlier one, of this epoch, which
-    /// may still be executed.
-    pub(super) late: Option<Epoch>,
-    /// For how long that is expected to come: what the last such request asked for is over then.
-    pub(super) late_until: Instant,
+    pub(super) moves_to: Option<Box<OwnerId>>,
+    /// A request under this name was answered over a newer connection than that of an earlier one, which may still be
+    /// executed.
+    pub(super) late: Option<Late>,
     /// When the last request was sent.
     pub(super) asked: Instant,
     /// Until when a record may live that an acquire or a move of this owner's has asked for.
@@ -44,6 +40,15 @@ pub(super) struct State {
     /// The generation that is held; that was given up, until the server agrees; or that was lost, while a guard of it
     /// lives.
     pub(super) current: Option<Arc<Generation>>,
+}
+
+/// What may still be executed, though a later request was answered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Late {
+    /// Over which connection it was sent.
+    pub(super) epoch: Epoch,
+    /// For how long it is expected to come: what the last such request asked for is over then.
+    pub(super) until: Instant,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -236,13 +241,11 @@ impl State {
         Self {
             standing: Standing::Ours,
             owner,
-            suffix: None,
             waiters: 0,
             sibling_in_doubt: false,
             server: ServerSide::Holds(0),
             moves_to: None,
             late: None,
-            late_until: now,
             asked: now,
             ends: now,
             current: None,
@@ -308,8 +311,8 @@ impl State {
     /// The epoch of the requests that may still be executed.
     pub(super) fn doubts(&self, before: ServerSide) -> Option<Epoch> {
         match before {
-            ServerSide::InDoubt { epoch, .. } => Some(self.late.map_or(epoch, |late| late.and(epoch))),
-            _ => self.late,
+            ServerSide::InDoubt { epoch, .. } => Some(self.late.map_or(epoch, |late| late.epoch.and(epoch))),
+            _ => self.late.map(|late| late.epoch),
         }
     }
 
@@ -388,16 +391,20 @@ impl State {
 
     /// An answer came in this epoch: over another connection it does not prove that what was in doubt before is over.
     pub(super) fn overtake(&mut self, before: ServerSide, epoch: Epoch) {
-        if matches!(before, ServerSide::InDoubt { epoch: doubt, .. } if doubt != epoch) {
-            self.late_until = self.ends;
-        }
-        self.late = self.doubts(before).filter(|doubt| *doubt != epoch);
+        let overtaken = matches!(before, ServerSide::InDoubt { epoch: doubt, .. } if doubt != epoch);
+        let until = self.late.filter(|_| !overtaken).map_or(self.ends, |late| late.until);
+        self.late = self.doubts(before).filter(|doubt| *doubt != epoch).map(|epoch| Late { epoch, until });
     }
 
     pub(super) fn abandon(&mut self, epoch: Epoch) -> Abandoned {
         self.server = ServerSide::Holds(0);
         self.late = None;
-        Abandoned { owner: self.owner.clone(), moves_to: self.moves_to.take(), epoch, ends: self.record_ends() }
+        Abandoned {
+            owner: self.owner.clone(),
+            moves_to: self.moves_to.take().map(|to| *to),
+            epoch,
+            ends: self.record_ends(),
+        }
     }
 
     /// Nobody knows any more how many holds the server records.

@@ -96,7 +96,7 @@ impl Acquire<'_> {
             Ok((None, epoch)) => {
                 let replicas = match (self.copies, core.store.acknowledged(&route).await) {
                     (None, _) => None,
-                    (Some(copies), Ok(Some(acks))) if acks.suffice(copies) => Some(acks.replicas),
+                    (Some(copies), Ok(Some(acks))) if acks.suffice(copies) => Some(acks.counted()),
                     // each is given back before it is asked for by itself, which says what is wrong
                     _ => return Ok(Outcome::NotThisWay),
                 };

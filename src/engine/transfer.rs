@@ -95,14 +95,14 @@ impl State {
     ) -> Option<Request> {
         let request = self.plan_release().filter(|request| self.is_current(generation) && request.count == 0)?;
         self.ends = self.ends.max(now + keep);
-        self.moves_to = Some(to.clone());
+        self.moves_to = Some(Box::new(to.clone()));
         self.send(&request, epoch, now);
         Some(request)
     }
 
     /// The giver's name is settled, and from here on nothing moves: what has moved is a ghost.
     pub(super) fn untold(&mut self, epoch: Epoch) -> Option<Abandoned> {
-        let owner = self.moves_to.take()?;
+        let owner = *self.moves_to.take()?;
         Some(Abandoned { owner, moves_to: None, epoch, ends: self.record_ends() })
     }
 

@@ -67,10 +67,10 @@ impl State {
             _ if count > 0 => {}
             Some(HeldSibling { refusal: Some(refusal), .. }) => return refuse(refusal),
             // the server tells by the name that both are one owner's
-            Some(HeldSibling { owner, .. }) => (self.owner, self.suffix) = (owner, None),
+            Some(HeldSibling { owner, .. }) => self.owner = owner,
             // a place in the queue is kept under its name
-            None if self.server == ServerSide::Waits || again || self.suffix == Some(around.suffix) => {}
-            None => (self.owner, self.suffix) = (around.caller.with_suffix(around.suffix), Some(around.suffix)),
+            None if self.server == ServerSide::Waits || again || self.owner.has_suffix(around.suffix) => {}
+            None => self.owner = around.caller.with_suffix(around.suffix),
         }
         Planned::Send(Request { owner: self.owner.clone(), count: count + 1, before: self.server, is_release: false })
     }
@@ -191,7 +191,7 @@ impl State {
         let mut abandoned = None;
         self.overtake(before, epoch);
         match self.late {
-            Some(doubt) if count == 0 => abandoned = Some(self.abandon(doubt)),
+            Some(late) if count == 0 => abandoned = Some(self.abandon(late.epoch)),
             _ if released == Released::NotHeld => {
                 self.server = ServerSide::Holds(0);
                 if !was_in_doubt {
@@ -386,7 +386,7 @@ impl State {
         if !current || !books.is_held() {
             return None;
         }
-        let in_doubt = self.is_in_doubt() || self.late.is_some() && now < self.late_until;
+        let in_doubt = self.is_in_doubt() || self.late.is_some_and(|late| now < late.until);
         if in_doubt && books.guards == 0 {
             // no guard is left here: what comes back under this name dies by its lease
             books.stop_watching();

@@ -47,6 +47,11 @@ impl Acks {
     pub(crate) fn suffice(self, copies: Copies) -> bool {
         self.replicas >= copies.replicas && (self.on_disk || !copies.fsync)
     }
+
+    /// How many replicas, up to 255: each guard keeps it, in no more than a byte.
+    pub(crate) fn counted(self) -> u8 {
+        u8::try_from(self.replicas).unwrap_or(u8::MAX)
+    }
 }
 
 type Answer = Shared<BoxFuture<'static, std::result::Result<Acks, Failure>>>;

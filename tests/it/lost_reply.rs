@@ -157,6 +157,8 @@ async fn f13_a_nested_acquire_without_an_answer_counts_once() {
         bed.proxy.once(Verb::Acquire, action);
         unconfirmed(bed.lock("l").try_lock().await);
         eventually("the hold that nobody has is given back", || async { bed.server.record("l")[0].1 == 2 }).await;
+        // the answer is the janitor's, and until then it has the turn
+        bed.client.idle().await;
         inner.unlock().await.unwrap();
         eventually("one is left", || async { bed.server.record("l")[0].1 == 1 }).await;
         bed.assert_held(&outer, 1);

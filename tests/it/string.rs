@@ -188,7 +188,7 @@ async fn a_value_in_doubt_is_not_used_again_until_it_is_settled() {
     });
     let lost = lock.try_lock_with(value("token").lease(ms(60_000))).await;
     assert!(matches!(lost, Err(Error::Unconfirmed { .. })), "{lost:?}");
-    let refused = lock.try_lock_for_with(ms(200), value("token")).await;
+    let refused = lock.try_lock_with(value("token")).await;
     assert!(matches!(refused, Err(Error::Unconfirmed { .. })), "{refused:?}");
     // any other value is as good as ever
     lock.try_lock_for_with(ms(5000), value("other"))
@@ -201,6 +201,31 @@ async fn a_value_in_doubt_is_not_used_again_until_it_is_settled() {
     client.idle().await;
     assert!(!server.exists("l"));
     lock.try_lock_with(value("token")).await.unwrap().expect("settled").unlock().await.unwrap();
+}
+
+/// Neither the acquire nor what settles it is answered, so that nothing may be asked for under this value: whoever waits does
+/// so until that is over.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whoever_waits_by_a_value_outlives_its_doubt() {
+    let server = Server::start();
+    let proxy = Proxy::start(&server);
+    let client = nestlock::LockClient::builder().watchdog_timeout(ms(900)).connect(proxy.url()).await.unwrap();
+    let lock = client.string_lock("l").unwrap();
+    lock.lock().await.unwrap().unlock().await.unwrap(); // scripts are known
+    for wait in [Some(ms(20_000)), None] {
+        let mut mute = true;
+        proxy.rule(move |request| {
+            let is_acquire = request.is("EVALSHA") && request.args().len() == 2 && std::mem::take(&mut mute);
+            if is_acquire { Action::Mute } else { Action::Pass }
+        });
+        let guard = match wait {
+            Some(wait) => lock.try_lock_for_with(wait, value("token")).await.unwrap().expect("the lock"),
+            None => lock.lock_with(value("token")).await.unwrap(),
+        };
+        assert!(!guard.is_lost() && guard.owner().as_str() == "token");
+        guard.unlock().await.unwrap();
+    }
+    nothing_is_left(&server, &[&client]).await;
 }
 
 /// The TTL of one acquire, renewed by the watchdog of a client with another one.

@@ -24,7 +24,7 @@ struct Tasks {
     now: Instant,
     epoch: Epoch,
     /// How many replicas had what is granted.
-    had: Option<u32>,
+    had: Option<u8>,
     /// How many whoever takes it asks for.
     replicas: u32,
 }
@@ -53,7 +53,7 @@ impl Tasks {
     }
 
     fn granted(&mut self, task: usize, request: &Request) -> Ticket {
-        let copied = Copied { wanted: self.had.unwrap_or(0), had: self.had };
+        let copied = Copied { wanted: self.had.map_or(0, u32::from), had: self.had };
         let grant = Grant { copied, ..Grant::of(self.now, Baton::lease(TTL)) };
         let (_, state) = &mut self.states[task];
         let granted = state.granted(request, &grant, self.epoch, self.now, &mut Effects::default());

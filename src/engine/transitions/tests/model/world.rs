@@ -120,30 +120,16 @@ impl Met {
     fn copy_state(&mut self, state: &State) -> State {
         let current = state.current.as_ref().map(|current| self.copy(current));
         // each field, lest one be forgotten
-        let State {
-            standing,
-            owner,
-            suffix,
-            waiters,
-            sibling_in_doubt,
-            server,
-            moves_to,
-            late,
-            late_until,
-            asked,
-            ends,
-            current: _,
-        } = state;
+        let State { standing, owner, waiters, sibling_in_doubt, server, moves_to, late, asked, ends, current: _ } =
+            state;
         State {
             standing: *standing,
             owner: owner.clone(),
-            suffix: *suffix,
             waiters: *waiters,
             sibling_in_doubt: *sibling_in_doubt,
             server: *server,
             moves_to: moves_to.clone(),
             late: *late,
-            late_until: *late_until,
             asked: *asked,
             ends: *ends,
             current,
@@ -261,27 +247,15 @@ impl<H: Hasher> Compared<'_, H> {
     }
 
     fn state(&mut self, state: &State) {
-        let State {
-            standing,
-            owner,
-            suffix,
-            waiters,
-            sibling_in_doubt,
-            server,
-            moves_to,
-            late,
-            late_until,
-            asked,
-            ends,
-            current,
-        } = state;
-        self.value((*standing as u8, suffix, waiters, sibling_in_doubt, late, current.is_some()));
+        let State { standing, owner, waiters, sibling_in_doubt, server, moves_to, late, asked, ends, current } = state;
+        self.value((*standing as u8, waiters, sibling_in_doubt, late.map(|late| late.epoch), current.is_some()));
         if let Some(owner) = moves_to {
             self.owner(owner);
         }
         self.owner(owner);
         self.server_side(*server);
-        for at in [*late_until, *asked + OVERDUE, *ends] {
+        let late_until = late.map(|late| late.until);
+        for at in [*asked + OVERDUE, *ends].into_iter().chain(late_until) {
             self.instant(at);
         }
         if let Some(current) = current {
