@@ -455,7 +455,7 @@ impl Link {
         asking: bool,
         (copies, receipt): (Option<Copies>, &mut Option<Receipt>),
     ) -> Result<(Value, Epoch), StoreError> {
-        if !self.is_up() {
+        if !self.is_up() && !asking {
             self.wait_a_blink().await?;
             until = until.again(clock::Instant::now());
         }
@@ -490,7 +490,8 @@ impl Link {
                 }
                 Err(Failure::Refused(error)) if digest && error.starts_with("NOSCRIPT") => digest = false,
                 Err(Failure::RefusedTogether(_)) if together => together = false,
-                Err(Failure::Unsent) if tries > 0 => {
+                // whoever asks this time only does so at once or not at all
+                Err(Failure::Unsent) if tries > 0 && !asking => {
                     tries -= 1;
                     (epoch, connection) = Box::pin(self.after(&connection)).await?;
                 }

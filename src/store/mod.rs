@@ -213,7 +213,12 @@ impl Store {
         }
         let (link, asking) = match next {
             Next::To(link) => (link, false),
-            Next::Asking(link) => (link, true),
+            Next::Asking(link) if route.is_fresh(pause) && link.is_up() => (link, true),
+            Next::Asking(link) => {
+                // the master says so once more, and then there is a connection
+                route.has_rested = link.up().await.is_ok();
+                (cluster.link(route.slot), false)
+            }
             Next::Later => (cluster.link(route.slot), false),
             Next::Elsewhere => tokio::select! {
                 Some(link) = cluster.next_master(route.slot, &route.link) => (link, false),

@@ -13,6 +13,10 @@ use crate::{clock::Instant, options::Copies};
 /// A migration moves a key in some 40 us: whoever waits for longer than this may wait for a person.
 const HELD_UP: Duration = Duration::from_millis(100);
 
+/// For so long after it was asked is it sent where an answer says that it is asked for this time only. What the old master has
+/// said may be true no more: a slot that has come back since, and goes once more, has two owners for whoever is late.
+const FRESH: Duration = Duration::from_millis(500);
+
 /// Found once for each attempt: what is sent goes where its doubt was noted.
 #[derive(Debug)]
 pub(crate) struct Route {
@@ -30,6 +34,8 @@ pub(crate) struct Route {
     held_up: Option<Instant>,
     /// Whether it has waited for the map.
     has_looked: bool,
+    /// It has paused, and asks the slot's master once more: where that sends it, it goes at once.
+    pub(super) has_rested: bool,
     /// From then on it is sent nowhere else.
     pub(crate) gives_up: Option<Instant>,
     /// Where it goes, after it was refused.
@@ -53,6 +59,7 @@ impl Route {
             waits: 0,
             held_up: None,
             has_looked: false,
+            has_rested: false,
             gives_up: None,
             next: None,
             copies: None,
@@ -88,10 +95,16 @@ impl Route {
             &mut self.hops
         };
         *times += 1;
-        let pause = next.pause(*times);
+        let at_once = matches!(next, Next::Asking(_)) && std::mem::take(&mut self.has_rested);
+        let pause = if at_once { Duration::ZERO } else { next.pause(*times) };
         let at = now + pause;
         let gives_up = self.gives_up.is_some_and(|gives_up| gives_up <= at);
         (pause.is_zero() || !gives_up && self.until.left(at) >= spare).then_some((next, pause))
+    }
+
+    /// Whether it may be sent where it is asked for this time only, after this pause.
+    pub(super) fn is_fresh(&self, pause: Duration) -> bool {
+        pause.is_zero() && Instant::now() <= self.until.asked() + FRESH
     }
 
     /// The connection that a request goes over which is sent now. Should that have ended by then, it goes over the link's next

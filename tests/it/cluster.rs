@@ -1,6 +1,7 @@
 //! Clusters of real servers: slots that move, masters that are lost, messages of both sorts.
 
 mod attacks;
+mod fake;
 mod faults;
 mod left;
 mod standing;

@@ -15,19 +15,45 @@ use nestlock_embedded::SpawnedCluster;
 use super::{ask, client, start, there};
 use crate::support::eventually;
 
-/// Moves a slot to another master and back until told to stop: how often.
-fn to_and_fro(cluster: &Arc<SpawnedCluster>, slot: u16, stop: &Arc<AtomicBool>) -> tokio::task::JoinHandle<u32> {
-    let (cluster, stop) = (Arc::clone(cluster), Arc::clone(stop));
-    tokio::task::spawn_blocking(move || {
-        let mut times = 0;
-        while !stop.load(Ordering::Acquire) {
-            let from = cluster.master_of(slot).unwrap().addr();
-            let to = cluster.nodes().iter().find(|node| node.addr() != from).unwrap();
-            cluster.migrate(slot, to).unwrap_or_else(|error| panic!("{error}: {}", cluster.view()));
-            times += 1;
-        }
-        times
-    })
+/// A slot that goes to and fro between two masters, until this is dropped: a test that fails must not wait for it.
+struct ToAndFro {
+    stop: Arc<AtomicBool>,
+    moves: Option<tokio::task::JoinHandle<u32>>,
+}
+
+impl ToAndFro {
+    /// Between two moves. Whoever is sent to the new master by the old one, and comes when the slot has been back and is on its
+    /// way once more, is let in there beside the holder: no client can know (`promises.md`), so that takes longer than a request.
+    const REST: Duration = Duration::from_millis(100);
+
+    fn start(cluster: &Arc<SpawnedCluster>, slot: u16) -> Self {
+        let (cluster, stop) = (Arc::clone(cluster), Arc::new(AtomicBool::new(false)));
+        let stops = Arc::clone(&stop);
+        let moves = tokio::task::spawn_blocking(move || {
+            let mut times = 0;
+            while !stops.load(Ordering::Acquire) {
+                let from = cluster.master_of(slot).unwrap().addr();
+                let to = cluster.nodes().iter().find(|node| node.addr() != from).unwrap();
+                cluster.migrate(slot, to).unwrap_or_else(|error| panic!("{error}: {}", cluster.view()));
+                times += 1;
+                std::thread::sleep(Self::REST);
+            }
+            times
+        });
+        Self { stop, moves: Some(moves) }
+    }
+
+    /// How often it has moved.
+    async fn end(mut self) -> u32 {
+        self.stop.store(true, Ordering::Release);
+        self.moves.take().unwrap().await.unwrap()
+    }
+}
+
+impl Drop for ToAndFro {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Release);
+    }
 }
 
 /// All of them are renewed, slot by slot.
@@ -51,7 +77,7 @@ async fn ten_thousand_holds_live_on() {
 async fn waiters_of_a_slot_that_goes_to_and_fro_all_get_in() {
     let cluster = start(2, 0).await;
     let (a, b) = (client(&cluster).await, client(&cluster).await);
-    let (stop, slot) = (Arc::new(AtomicBool::new(false)), SpawnedCluster::slot_of("{s}"));
+    let slot = SpawnedCluster::slot_of("{s}");
     let held = a.mutex("{s}mutex").unwrap().lock().await.unwrap();
     let held_fair = a.fair_lock("{s}fair").unwrap().lock().await.unwrap();
     let inside: Arc<[AtomicU32; 2]> = Arc::default();
@@ -70,15 +96,14 @@ async fn waiters_of_a_slot_that_goes_to_and_fro_all_get_in() {
         })
         .collect();
     eventually("they wait", || async { a.stats().waiters + b.stats().waiters >= 64 }).await;
-    let moves = to_and_fro(&cluster, slot, &stop);
+    let moves = ToAndFro::start(&cluster, slot);
     tokio::time::sleep(Duration::from_millis(500)).await;
     held.unlock().await.unwrap();
     held_fair.unlock().await.unwrap();
     for waits in waiting {
         tokio::time::timeout(Duration::from_secs(60), waits).await.expect("it waits in vain").unwrap();
     }
-    stop.store(true, Ordering::Release);
-    assert!(moves.await.unwrap() > 1);
+    assert!(moves.end().await > 1);
     a.shutdown().await.unwrap();
     b.shutdown().await.unwrap();
 }
@@ -89,8 +114,8 @@ async fn waiters_of_a_slot_that_goes_to_and_fro_all_get_in() {
 async fn whatever_is_under_way_while_requests_are_redirected_ends_well() {
     let cluster = start(2, 0).await;
     let (a, b) = (client(&cluster).await, client(&cluster).await);
-    let (stop, slot) = (Arc::new(AtomicBool::new(false)), SpawnedCluster::slot_of("{s}"));
-    let moves = to_and_fro(&cluster, slot, &stop);
+    let slot = SpawnedCluster::slot_of("{s}");
+    let moves = ToAndFro::start(&cluster, slot);
     let began = Instant::now();
     let mut rounds = 0u32;
     while began.elapsed() < Duration::from_secs(6) {
@@ -112,8 +137,7 @@ async fn whatever_is_under_way_while_requests_are_redirected_ends_well() {
         let guard = b.fair_lock("{s}dropped").unwrap().try_lock_for(Duration::from_secs(10)).await.unwrap();
         guard.unwrap_or_else(|| panic!("round {rounds}: it stays held")).unlock().await.unwrap();
     }
-    stop.store(true, Ordering::Release);
-    assert!(moves.await.unwrap() > 1);
+    assert!(moves.end().await > 1);
     println!("{rounds} rounds");
     a.shutdown().await.unwrap();
     b.shutdown().await.unwrap();

@@ -2,11 +2,9 @@
 
 use std::{
     collections::HashMap,
-    io::{BufRead, BufReader, Write},
-    net::{SocketAddr, TcpListener, TcpStream},
     sync::{
         Arc, Mutex,
-        atomic::{AtomicBool, AtomicU32, Ordering},
+        atomic::{AtomicBool, Ordering},
     },
     time::{Duration, Instant},
 };
@@ -297,156 +295,6 @@ async fn a_master_that_refuses_all_renewals_costs_no_hold_of_another_master() {
     let lost = good.iter().filter(|guard| guard.is_lost()).count();
     assert_eq!(lost, 0, "of {}", good.len());
     assert!(all.iter().chain(&bad).all(LockGuard::is_lost));
-}
-
-/// A redirect to a node that is gone is followed by a look at the map.
-#[tokio::test]
-async fn a_redirect_to_a_node_that_is_gone_fails_no_try() {
-    let fake = Fake::start();
-    let client = LockClient::connect(format!("redis-cluster://{}", fake.addr)).await.unwrap();
-    *fake.scripts.lock().unwrap() = format!("-MOVED {} 127.0.0.1:1\r\n", SpawnedCluster::slot_of("l"));
-    let lock = client.mutex("l").unwrap();
-    let tries = tokio::spawn(async move { lock.try_lock().await.map(|got| got.is_some()) });
-    within(Duration::from_secs(5), "it is asked", || async { fake.asked.load(Ordering::Acquire) > 0 }).await;
-    *fake.scripts.lock().unwrap() = ":1\r\n".into();
-    assert!(tries.await.unwrap().unwrap());
-}
-
-/// A node of a cluster of one, that says of scripts and of the map what a test tells it to.
-struct Fake {
-    addr: SocketAddr,
-    scripts: Arc<Mutex<String>>,
-    map: Arc<Mutex<String>>,
-    asked: Arc<AtomicU32>,
-}
-
-impl Fake {
-    fn start() -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let fake = Self {
-            addr: listener.local_addr().unwrap(),
-            scripts: Arc::default(),
-            map: Arc::default(),
-            asked: Arc::default(),
-        };
-        let (scripts, map, asked) = (Arc::clone(&fake.scripts), Arc::clone(&fake.map), Arc::clone(&fake.asked));
-        std::thread::spawn(move || {
-            for stream in listener.incoming().map_while(Result::ok) {
-                let (scripts, map, asked) = (Arc::clone(&scripts), Arc::clone(&map), Arc::clone(&asked));
-                std::thread::spawn(move || serve(stream, &scripts, &map, &asked));
-            }
-        });
-        *fake.map.lock().unwrap() = fake.all_slots();
-        fake
-    }
-
-    fn all_slots(&self) -> String {
-        let port = self.addr.port();
-        format!("*1\r\n*3\r\n:0\r\n:16383\r\n*3\r\n$0\r\n\r\n:{port}\r\n$2\r\nid\r\n")
-    }
-}
-
-/// Until the client goes.
-fn serve(mut stream: TcpStream, scripts: &Mutex<String>, map: &Mutex<String>, asked: &AtomicU32) -> Option<()> {
-    let mut requests = BufReader::new(stream.try_clone().ok()?);
-    let mut line = || -> Option<String> {
-        let mut line = String::new();
-        (requests.read_line(&mut line).ok()? > 0).then(|| line.trim_end().to_owned())
-    };
-    loop {
-        let count: usize = line()?.strip_prefix('*')?.parse().ok()?;
-        let mut words = Vec::new();
-        for _ in 0..count {
-            let mut left: usize = line()?.strip_prefix('$')?.parse().ok()?;
-            // scripts have many lines
-            let mut word = String::new();
-            loop {
-                let part = line()?;
-                left = left.saturating_sub(part.len());
-                word.push_str(&part);
-                if left == 0 {
-                    break;
-                }
-                left -= 1;
-            }
-            words.push(word);
-        }
-        let answer = match &*words[0] {
-            "CLUSTER" => map.lock().unwrap().clone(),
-            "PUBSUB" => "*0\r\n".into(),
-            "PING" if count > 1 => format!("${}\r\n{}\r\n", words[1].len(), words[1]),
-            "EVAL" | "EVALSHA" => {
-                asked.fetch_add(1, Ordering::AcqRel);
-                scripts.lock().unwrap().clone()
-            }
-            _ => "+OK\r\n".into(),
-        };
-        stream.write_all(answer.as_bytes()).ok()?;
-    }
-}
-
-/// Redirects that lead nowhere end in time, are not followed in haste, and what is no map changes nothing.
-#[tokio::test]
-async fn what_servers_say_of_each_other_may_be_nonsense() {
-    let fake = Fake::start();
-    let (limit, addr) = (Duration::from_millis(500), fake.addr);
-    let client = LockClient::builder().command_timeout(limit).connect(format!("redis-cluster://{addr}")).await.unwrap();
-    let lock = client.mutex("l").unwrap();
-    let slot = SpawnedCluster::slot_of("l");
-    let port = addr.port();
-    for said in [
-        format!("MOVED {slot} {addr}"),
-        format!("MOVED {slot} :{port}"),
-        format!("MOVED {slot} ?:{port}"),
-        format!("MOVED {slot} 127.0.0.1:1"),
-        format!("MOVED {slot} [::1]:1"),
-        format!("ASK {slot} {addr}"),
-        format!("ASK {slot} :{port}"),
-        format!("ASK {slot} 127.0.0.1:1"),
-        format!("MOVED 0 {addr}"),
-        format!("MOVED 99999 {addr}"),
-        format!("MOVED {slot}"),
-        format!("MOVED {slot} nonsense"),
-        format!("MOVED {slot} {addr}0"),
-        "MOVED".into(),
-        "ASK".into(),
-        "TRYAGAIN Multiple keys request during rehashing of slot".into(),
-        "CLUSTERDOWN The cluster is down".into(),
-    ] {
-        *fake.scripts.lock().unwrap() = format!("-{said}\r\n");
-        within(Duration::from_secs(10), "its own map leads back to it", || async {
-            fake.asked.store(0, Ordering::Release);
-            let began = Instant::now();
-            let error = lock.try_lock().await.unwrap_err();
-            let (took, asked) = (began.elapsed(), fake.asked.load(Ordering::Acquire));
-            assert!(error.is_transient(), "{said}: {error:?}");
-            assert!(took < limit + Duration::from_secs(2), "{said}: {took:?}");
-            assert!(asked < 40, "{said}: {asked} requests");
-            asked > 0
-        })
-        .await;
-    }
-    *fake.scripts.lock().unwrap() = "-TRYAGAIN a little later\r\n".into();
-    for map in [
-        "*0\r\n".to_owned(),
-        "+OK\r\n".into(),
-        "-ERR no\r\n".into(),
-        "*1\r\n:1\r\n".into(),
-        "*1\r\n*3\r\n:0\r\n:16384\r\n*2\r\n$1\r\na\r\n:1\r\n".into(),
-        "*1\r\n*3\r\n:9\r\n:1\r\n*2\r\n$1\r\na\r\n:1\r\n".into(),
-        "*1\r\n*4\r\n:0\r\n:16383\r\n*2\r\n_\r\n:1\r\n:7\r\n".into(),
-    ] {
-        *fake.map.lock().unwrap() = map.clone();
-        assert!(lock.try_lock().await.unwrap_err().is_transient(), "{map}");
-    }
-    *fake.map.lock().unwrap() = fake.all_slots();
-    *fake.scripts.lock().unwrap() = "_\r\n".into();
-    within(Duration::from_secs(10), "it is asked again", || async {
-        fake.asked.store(0, Ordering::Release);
-        let _ = lock.try_lock().await;
-        fake.asked.load(Ordering::Acquire) > 0
-    })
-    .await;
 }
 
 /// A node that refuses everything, as a slot has no master: when it serves again is asked by one for all, and told to all.

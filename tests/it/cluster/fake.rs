@@ -1,0 +1,224 @@
+//! A node that is played: redirects that no real one gives, or not at that moment.
+
+use std::{
+    collections::VecDeque,
+    io::{BufRead, BufReader, Write},
+    net::{SocketAddr, TcpListener, TcpStream},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU32, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use nestlock::LockClient;
+use nestlock_embedded::SpawnedCluster;
+
+use crate::support::within;
+
+/// A redirect to a node that is gone is followed by a look at the map.
+#[tokio::test]
+async fn a_redirect_to_a_node_that_is_gone_fails_no_try() {
+    let fake = Fake::start();
+    let client = LockClient::connect(format!("redis-cluster://{}", fake.addr)).await.unwrap();
+    *fake.scripts.lock().unwrap() = format!("-MOVED {} 127.0.0.1:1\r\n", SpawnedCluster::slot_of("l"));
+    let lock = client.mutex("l").unwrap();
+    let tries = tokio::spawn(async move { lock.try_lock().await.map(|got| got.is_some()) });
+    within(Duration::from_secs(5), "it is asked", || async { fake.asked.load(Ordering::Acquire) > 0 }).await;
+    *fake.scripts.lock().unwrap() = ":1\r\n".into();
+    assert!(tries.await.unwrap().unwrap());
+}
+
+/// An old master sends a request to the new one for this time only. Meanwhile the slot may have gone there, come back, and be
+/// on its way again: then the new one, which is asked, knows nothing of who holds the lock at the old one. So that is
+/// followed at once, or the old one is asked once more.
+#[tokio::test]
+async fn what_was_true_a_while_ago_is_asked_again() {
+    const GRANTED: &str = ":1\r\n";
+    const BUSY: &str = "*2\r\n:0\r\n:5000\r\n";
+    let (old, new) = (Fake::start(), Fake::start());
+    *new.map.lock().unwrap() = old.all_slots();
+    let client = LockClient::connect(format!("redis-cluster://{}", old.addr)).await.unwrap();
+    let lock = client.mutex("l").unwrap();
+    let slot = SpawnedCluster::slot_of("l");
+    let asks = format!("-ASK {slot} {}\r\n", new.addr);
+    let at_once = |answer: &str| (Duration::ZERO, answer.to_owned());
+    let late = (Duration::from_millis(700), asks.clone());
+    let moved = vec![at_once(&format!("-MOVED {slot} {}\r\n", old.addr)); 8];
+    let after_a_pause = |then: &[&str]| [moved.clone(), then.iter().map(|answer| at_once(answer)).collect()].concat();
+    for (what, first, is_granted) in [
+        // there is no connection yet
+        ("the first time", vec![at_once(&asks)], false),
+        ("at once", vec![at_once(&asks)], true),
+        ("after a pause", after_a_pause(&[&asks]), false),
+        ("after a pause, and once more", after_a_pause(&[&asks, &asks]), true),
+        ("late", vec![late.clone()], false),
+        ("late, and once more", vec![late, at_once(&asks)], true),
+    ] {
+        new.says(&[], GRANTED);
+        old.says(&first, BUSY);
+        let got = lock.try_lock().await.unwrap_or_else(|error| panic!("{what}: {error}"));
+        assert_eq!(got.is_some(), is_granted, "{what}");
+        assert_eq!(new.asked.load(Ordering::Acquire), u32::from(is_granted), "{what}");
+        assert!(old.first.lock().unwrap().is_empty(), "{what}");
+        old.says(&[], GRANTED);
+        if let Some(guard) = got {
+            guard.unlock().await.unwrap();
+        }
+    }
+}
+
+/// A node of a cluster of one, that says of scripts and of the map what a test tells it to.
+#[derive(Clone)]
+struct Fake {
+    addr: SocketAddr,
+    /// What it says first, one by one, and after how long.
+    first: Arc<Mutex<VecDeque<(Duration, String)>>>,
+    scripts: Arc<Mutex<String>>,
+    map: Arc<Mutex<String>>,
+    asked: Arc<AtomicU32>,
+}
+
+impl Fake {
+    fn start() -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let fake = Self {
+            addr: listener.local_addr().unwrap(),
+            first: Arc::default(),
+            scripts: Arc::default(),
+            map: Arc::default(),
+            asked: Arc::default(),
+        };
+        let node = fake.clone();
+        std::thread::spawn(move || {
+            for stream in listener.incoming().map_while(Result::ok) {
+                let node = node.clone();
+                std::thread::spawn(move || node.serve(stream));
+            }
+        });
+        *fake.map.lock().unwrap() = fake.all_slots();
+        fake
+    }
+
+    fn all_slots(&self) -> String {
+        let port = self.addr.port();
+        format!("*1\r\n*3\r\n:0\r\n:16383\r\n*3\r\n$0\r\n\r\n:{port}\r\n$2\r\nid\r\n")
+    }
+
+    /// What it says of scripts.
+    fn says(&self, answers: &[(Duration, String)], then: &str) {
+        *self.scripts.lock().unwrap() = then.into();
+        *self.first.lock().unwrap() = answers.iter().cloned().collect();
+        self.asked.store(0, Ordering::Release);
+    }
+
+    /// Until the client goes.
+    fn serve(&self, mut stream: TcpStream) -> Option<()> {
+        let mut requests = BufReader::new(stream.try_clone().ok()?);
+        let mut line = || -> Option<String> {
+            let mut line = String::new();
+            (requests.read_line(&mut line).ok()? > 0).then(|| line.trim_end().to_owned())
+        };
+        loop {
+            let count: usize = line()?.strip_prefix('*')?.parse().ok()?;
+            let mut words = Vec::new();
+            for _ in 0..count {
+                let mut left: usize = line()?.strip_prefix('$')?.parse().ok()?;
+                // scripts have many lines
+                let mut word = String::new();
+                loop {
+                    let part = line()?;
+                    left = left.saturating_sub(part.len());
+                    word.push_str(&part);
+                    if left == 0 {
+                        break;
+                    }
+                    left -= 1;
+                }
+                words.push(word);
+            }
+            let answer = match &*words[0] {
+                "CLUSTER" => self.map.lock().unwrap().clone(),
+                "PUBSUB" => "*0\r\n".into(),
+                "PING" if count > 1 => format!("${}\r\n{}\r\n", words[1].len(), words[1]),
+                "EVAL" | "EVALSHA" => {
+                    self.asked.fetch_add(1, Ordering::AcqRel);
+                    let first = self.first.lock().unwrap().pop_front();
+                    first.map_or_else(
+                        || self.scripts.lock().unwrap().clone(),
+                        |(pause, answer)| {
+                            std::thread::sleep(pause);
+                            answer
+                        },
+                    )
+                }
+                _ => "+OK\r\n".into(),
+            };
+            stream.write_all(answer.as_bytes()).ok()?;
+        }
+    }
+}
+
+/// Redirects that lead nowhere end in time, are not followed in haste, and what is no map changes nothing.
+#[tokio::test]
+async fn what_servers_say_of_each_other_may_be_nonsense() {
+    let fake = Fake::start();
+    let (limit, addr) = (Duration::from_millis(500), fake.addr);
+    let client = LockClient::builder().command_timeout(limit).connect(format!("redis-cluster://{addr}")).await.unwrap();
+    let lock = client.mutex("l").unwrap();
+    let slot = SpawnedCluster::slot_of("l");
+    let port = addr.port();
+    for said in [
+        format!("MOVED {slot} {addr}"),
+        format!("MOVED {slot} :{port}"),
+        format!("MOVED {slot} ?:{port}"),
+        format!("MOVED {slot} 127.0.0.1:1"),
+        format!("MOVED {slot} [::1]:1"),
+        format!("ASK {slot} {addr}"),
+        format!("ASK {slot} :{port}"),
+        format!("ASK {slot} 127.0.0.1:1"),
+        format!("MOVED 0 {addr}"),
+        format!("MOVED 99999 {addr}"),
+        format!("MOVED {slot}"),
+        format!("MOVED {slot} nonsense"),
+        format!("MOVED {slot} {addr}0"),
+        "MOVED".into(),
+        "ASK".into(),
+        "TRYAGAIN Multiple keys request during rehashing of slot".into(),
+        "CLUSTERDOWN The cluster is down".into(),
+    ] {
+        *fake.scripts.lock().unwrap() = format!("-{said}\r\n");
+        within(Duration::from_secs(10), "its own map leads back to it", || async {
+            fake.asked.store(0, Ordering::Release);
+            let began = Instant::now();
+            let error = lock.try_lock().await.unwrap_err();
+            let (took, asked) = (began.elapsed(), fake.asked.load(Ordering::Acquire));
+            assert!(error.is_transient(), "{said}: {error:?}");
+            assert!(took < limit + Duration::from_secs(2), "{said}: {took:?}");
+            assert!(asked < 40, "{said}: {asked} requests");
+            asked > 0
+        })
+        .await;
+    }
+    *fake.scripts.lock().unwrap() = "-TRYAGAIN a little later\r\n".into();
+    for map in [
+        "*0\r\n".to_owned(),
+        "+OK\r\n".into(),
+        "-ERR no\r\n".into(),
+        "*1\r\n:1\r\n".into(),
+        "*1\r\n*3\r\n:0\r\n:16384\r\n*2\r\n$1\r\na\r\n:1\r\n".into(),
+        "*1\r\n*3\r\n:9\r\n:1\r\n*2\r\n$1\r\na\r\n:1\r\n".into(),
+        "*1\r\n*4\r\n:0\r\n:16383\r\n*2\r\n_\r\n:1\r\n:7\r\n".into(),
+    ] {
+        *fake.map.lock().unwrap() = map.clone();
+        assert!(lock.try_lock().await.unwrap_err().is_transient(), "{map}");
+    }
+    *fake.map.lock().unwrap() = fake.all_slots();
+    *fake.scripts.lock().unwrap() = "_\r\n".into();
+    within(Duration::from_secs(10), "it is asked again", || async {
+        fake.asked.store(0, Ordering::Release);
+        let _ = lock.try_lock().await;
+        fake.asked.load(Ordering::Acquire) > 0
+    })
+    .await;
+}
