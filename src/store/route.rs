@@ -13,9 +13,10 @@ use crate::{clock::Instant, options::Copies};
 /// A migration moves a key in some 40 us: whoever waits for longer than this may wait for a person.
 const HELD_UP: Duration = Duration::from_millis(100);
 
-/// For so long after it was asked is it sent where an answer says that it is asked for this time only. What the old master has
-/// said may be true no more: a slot that has come back since, and goes once more, has two owners for whoever is late.
-const FRESH: Duration = Duration::from_millis(500);
+/// For so long, and a round trip, after it was asked is it sent where an answer says that it is asked for this time only. What
+/// the old master has said may be true no more: a slot that has come back since, and goes once more, has two owners for
+/// whoever is late.
+const FRESH: Duration = Duration::from_millis(200);
 
 /// Found once for each attempt: what is sent goes where its doubt was noted.
 #[derive(Debug)]
@@ -104,7 +105,7 @@ impl Route {
 
     /// Whether it may be sent where it is asked for this time only, after this pause.
     pub(super) fn is_fresh(&self, pause: Duration) -> bool {
-        pause.is_zero() && Instant::now() <= self.until.asked() + FRESH
+        pause.is_zero() && Instant::now() <= self.until.asked() + self.link.round_trip() + FRESH
     }
 
     /// The connection that a request goes over which is sent now. Should that have ended by then, it goes over the link's next

@@ -24,7 +24,7 @@ struct ToAndFro {
 impl ToAndFro {
     /// Between two moves. Whoever is sent to the new master by the old one, and comes when the slot has been back and is on its
     /// way once more, is let in there beside the holder: no client can know (`promises.md`), so that takes longer than a request.
-    const REST: Duration = Duration::from_millis(100);
+    const REST: Duration = Duration::from_millis(250);
 
     fn start(cluster: &Arc<SpawnedCluster>, slot: u16) -> Self {
         let (cluster, stop) = (Arc::clone(cluster), Arc::new(AtomicBool::new(false)));
