@@ -184,8 +184,9 @@ impl AcquireOptions {
     /// (string and signal locks): another process that knows the text can extend and release the lock.
     ///
     /// Use a text once, and let nobody guess it: two processes that acquire with one text **both hold the lock**, since a
-    /// request that is sent again must not be refused. Where a request with it was never answered,
-    /// further ones are refused ([`Error::Unconfirmed`]) until that is settled, since nothing tells the two apart.
+    /// request that is sent again must not be refused. Where a request with it was never answered, further ones are refused
+    /// ([`Error::Unconfirmed`]) until that is settled, those of an acquire that waits too: nothing tells the two apart, and
+    /// what comes late would end the later one. Acquire under another text then.
     pub fn value(mut self, value: impl Into<String>) -> Self {
         self.rare_mut().value = Some(value.into());
         self

@@ -177,7 +177,6 @@ impl<'a> Acquire<'a> {
                     core.holds.forget(hold);
                     return Ok(Attempt::Again);
                 }
-                Next::Later(error) => return Ok(Attempt::Failed(error)),
                 Next::Agree => {}
             }
             match self.in_time(deadline, pin!(core.settle(hold))).await {

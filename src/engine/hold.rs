@@ -55,8 +55,6 @@ pub(crate) enum Next {
     Send(Request),
     /// Make the server agree with the books first.
     Agree,
-    /// Ask for it a little later: it is refused for now.
-    Later(Error),
     /// Take another hold: this one is not this client's business any more.
     Forget,
 }
@@ -242,7 +240,6 @@ impl Hold {
             Planned::Send(request) => Ok(Next::Send(request)),
             Planned::Unsettled => Ok(Next::Agree),
             Planned::Gone => Ok(Next::Forget),
-            Planned::Refused(refusal) if refusal.is_for_now() => Ok(Next::Later(refusal.into_error(self.lock_name()))),
             Planned::Refused(refusal) => Err(refusal.into_error(self.lock_name())),
         }
     }

@@ -14,7 +14,8 @@ pub(super) enum Refusal {
     NotReentrant(OwnerId),
     NoToken(OwnerId),
     TooManyHolds(OwnerId, u32),
-    /// Its owner has no other name, under which something may still be executed.
+    /// Its owner has no other name, and something may still be executed under this one: also whoever waits is told, since a
+    /// release that comes late would end what it acquires.
     ValueInDoubt,
     SiblingInDoubt,
     /// It would wait for its own hold of the sibling.
@@ -22,11 +23,6 @@ pub(super) enum Refusal {
 }
 
 impl Refusal {
-    /// What is refused may work a little later.
-    pub(super) fn is_for_now(&self) -> bool {
-        matches!(self, Self::ValueInDoubt)
-    }
-
     /// As the caller is told it.
     pub(super) fn into_error(self, lock: &str) -> Error {
         let lock = lock.to_owned();

@@ -1,14 +1,14 @@
 //! String locks: the record of RedLock libraries on one server, and values of the user's choice.
 
-use std::{sync::Arc, time::Duration};
+use std::{cmp::Ordering, sync::Arc, time::Duration};
 
 use nestlock::{AcquireOptions, Error, Lock, LossReason, OwnerId};
 
 use crate::{
     contract::{contract_suite, nothing_is_left},
     support::{
-        Server,
-        proxy::{Action, Proxy},
+        Server, eventually,
+        proxy::{Action, Proxy, Verb},
         wire::Reply,
     },
 };
@@ -188,7 +188,7 @@ async fn a_value_in_doubt_is_not_used_again_until_it_is_settled() {
     });
     let lost = lock.try_lock_with(value("token").lease(ms(60_000))).await;
     assert!(matches!(lost, Err(Error::Unconfirmed { .. })), "{lost:?}");
-    let refused = lock.try_lock_with(value("token")).await;
+    let refused = lock.try_lock_for_with(ms(200), value("token")).await;
     assert!(matches!(refused, Err(Error::Unconfirmed { .. })), "{refused:?}");
     // any other value is as good as ever
     lock.try_lock_for_with(ms(5000), value("other"))
@@ -203,29 +203,39 @@ async fn a_value_in_doubt_is_not_used_again_until_it_is_settled() {
     lock.try_lock_with(value("token")).await.unwrap().expect("settled").unlock().await.unwrap();
 }
 
-/// Neither the acquire nor what settles it is answered, so that nothing may be asked for under this value: whoever waits does
-/// so until that is over.
+/// The acquire is not answered, and the release that settles it, or that of its ghost, is executed late: whoever waits is told, for
+/// what it acquired by the same value would be gone then, and somebody else have the lock beside it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whoever_waits_by_a_value_outlives_its_doubt() {
-    let server = Server::start();
-    let proxy = Proxy::start(&server);
-    let client = nestlock::LockClient::builder().watchdog_timeout(ms(900)).connect(proxy.url()).await.unwrap();
-    let lock = client.string_lock("l").unwrap();
-    lock.lock().await.unwrap().unlock().await.unwrap(); // scripts are known
-    for wait in [Some(ms(20_000)), None] {
-        let mut mute = true;
+async fn whoever_waits_by_a_value_does_not_use_it_again() {
+    for nth in [1, 2] {
+        let server = Server::start();
+        let proxy = Proxy::start(&server);
+        let client = nestlock::LockClient::builder().watchdog_timeout(ms(900)).connect(proxy.url()).await.unwrap();
+        let lock = client.string_lock("l").unwrap();
+        lock.lock().await.unwrap().unlock().await.unwrap(); // scripts are known
+        let (mut acquires, mut releases) = (0, 0);
         proxy.rule(move |request| {
-            let is_acquire = request.is("EVALSHA") && request.args().len() == 2 && std::mem::take(&mut mute);
-            if is_acquire { Action::Mute } else { Action::Pass }
+            let count = match request.verb() {
+                Some(Verb::Acquire) => {
+                    acquires += 1;
+                    return if acquires == 1 { Action::Mute } else { Action::Pass };
+                }
+                Some(Verb::Release) => &mut releases,
+                _ => return Action::Pass,
+            };
+            *count += 1;
+            match nth.cmp(count) {
+                // so that there is a next one
+                Ordering::Greater => Action::Mute,
+                Ordering::Equal => Action::Ghost(ms(1000)),
+                Ordering::Less => Action::Pass,
+            }
         });
-        let guard = match wait {
-            Some(wait) => lock.try_lock_for_with(wait, value("token")).await.unwrap().expect("the lock"),
-            None => lock.lock_with(value("token")).await.unwrap(),
-        };
-        assert!(!guard.is_lost() && guard.owner().as_str() == "token");
-        guard.unlock().await.unwrap();
+        let got = lock.try_lock_for_with(ms(20_000), value("token").lease(ms(60_000))).await;
+        assert!(matches!(got, Err(Error::Unconfirmed { .. })), "{got:?}");
+        eventually("it is executed", || async { proxy.ghosts() == 1 }).await;
+        nothing_is_left(&server, &[&client]).await;
     }
-    nothing_is_left(&server, &[&client]).await;
 }
 
 /// The TTL of one acquire, renewed by the watchdog of a client with another one.

@@ -178,7 +178,8 @@ impl Task {
         if let Some(lease) = lease {
             options = options.lease(lease);
         }
-        if choice.kind.has_values() && self.rng.random_ratio(1, 3) {
+        // whose answer is lost when calm begins is told so, since it has no other name
+        if choice.kind.has_values() && self.rng.random_ratio(1, 3) && !matches!(way, Way::Calm(_)) {
             options = options.value(format!("value-{who}"));
         }
         let (way_name, limit) = match way {
