@@ -186,7 +186,8 @@ impl AcquireOptions {
     /// Use a text once, and let nobody guess it: two processes that acquire with one text **both hold the lock**, since a
     /// request that is sent again must not be refused. Where a request with it was never answered, further ones are refused
     /// ([`Error::Unconfirmed`]) until that is settled, those of an acquire that waits too: nothing tells the two apart, and
-    /// what comes late would end the later one. Acquire under another text then.
+    /// a release that comes late ends whatever is held under its text. **Acquire under another text then**: settled means that
+    /// the server has answered twice, a command timeout apart, and what comes later than that is not waited for.
     pub fn value(mut self, value: impl Into<String>) -> Self {
         self.rare_mut().value = Some(value.into());
         self

@@ -406,7 +406,8 @@ async fn requests_and_answers_that_are_lost_cut_late_or_doubled() {
                 a.idle().await;
                 b.idle().await;
             }
-            assert_eq!(a.stats().holds + b.stats().holds, 0, "{n}");
+            // a renewal of what was held a moment ago may still be under way
+            eventually(&format!("{n}: nothing is held"), || async { a.stats().holds + b.stats().holds == 0 }).await;
         }
     }
     // most come to a good end: those whose connection is not mute for longer than a command may take
