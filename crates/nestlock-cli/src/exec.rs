@@ -255,6 +255,7 @@ async fn command(
     // not begun anew while it waits for an answer, however long that takes
     let mut keeping = Box::pin(hold.keep(asked));
     let (mut ending, mut last_stop, mut is_known, mut ended) = (Ending::default(), None::<Instant>, true, None);
+    let mut came = None::<Signal>;
     loop {
         match if ended.is_none() { child.change()? } else { None } {
             Some(Change::Ended(code)) => ended = Some(code),
@@ -269,8 +270,21 @@ async fn command(
             Some(Change::Stopped { as_a_job: false }) | None => {}
         }
         let (now, until) = (Instant::now(), hold.until(asked));
+        let has_left_any = ended.is_none() || child.has_left_any();
+        match came.take() {
+            // it came after the command's end, which was not known yet
+            Some(signal) if !has_left_any => signals.keep(signal),
+            Some(signal) if is_stop(signal) && last_stop.is_some_and(|last| last.elapsed() < TWICE) => {
+                child.send(Signal::SIGKILL);
+            }
+            Some(signal) => {
+                child.send(signal);
+                last_stop = if is_stop(signal) { Some(now) } else { last_stop };
+            }
+            None => {}
+        }
         if ended.is_some() {
-            if !child.has_left_any() {
+            if !has_left_any {
                 break;
             }
             if !exec.wait_group {
@@ -290,16 +304,7 @@ async fn command(
         let longest = if ended.is_some() { LEFT } else { LOOK };
         tokio::select! {
             biased;
-            signal = signals.next_or_child() => match signal {
-                Some(signal) if is_stop(signal) && last_stop.is_some_and(|last| last.elapsed() < TWICE) => {
-                    child.send(Signal::SIGKILL);
-                }
-                Some(signal) => {
-                    child.send(signal);
-                    last_stop = if is_stop(signal) { Some(Instant::now()) } else { last_stop };
-                }
-                None => {}
-            },
+            signal = signals.next_or_child() => came = signal,
             kept = &mut keeping, if is_known => match kept {
                 Ok(kept) => {
                     asked = kept;

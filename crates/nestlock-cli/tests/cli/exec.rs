@@ -363,7 +363,7 @@ fn what_is_ignored_when_it_begins_is_not_passed_on() {
 #[test]
 fn whoever_stops_it_does_not_wait_for_a_server_that_hangs() {
     let world = World::new();
-    let running = world.begin(&["exec", "l", "--lease", "60s", "-c", "echo $$ > pid; sleep 1000"], "pid");
+    let running = world.begin(&["exec", "l", "--lease", "60s", "-c", "echo $$ > pid; exec sleep 1000"], "pid");
     let pid = world.pid("pid");
     world.server.stop().unwrap();
     running.send(Signal::SIGTERM);
@@ -372,6 +372,24 @@ fn whoever_stops_it_does_not_wait_for_a_server_that_hangs() {
     let start = Instant::now();
     running.send(Signal::SIGTERM);
     assert_eq!(running.code(), Some(143));
+    assert!(start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
+    world.server.cont().unwrap();
+}
+
+/// The command is dead, and nestlock does not know it yet: the signal is nestlock's.
+#[test]
+fn a_stop_that_comes_when_the_command_has_ended_is_not_lost() {
+    let world = World::new();
+    let running = world.begin(&["exec", "l", "--lease", "60s", "-c", "echo $$ > pid; exec sleep 1000"], "pid");
+    let pid = world.pid("pid");
+    world.server.stop().unwrap();
+    running.send(Signal::SIGSTOP);
+    nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), Signal::SIGKILL).unwrap();
+    eventually("the command has ended", || !is_alive(pid));
+    running.send(Signal::SIGTERM);
+    let start = Instant::now();
+    running.send(Signal::SIGCONT);
+    assert_eq!(running.code(), Some(137));
     assert!(start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
     world.server.cont().unwrap();
 }
