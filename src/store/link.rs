@@ -481,6 +481,10 @@ impl Link {
                     answer
                 }
             };
+            if let Err(Failure::Refused(_)) = answer {
+                // where all is sent elsewhere, no other answer tells how long one takes
+                self.round_trip.take(until.asked(), is_held_up);
+            }
             match answer {
                 // it may have granted what no other server knows of
                 Ok(_) if self.is_left() => return Err(self.failed(Failure::Ended)),

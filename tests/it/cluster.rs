@@ -4,6 +4,7 @@ mod attacks;
 mod fake;
 mod faults;
 mod left;
+mod slow;
 mod standing;
 
 use std::{
