@@ -203,7 +203,8 @@ impl Store {
     /// Turns a route to where its request, which was not executed, goes now. `false`: nowhere.
     pub(crate) async fn follow(&self, route: &mut Route) -> bool {
         let Servers::Cluster(cluster) = &self.servers else { return false };
-        let Some((next, pause)) = route.go_on(self.dials.config.command_timeout() / SPARE) else { return false };
+        let spare = self.dials.config.command_timeout() / SPARE;
+        let Some((next, pause)) = route.go_on(spare) else { return false };
         let timer = |pause| {
             let _context = self.dials.own.enter();
             tokio::time::sleep(pause)
@@ -216,6 +217,9 @@ impl Store {
             Next::Asking(link) if route.is_fresh(pause) && link.is_up() => (link, true),
             Next::Asking(link) => {
                 // the master says so once more, and then there is a connection
+                if !route.has_time_again(spare) {
+                    return false;
+                }
                 route.has_rested = link.up().await.is_ok();
                 (cluster.link(route.slot), false)
             }

@@ -108,6 +108,14 @@ impl Route {
         pause.is_zero() && Instant::now() <= self.until.asked() + self.link.round_trip() + FRESH
     }
 
+    /// Whether an answer that takes as long as the last one, or `spare`, would come in time: what was only refused is not told as
+    /// unconfirmed.
+    pub(super) fn has_time_again(&self, spare: Duration) -> bool {
+        let now = Instant::now();
+        let takes = spare.max(now.saturating_duration_since(self.until.asked()));
+        self.until.left(now) >= takes && self.gives_up.is_none_or(|gives_up| gives_up > now)
+    }
+
     /// The connection that a request goes over which is sent now. Should that have ended by then, it goes over the link's next
     /// one, and the answer has another number.
     pub(crate) fn epoch(&self) -> Epoch {

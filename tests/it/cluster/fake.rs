@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use nestlock::LockClient;
+use nestlock::{Error, LockClient};
 use nestlock_embedded::SpawnedCluster;
 
 use crate::support::within;
@@ -66,6 +66,21 @@ async fn what_was_true_a_while_ago_is_asked_again() {
             guard.unlock().await.unwrap();
         }
     }
+}
+
+/// A master whose answers come too late to be followed is not asked for one that would come when the time is over.
+#[tokio::test]
+async fn what_was_refused_late_was_refused() {
+    let (old, new) = (Fake::start(), Fake::start());
+    *new.map.lock().unwrap() = old.all_slots();
+    let limit = Duration::from_secs(1);
+    let url = format!("redis-cluster://{}", old.addr);
+    let client = LockClient::builder().command_timeout(limit).connect(url).await.unwrap();
+    let asks = format!("-ASK {} {}\r\n", SpawnedCluster::slot_of("l"), new.addr);
+    old.says(&vec![(Duration::from_millis(600), asks); 9], ":1\r\n");
+    let error = client.mutex("l").unwrap().try_lock().await.unwrap_err();
+    assert!(matches!(error, Error::Store { .. }) && error.is_transient(), "{error:?}");
+    assert_eq!((old.asked.load(Ordering::Acquire), new.asked.load(Ordering::Acquire)), (1, 0));
 }
 
 /// A node of a cluster of one, that says of scripts and of the map what a test tells it to.
