@@ -114,6 +114,11 @@ impl Verbs for Signal {
         self.release(owner, holds)
     }
 
+    /// Nobody is told: in a cluster nobody waits for lists.
+    fn release_record(&self, owner: &OwnerId, holds: u32) -> Option<Call> {
+        (holds == 0).then(|| super::string::release(&self.record, owner))
+    }
+
     fn transfer(&self, from: &OwnerId, to: &OwnerId, lease_ms: u64) -> Call {
         // in whole seconds, as always
         super::string::transfer(&self.record, from, to, lease_ms.div_ceil(1000) * 1000)

@@ -32,6 +32,11 @@ pub(super) fn transfer(record: &Arc<str>, from: &OwnerId, to: &OwnerId, lease_ms
     Call::new(&TRANSFER, [Arc::clone(record)], [from.into(), to.into(), lease_ms.into()])
 }
 
+/// The same.
+pub(super) fn release(record: &Arc<str>, owner: &OwnerId) -> Call {
+    Call::new(&RELEASE, [Arc::clone(record)], [owner.into()])
+}
+
 impl StringRecord {
     pub(crate) fn new(name: &LockName, backoff: Backoff) -> Self {
         Self { name: Arc::clone(name.as_arc()), fence: name.derived(FENCE), backoff }
@@ -66,7 +71,7 @@ impl Verbs for StringRecord {
     }
 
     fn release(&self, owner: &OwnerId, _: u32) -> Call {
-        Call::new(&RELEASE, self.key(), [owner.into()])
+        release(&self.name, owner)
     }
 
     /// There is no count to compare.

@@ -85,6 +85,27 @@ async fn a_release_gets_through_while_a_migration_stands_still() {
     b.shutdown().await.unwrap();
 }
 
+/// The list of a signal lock is there for a moment only: no migration takes it along.
+#[tokio::test]
+async fn a_signal_lock_is_released_while_a_migration_stands_still() {
+    let cluster = start(2, 0).await;
+    let (a, b) = (client(&cluster).await, client(&cluster).await);
+    for (n, moves) in [(0, false), (1, true)] {
+        let name = format!("{{{n}}}");
+        let [ours, theirs] = [&a, &b].map(|client| client.signal_lock(&name).unwrap());
+        let guard = ours.lock().await.unwrap();
+        let slot = SpawnedCluster::slot_of(&name);
+        let to = begin(&cluster, slot, move |_| moves).await;
+        let waits = tokio::spawn(async move { theirs.lock().await?.unlock().await });
+        let asked = Instant::now();
+        guard.unlock().await.unwrap_or_else(|error| panic!("{moves}: {error:?}"));
+        assert!(asked.elapsed() < Duration::from_secs(2), "{moves}: {:?}", asked.elapsed());
+        there(&cluster, move |cluster| cluster.migrate(slot, &cluster.nodes()[to]).unwrap()).await;
+        let in_time = tokio::time::timeout(Duration::from_secs(20), waits).await;
+        in_time.unwrap_or_else(|_| panic!("waits in vain")).unwrap().unwrap();
+    }
+}
+
 /// The record of a reader that leaves is another reader's as well.
 #[tokio::test]
 async fn who_is_left_in_a_record_still_holds_it() {
