@@ -32,7 +32,7 @@ pub(super) fn transfer(record: &Arc<str>, from: &OwnerId, to: &OwnerId, lease_ms
     Call::new(&TRANSFER, [Arc::clone(record)], [from.into(), to.into(), lease_ms.into()])
 }
 
-/// The same.
+/// Of any record that is a string.
 pub(super) fn release(record: &Arc<str>, owner: &OwnerId) -> Call {
     Call::new(&RELEASE, [Arc::clone(record)], [owner.into()])
 }

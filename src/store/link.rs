@@ -481,17 +481,14 @@ impl Link {
                     answer
                 }
             };
-            if let Err(Failure::Refused(_)) = answer {
-                // where all is sent elsewhere, no other answer tells how long one takes
+            // also what is refused: where all is sent elsewhere, no other answer tells how long one takes
+            if let Ok(_) | Err(Failure::Refused(_)) = answer {
                 self.round_trip.take(until.asked(), is_held_up);
             }
             match answer {
                 // it may have granted what no other server knows of
                 Ok(_) if self.is_left() => return Err(self.failed(Failure::Ended)),
-                Ok(answer) => {
-                    self.round_trip.take(until.asked(), is_held_up);
-                    return Ok((answer, epoch));
-                }
+                Ok(answer) => return Ok((answer, epoch)),
                 Err(Failure::Refused(error)) if digest && error.starts_with("NOSCRIPT") => digest = false,
                 Err(Failure::RefusedTogether(_)) if together => together = false,
                 // whoever asks this time only does so at once or not at all

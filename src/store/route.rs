@@ -98,9 +98,7 @@ impl Route {
         *times += 1;
         let at_once = matches!(next, Next::Asking(_)) && std::mem::take(&mut self.has_rested);
         let pause = if at_once { Duration::ZERO } else { next.pause(*times) };
-        let at = now + pause;
-        let gives_up = self.gives_up.is_some_and(|gives_up| gives_up <= at);
-        (pause.is_zero() || !gives_up && self.until.left(at) >= spare).then_some((next, pause))
+        (pause.is_zero() || self.has_time(now + pause, spare)).then_some((next, pause))
     }
 
     /// Whether it may be sent where it is asked for this time only, after this pause.
@@ -112,8 +110,12 @@ impl Route {
     /// unconfirmed.
     pub(super) fn has_time_again(&self, spare: Duration) -> bool {
         let now = Instant::now();
-        let takes = spare.max(now.saturating_duration_since(self.until.asked()));
-        self.until.left(now) >= takes && self.gives_up.is_none_or(|gives_up| gives_up > now)
+        self.has_time(now, spare.max(now.saturating_duration_since(self.until.asked())))
+    }
+
+    /// Whether it may be sent at this time, and have so long for its answer.
+    fn has_time(&self, at: Instant, takes: Duration) -> bool {
+        self.gives_up.is_none_or(|gives_up| gives_up > at) && self.until.left(at) >= takes
     }
 
     /// The connection that a request goes over which is sent now. Should that have ended by then, it goes over the link's next

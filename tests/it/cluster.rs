@@ -29,10 +29,13 @@ use crate::{
     bad_server::denied,
     support::{
         Server, eventually,
+        proxy::Proxy,
         wire::{Reply, Wire},
         within,
     },
 };
+
+const LONG: Duration = Duration::from_secs(20);
 
 async fn start(masters: usize, replicas: usize) -> Arc<SpawnedCluster> {
     // where no master is to be lost, a busy machine must not lose one either
@@ -88,6 +91,36 @@ fn port(server: &SpawnedServer) -> u16 {
 /// Asks a node.
 fn ask(server: &SpawnedServer, words: &[&str]) -> Reply {
     Wire::connect(server.addr()).unwrap().call(words).unwrap()
+}
+
+/// All go to this node by way of a proxy from now on.
+async fn by_way_of_a_proxy(cluster: &SpawnedCluster, node: usize) -> Proxy {
+    let proxy = Proxy::to(cluster.nodes()[node].addr());
+    let port = proxy.addr().port().to_string();
+    ask(&cluster.nodes()[node], &["CONFIG", "SET", "cluster-announce-port", &port]);
+    let announced = format!(":{port}@");
+    let knows = |node: &SpawnedServer| ask(node, &["CLUSTER", "NODES"]).text().contains(&announced);
+    within(LONG, "all know its new port", || async { cluster.nodes().iter().all(knows) }).await;
+    proxy
+}
+
+/// Begins to move the slot, and moves those of its keys: where to.
+async fn begin_to_move(
+    cluster: &Arc<SpawnedCluster>,
+    slot: u16,
+    moves: impl Fn(&str) -> bool + Send + 'static,
+) -> usize {
+    there(cluster, move |cluster| {
+        let from = cluster.master_of(slot).unwrap();
+        let to = cluster.nodes().iter().position(|node| node.addr() != from.addr()).unwrap();
+        let keys = ask(from, &["CLUSTER", "GETKEYSINSLOT", &slot.to_string(), "99"]);
+        let migration = cluster.begin_migration(slot, &cluster.nodes()[to]).unwrap();
+        for key in keys.list().iter().filter(|key| moves(key.text())) {
+            assert!(migration.move_key(key.text()).unwrap());
+        }
+        to
+    })
+    .await
 }
 
 /// Redis 6 does not.
@@ -421,14 +454,7 @@ async fn a_reader_stays_while_another_leaves_in_a_migration() {
     let readers = |client: &LockClient| client.read_write_lock("l").unwrap().read_lock();
     let (one, two) = (readers(&a).lock().await.unwrap(), readers(&b).lock().await.unwrap());
     let slot = SpawnedCluster::slot_of("l");
-    let halfway = there(&cluster, move |cluster| {
-        let from = cluster.master_of(slot).unwrap().addr();
-        let to = cluster.nodes().iter().position(|node| node.addr() != from).unwrap();
-        let migration = cluster.begin_migration(slot, &cluster.nodes()[to]).unwrap();
-        assert!(migration.move_key("l").unwrap());
-        to
-    });
-    let to = halfway.await;
+    let to = begin_to_move(&cluster, slot, |key| key == "l").await;
     let leaves = tokio::spawn(one.unlock());
     tokio::time::sleep(Duration::from_millis(100)).await;
     let mut imports = Wire::connect(cluster.nodes()[to].addr()).unwrap();

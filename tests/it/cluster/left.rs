@@ -8,13 +8,11 @@ use std::{
 use nestlock::{LockClient, LockGuard, NodeRole, TopologyNode};
 use nestlock_embedded::{SpawnedCluster, SpawnedServer};
 
-use super::{ask, calls, name_at, start, there};
+use super::{LONG, ask, by_way_of_a_proxy, calls, name_at, start, there};
 use crate::support::{
     proxy::{Action, Proxy, Verb, Way},
     within,
 };
-
-const LONG: Duration = Duration::from_secs(20);
 
 /// A master that is asked by way of a proxy, and has a replica.
 struct Old {
@@ -29,12 +27,7 @@ struct Old {
 impl Old {
     async fn start() -> Self {
         let cluster = start(3, 3).await;
-        let proxy = Proxy::to(cluster.nodes()[0].addr());
-        let port = proxy.addr().port().to_string();
-        ask(&cluster.nodes()[0], &["CONFIG", "SET", "cluster-announce-port", &port]);
-        let announced = format!(":{port}@");
-        let knows = |node: &SpawnedServer| ask(node, &["CLUSTER", "NODES"]).text().contains(&announced);
-        within(LONG, "all know its new port", || async { cluster.nodes().iter().all(knows) }).await;
+        let proxy = by_way_of_a_proxy(&cluster, 0).await;
         let client = LockClient::connect(cluster.url()).await.unwrap();
         let at = proxy.addr().to_string();
         let is_master = |node: &TopologyNode| node.role == NodeRole::Master && node.address == at;

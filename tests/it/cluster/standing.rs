@@ -1,14 +1,11 @@
 //! Migrations that stand still: some keys of a name are at one master, and some at another.
 
-use std::{
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use nestlock::{Error, Lock, LockClient, StoreErrorKind};
 use nestlock_embedded::SpawnedCluster;
 
-use super::{ask, client, start, there};
+use super::{begin_to_move, client, start, there};
 use crate::support::within;
 
 /// The kinds that have several keys.
@@ -20,21 +17,6 @@ fn kinds(client: &LockClient, name: &str) -> Vec<(&'static str, Lock)> {
         ("read", client.read_write_lock(format!("{name}read")).unwrap().read_lock()),
         ("fenced", client.fenced_lock(format!("{name}fenced")).unwrap()),
     ]
-}
-
-/// Begins to move the slot, and moves those of its keys.
-async fn begin(cluster: &Arc<SpawnedCluster>, slot: u16, moves: impl Fn(&str) -> bool + Send + 'static) -> usize {
-    there(cluster, move |cluster| {
-        let from = cluster.master_of(slot).unwrap();
-        let to = cluster.nodes().iter().position(|node| node.addr() != from.addr()).unwrap();
-        let keys = ask(from, &["CLUSTER", "GETKEYSINSLOT", &slot.to_string(), "99"]);
-        let migration = cluster.begin_migration(slot, &cluster.nodes()[to]).unwrap();
-        for key in keys.list().iter().filter(|key| moves(key.text())) {
-            assert!(migration.move_key(key.text()).unwrap());
-        }
-        to
-    })
-    .await
 }
 
 /// What holds a lock, and what does not.
@@ -66,7 +48,7 @@ async fn a_release_gets_through_while_a_migration_stands_still() {
             })
             .collect();
         within(Duration::from_secs(5), "they wait", || async { b.stats().waiters == 3 }).await;
-        let to = begin(&cluster, slot, move |key| is_record(key) == moves).await;
+        let to = begin_to_move(&cluster, slot, move |key| is_record(key) == moves).await;
         for (kind, inner, guard) in held {
             let asked = Instant::now();
             if let Some(inner) = inner {
@@ -95,7 +77,7 @@ async fn a_signal_lock_is_released_while_a_migration_stands_still() {
         let [ours, theirs] = [&a, &b].map(|client| client.signal_lock(&name).unwrap());
         let guard = ours.lock().await.unwrap();
         let slot = SpawnedCluster::slot_of(&name);
-        let to = begin(&cluster, slot, move |_| moves).await;
+        let to = begin_to_move(&cluster, slot, move |_| moves).await;
         let waits = tokio::spawn(async move { theirs.lock().await?.unlock().await });
         let asked = Instant::now();
         guard.unlock().await.unwrap_or_else(|error| panic!("{moves}: {error:?}"));
@@ -119,7 +101,7 @@ async fn who_is_left_in_a_record_still_holds_it() {
         // a writer's read hold within its writing: only its other keys say how long it reads on
         let both = a.read_write_lock(format!("{name}both")).unwrap();
         let (writes, reads) = (both.write_lock().lock().await.unwrap(), both.read_lock().lock().await.unwrap());
-        let to = begin(&cluster, slot, move |key| is_record(key) == moves).await;
+        let to = begin_to_move(&cluster, slot, move |key| is_record(key) == moves).await;
         leaves.unlock().await.unwrap();
         let error = writes.unlock().await.unwrap_err();
         let is_refused = matches!(&error, Error::Store { source, .. } if source.kind() == StoreErrorKind::TryAgain);
@@ -148,7 +130,7 @@ async fn what_is_only_refused_is_never_unconfirmed() {
         for (_, lock) in kinds(&a, &name) {
             held.push(lock.lock().await.unwrap());
         }
-        begin(&cluster, slot, move |key| is_record(key) == moves).await;
+        begin_to_move(&cluster, slot, move |key| is_record(key) == moves).await;
         let tries = kinds(&b, &name).into_iter().map(|(kind, lock)| async move {
             let wait = Duration::from_millis(200);
             for said in [lock.try_lock().await, lock.try_lock_for(wait).await] {
@@ -178,7 +160,7 @@ async fn a_migration_that_stands_still_costs_no_hold() {
                 held.push((kind, moves, lock.lock().await.unwrap()));
             }
         }
-        begin(&cluster, SpawnedCluster::slot_of(&name), move |key| is_record(key) == moves).await;
+        begin_to_move(&cluster, SpawnedCluster::slot_of(&name), move |key| is_record(key) == moves).await;
     }
     tokio::time::sleep(2 * lease).await;
     for (kind, moves, guard) in held {
