@@ -25,6 +25,8 @@ const TWICE: Duration = Duration::from_secs(2);
 const GRACE: Duration = Duration::from_secs(10);
 /// How often what is left of the group is looked at.
 const LEFT: Duration = Duration::from_millis(20);
+/// So long has a server to answer that the lock is free, when somebody wants an end.
+const ANSWER: Duration = Duration::from_millis(300);
 
 /// Stopped by a signal before the command was begun.
 fn stopped(signal: Signal) -> u8 {
@@ -73,8 +75,12 @@ pub(crate) async fn run(server: &Server, exec: &Exec) -> Result<u8, Failure> {
             let _ = client.shutdown().await;
             kept
         } => kept.map_err(|error| (matches!(error, Error::Lost { .. } | Error::NotHeld { .. }), error.to_string())),
-        // a server that does not answer is not waited for
-        signal = signals.stop() => {
+        // a server that does not answer is not waited for; of one that does, the lock is free
+        signal = async {
+            let signal = signals.stop().await;
+            let _ = tokio::time::timeout(ANSWER, signals.stop()).await;
+            signal
+        } => {
             at_once(client);
             Err((false, format!("stopped by {signal}")))
         }

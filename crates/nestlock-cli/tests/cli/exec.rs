@@ -7,7 +7,7 @@ use std::{
 
 use nix::sys::signal::Signal;
 
-use crate::support::{Running, World, eventually, is_alive, until};
+use crate::support::{Running, World, eventually, far_away, is_alive, until};
 
 /// Holds a lock until the file `go` is there.
 fn holder(world: &World, args: &[&str]) -> Running {
@@ -392,6 +392,32 @@ fn a_stop_that_comes_when_the_command_has_ended_is_not_lost() {
     assert_eq!(running.code(), Some(137));
     assert!(start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
     world.server.cont().unwrap();
+}
+
+/// Whoever tells all of a service to stop, as systemd does, tells nestlock when the command has ended: the lock is free all the
+/// same.
+#[test]
+fn a_stop_that_comes_when_the_command_has_ended_leaves_no_lock_behind() {
+    let world = World::new();
+    let far = far_away(&world, Duration::from_millis(20));
+    for is_known in [false, true] {
+        let mut nestlock = world.nestlock(&["exec", "l", "--lease", "60s", "-c", "echo $$ > pid; exec sleep 1000"]);
+        if is_known {
+            nestlock.env("NESTLOCK_URL", &far);
+        }
+        let running = Running::of(nestlock);
+        let pid = world.pid("pid");
+        if !is_known {
+            running.send(Signal::SIGSTOP);
+        }
+        nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), Signal::SIGKILL).unwrap();
+        eventually("the command has ended", || !is_alive(pid));
+        running.send(Signal::SIGTERM);
+        running.send(Signal::SIGCONT);
+        assert_eq!(running.code(), Some(137), "{is_known}");
+        assert_eq!(world.code(&["who", "l"]), 1, "{is_known}");
+        std::fs::remove_file(world.path("pid")).unwrap();
+    }
 }
 
 /// Nobody renewed while it was stopped: the command does nothing more.
