@@ -204,9 +204,14 @@ pub(crate) trait Verbs: Send + Sync + 'static {
     }
 
     /// The same by the lock's record alone, if it has other keys besides: a cluster may have some of them elsewhere. That it
-    /// answers "not held" proves nothing: the other keys may say something else.
+    /// answers "not held" proves nothing where the other keys may say something else: see [`Verbs::record_is_all`].
     fn release_record(&self, _owner: &OwnerId, _holds: u32) -> Option<Call> {
         None
+    }
+
+    /// Whether the record alone says who holds the lock: its "not held" is believed then.
+    fn record_is_all(&self) -> bool {
+        false
     }
 
     /// Makes `to` hold what `from` holds, once, with this lease in milliseconds (0 as with [`Terms::lease_ms`]).

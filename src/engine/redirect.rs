@@ -81,7 +81,7 @@ impl Core {
             loop {
                 let refused = match self.store.release(route, &alone).await {
                     // it may have a place in the queue
-                    Ok((Released::NotHeld, _)) => on_their_way(),
+                    Ok((Released::NotHeld, _)) if !hold.kind().record_is_all() => on_their_way(),
                     Err(error) if error.may_have_executed() => return Some(Err(error)),
                     Err(error) if error.kind() == StoreErrorKind::Moved => on_their_way(),
                     Err(error) => error,

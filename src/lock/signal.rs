@@ -119,6 +119,11 @@ impl Verbs for Signal {
         (holds == 0).then(|| super::string::release(&self.record, owner))
     }
 
+    /// The list only tells waiters.
+    fn record_is_all(&self) -> bool {
+        true
+    }
+
     fn transfer(&self, from: &OwnerId, to: &OwnerId, lease_ms: u64) -> Call {
         // in whole seconds, as always
         super::string::transfer(&self.record, from, to, lease_ms.div_ceil(1000) * 1000)

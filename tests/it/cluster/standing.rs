@@ -6,7 +6,7 @@ use nestlock::{Error, Lock, LockClient, StoreErrorKind};
 use nestlock_embedded::SpawnedCluster;
 
 use super::{begin_to_move, client, start, there};
-use crate::support::within;
+use crate::support::{wire::Wire, within};
 
 /// The kinds that have several keys.
 fn kinds(client: &LockClient, name: &str) -> Vec<(&'static str, Lock)> {
@@ -86,6 +86,29 @@ async fn a_signal_lock_is_released_while_a_migration_stands_still() {
         let in_time = tokio::time::timeout(Duration::from_secs(20), waits).await;
         in_time.unwrap_or_else(|_| panic!("waits in vain")).unwrap().unwrap();
     }
+}
+
+/// Whoever has lost a signal lock hears so at once, and a release that was executed and given up holds nobody up: there is no
+/// queue that says something else.
+#[tokio::test]
+async fn a_signal_lock_that_is_not_held_is_known_to_be_while_a_migration_stands_still() {
+    let cluster = start(2, 0).await;
+    let a = client(&cluster).await;
+    for (n, moves) in [(0, false), (1, true)] {
+        let name = format!("{{{n}}}");
+        let lock = a.signal_lock(&name).unwrap();
+        let slot = SpawnedCluster::slot_of(&name);
+        let guard = lock.lock().await.unwrap();
+        let to = begin_to_move(&cluster, slot, move |_| moves).await;
+        let mut at = Wire::connect(cluster.nodes()[if moves { to } else { 1 - to }].addr()).unwrap();
+        at.call(&["ASKING"]).unwrap();
+        at.call(&["SET", &format!("lock:{name}"), "somebody", "EX", "60"]).unwrap();
+        let error = guard.unlock().await.unwrap_err();
+        assert!(matches!(error, Error::Lost { .. }), "{moves}: {error:?}");
+        at.call(&["ASKING"]).unwrap();
+        assert_eq!(at.call(&["GET", &format!("lock:{name}")]).unwrap().text(), "somebody");
+    }
+    a.shutdown().await.unwrap();
 }
 
 /// The record of a reader that leaves is another reader's as well.
