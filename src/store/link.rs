@@ -46,8 +46,8 @@ const MAX_UNSENT: u32 = 20;
 const RESET: Duration = Duration::from_secs(2);
 /// Channels in one SUBSCRIBE.
 const CHANNELS_AT_ONCE: usize = 500;
-/// How long a server that is left has for its refusals: at least, and if it is there and only slow.
-const REFUSALS: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(1));
+/// So long has a server that is left to answer a new connection: else it hangs.
+const HANGS: Duration = Duration::from_millis(300);
 /// How long the end of a client waits for what was sent.
 const LAST_ANSWERS: Duration = Duration::from_millis(500);
 
@@ -481,14 +481,13 @@ impl Link {
                     answer
                 }
             };
-            // also what is refused: where all is sent elsewhere, no other answer tells how long one takes
-            if let Ok(_) | Err(Failure::Refused(_)) = answer {
-                self.round_trip.take(until.asked(), is_held_up);
-            }
             match answer {
                 // it may have granted what no other server knows of
                 Ok(_) if self.is_left() => return Err(self.failed(Failure::Ended)),
-                Ok(answer) => return Ok((answer, epoch)),
+                Ok(answer) => {
+                    self.round_trip.take(until.asked(), is_held_up);
+                    return Ok((answer, epoch));
+                }
                 Err(Failure::Refused(error)) if digest && error.starts_with("NOSCRIPT") => digest = false,
                 Err(Failure::RefusedTogether(_)) if together => together = false,
                 // whoever asks this time only does so at once or not at all
@@ -524,6 +523,12 @@ impl Link {
     /// What a request took lately, and a quarter more. What it waited for a connection does not count.
     pub(super) fn round_trip(&self) -> Duration {
         self.round_trip.get()
+    }
+
+    /// It sent a request elsewhere, which was asked at this time: where all is sent elsewhere, no other answer tells how long one
+    /// takes. What stands behind a WAIT is not known here.
+    pub(super) fn sent_elsewhere(&self, asked: clock::Instant) {
+        self.round_trip.take(asked, true);
     }
 
     /// The same without what is spent behind a WAIT: for bounded waits, which end in time beside those who wait for replicas.
@@ -666,21 +671,20 @@ impl Link {
         }
     }
 
-    /// Leaves a server that is no longer the one to ask. What is under way there has a moment to be refused, which is what a
-    /// server does that has handed over; what it says else is not believed.
+    /// Leaves a server that is no longer the one to ask. What is under way there may still be refused, which is what a server does
+    /// that has handed over; what it says else is not believed.
     pub(super) fn leave(self: &Arc<Self>) {
         self.is_left.store(true, Ordering::Release);
         self.closed.store(true, Ordering::Release);
         self.set(State::Down);
         let link = Arc::clone(self);
         self.dial.own.spawn(async move {
-            let (hung, slow) = REFUSALS;
-            let over = Instant::now() + slow;
-            let (knock, ()) = tokio::join!(timeout(hung, link.dial.connect()), sleep(hung));
+            let over = Instant::now() + link.limit();
+            let (knock, ()) = tokio::join!(timeout(HANGS, link.dial.connect()), sleep(HANGS));
             if let Ok(Ok(connection)) = knock {
                 connection.end();
                 while link.under_way() > 0 && Instant::now() < over {
-                    sleep(hung / 10).await;
+                    sleep(HANGS / 30).await;
                 }
             }
             link.end();

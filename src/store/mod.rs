@@ -214,14 +214,20 @@ impl Store {
         }
         let (link, asking) = match next {
             Next::To(link) => (link, false),
-            Next::Asking(link) if route.is_fresh(pause) && link.is_up() => (link, true),
             Next::Asking(link) => {
-                // the master says so once more, and then there is a connection
-                if !route.has_time_again(spare) {
+                let goes = route.is_fresh(pause) && link.is_up();
+                if pause.is_zero() {
+                    route.link.sent_elsewhere(route.until.asked());
+                }
+                if goes {
+                    (link, true)
+                } else if route.has_time_again(spare) {
+                    // the master says so once more, and then there is a connection
+                    route.has_rested = link.up().await.is_ok();
+                    (cluster.link(route.slot), false)
+                } else {
                     return false;
                 }
-                route.has_rested = link.up().await.is_ok();
-                (cluster.link(route.slot), false)
             }
             Next::Later => (cluster.link(route.slot), false),
             Next::Elsewhere => tokio::select! {

@@ -18,6 +18,9 @@ const HELD_UP: Duration = Duration::from_millis(100);
 /// whoever is late.
 const FRESH: Duration = Duration::from_millis(200);
 
+/// And for no longer than this: how long a request takes is not known where a runtime that is blocked takes its answers late.
+const FRESH_AT_MOST: Duration = Duration::from_millis(500);
+
 /// Found once for each attempt: what is sent goes where its doubt was noted.
 #[derive(Debug)]
 pub(crate) struct Route {
@@ -103,7 +106,8 @@ impl Route {
 
     /// Whether it may be sent where it is asked for this time only, after this pause.
     pub(super) fn is_fresh(&self, pause: Duration) -> bool {
-        pause.is_zero() && Instant::now() <= self.until.asked() + self.link.round_trip() + FRESH
+        let fresh = (self.link.round_trip() + FRESH).min(FRESH_AT_MOST);
+        pause.is_zero() && Instant::now() <= self.until.asked() + fresh
     }
 
     /// Whether an answer that takes as long as the last one, or `spare`, would come in time: what was only refused is not told as

@@ -1,12 +1,15 @@
 //! A master that becomes slow while all that is asked of it is sent elsewhere, as its slot is on its way: what it refuses tells
 //! how slow it is, so that redirects are followed.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
-use nestlock::LockClient;
+use nestlock::{Error, Lock, LockClient, LockGuard, StoreErrorKind};
 use nestlock_embedded::SpawnedCluster;
 
-use super::{begin_to_move, by_way_of_a_proxy, name_at, start};
+use super::{ask, begin_to_move, by_way_of_a_proxy, client, errors, name_at, start};
 use crate::support::proxy::{Action, Proxy};
 
 /// Two masters, of which the first is asked by way of a proxy, and the name of a lock of its.
@@ -54,4 +57,86 @@ async fn a_release_behind_ask_is_done_over_a_link_that_becomes_slow() {
     let guard = client.mutex(&name).unwrap().lock().await.unwrap();
     becomes_slow(&cluster, &proxy, &name).await;
     guard.unlock().await.unwrap();
+}
+
+/// It may be refused, as no time is left.
+async fn tries(lock: Lock) -> Option<LockGuard> {
+    lock.try_lock().await.unwrap_or_else(|error| {
+        assert!(matches!(&error, Error::Store { source, .. } if source.kind() == StoreErrorKind::Moved), "{error:?}");
+        None
+    })
+}
+
+/// Whoever blocks its runtime hears of a redirect late, and takes the way for slow. Meanwhile the slot goes, comes back, is taken,
+/// and goes once more: what the old master said then is not followed, whatever answers took before.
+#[tokio::test]
+async fn a_runtime_that_is_blocked_follows_no_redirect_of_a_second_ago() {
+    const BLOCK: Duration = Duration::from_secs(1);
+    for is_busy_before in [false, true] {
+        let cluster = start(2, 0).await;
+        let name = name_at(&cluster, 0);
+        let [lock, theirs] = [client(&cluster).await, client(&cluster).await].map(|a| a.mutex(&name).unwrap());
+        let slot = SpawnedCluster::slot_of(&name).to_string();
+        let ids = [0, 1].map(|n| ask(&cluster.nodes()[n], &["CLUSTER", "MYID"]).text().to_owned());
+        let set = |node: usize, words: &[&str]| {
+            let said = ask(&cluster.nodes()[node], &[&["CLUSTER", "SETSLOT", &slot][..], words].concat());
+            assert!(!said.is_error(), "{said:?}");
+        };
+        let goes = || {
+            set(1, &["IMPORTING", &ids[0]]);
+            set(0, &["MIGRATING", &ids[1]]);
+        };
+        if is_busy_before {
+            let held = theirs.lock().await.unwrap();
+            for _ in 0..5 {
+                let tries = tokio::spawn(tries(lock.clone()));
+                tokio::task::yield_now().await;
+                std::thread::sleep(BLOCK);
+                assert!(tries.await.unwrap().is_none());
+            }
+            held.unlock().await.unwrap();
+        }
+        goes();
+        // there is a connection to the new one
+        lock.try_lock().await.unwrap().unwrap().unlock().await.unwrap();
+        let mut rounds = 0;
+        while rounds < 7 {
+            let old = &cluster.nodes()[0];
+            let said = errors(old, "ASK");
+            // it says so when nobody polls whoever asked any more
+            old.stop().unwrap();
+            let tries = tokio::spawn(tries(lock.clone()));
+            tokio::task::yield_now().await;
+            old.cont().unwrap();
+            let asked = Instant::now();
+            while errors(old, "ASK") == said && asked.elapsed() < BLOCK {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            if errors(old, "ASK") == said {
+                // by a map of when the slot was there, the new one was asked
+                if let Some(guard) = tries.await.unwrap() {
+                    guard.unlock().await.unwrap();
+                }
+                continue;
+            }
+            rounds += 1;
+            for (node, words) in [
+                (1, ["NODE", &ids[1]]),
+                (0, ["NODE", &ids[1]]),
+                (0, ["IMPORTING", &ids[1]]),
+                (1, ["MIGRATING", &ids[0]]),
+                (0, ["NODE", &ids[0]]),
+                (1, ["NODE", &ids[0]]),
+            ] {
+                set(node, &words);
+            }
+            let at_old = |words: &[&str]| ask(&cluster.nodes()[0], words).int();
+            assert_eq!(at_old(&["HSET", &name, "4b63a5c2-7b0e-4d0f-9c0e-6f5a2f1d3c11:1", "1"]), 1);
+            assert_eq!(at_old(&["PEXPIRE", &name, "60000"]), 1);
+            goes();
+            std::thread::sleep(BLOCK);
+            assert!(tries.await.unwrap().is_none(), "a second holder in round {rounds}");
+            assert_eq!(at_old(&["DEL", &name]), 1);
+        }
+    }
 }
