@@ -5,6 +5,7 @@
 
 use std::{
     collections::{HashMap, HashSet},
+    pin::Pin,
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
@@ -25,7 +26,10 @@ use crate::{
     owner::OwnerId,
     store::{Acks, Arg, Call, Renewed, Script},
 };
-use futures_util::stream::{FuturesUnordered, StreamExt};
+use futures_util::{
+    future::join_all,
+    stream::{FuturesUnordered, StreamExt},
+};
 
 /// What the server takes for a batch, or a little more: so many batches are under way as fit into a round trip.
 const WORK: Duration = Duration::from_millis(2);
@@ -127,7 +131,8 @@ fn look(core: &Arc<Core>) -> Vec<Renewal> {
 /// halved; but not where everything is refused.
 async fn renew(core: &Arc<Core>, (server, refusing): (u16, &Refusing), batch: Vec<Renewal>) {
     let Some(script) = batch.first().map(|renewal| renewal.hold.kind().renew()) else { return };
-    let refusing = || refusing.lock().unwrap_or_else(PoisonError::into_inner);
+    let refusing_all = refusing;
+    let refusing = || refusing_all.lock().unwrap_or_else(PoisonError::into_inner);
     let mut refused_in_a_row = 0;
     let mut parts = vec![batch];
     while let Some(mut part) = parts.pop() {
@@ -172,6 +177,10 @@ async fn renew(core: &Arc<Core>, (server, refusing): (u16, &Refusing), batch: Ve
                     core.tidy(hold);
                 }
             }
+            // some are here, and some not: one after the other would take a slow master longer than their leases
+            Err(error) if error.kind() == StoreErrorKind::TryAgain && part.len() > 1 => {
+                each_alone(core, (server, refusing_all), part).await;
+            }
             Err(error) => {
                 refused_in_a_row += 1;
                 let hopeless = refused_in_a_row >= MOST_REFUSALS || refusing().contains(&server);
@@ -200,6 +209,17 @@ async fn renew(core: &Arc<Core>, (server, refusing): (u16, &Refusing), batch: Ve
             }
         }
     }
+}
+
+/// Renews each of a batch by a request of its own, all at once. In a box, as it is rare.
+fn each_alone<'a>(
+    core: &'a Arc<Core>,
+    at: (u16, &'a Refusing),
+    batch: Vec<Renewal>,
+) -> Pin<Box<dyn Future<Output = ()> + Send + 'a>> {
+    Box::pin(async move {
+        join_all(batch.into_iter().map(|one| renew(core, at, vec![one]))).await;
+    })
 }
 
 fn counted_as(renewal: &Renewal, outcome: &'static str, late: Option<Duration>) -> meter::Renewal {

@@ -6,6 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use futures::future::join_all;
 use nestlock::{Error, Lock, LockClient, LockGuard, StoreErrorKind};
 use nestlock_embedded::SpawnedCluster;
 
@@ -57,6 +58,39 @@ async fn a_release_behind_ask_is_done_over_a_link_that_becomes_slow() {
     let guard = client.mutex(&name).unwrap().lock().await.unwrap();
     becomes_slow(&cluster, &proxy, &name).await;
     guard.unlock().await.unwrap();
+}
+
+/// Half of many holds of one slot have gone, and it stands still: no batch finds all of them at one end, and none is asked for one
+/// after the other.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_holds_at_both_ends_are_renewed_over_a_slow_link() {
+    let (cluster, proxy, name) = two().await;
+    let lease = Duration::from_secs(6);
+    let client = LockClient::builder().watchdog_timeout(lease).connect(url(&proxy)).await.unwrap();
+    let locks = (0..64).map(|n| client.mutex(format!("{{{name}}}{n}")).unwrap());
+    let guards = join_all(locks.map(|lock| async move { lock.lock().await.unwrap() })).await;
+    begin_to_move(&cluster, SpawnedCluster::slot_of(&name), |key| key.ends_with(['0', '2', '4', '6', '8'])).await;
+    proxy.rule(|_| Action::Late(Duration::from_millis(240)));
+    tokio::time::sleep(2 * lease).await;
+    let lost = guards.iter().filter(|guard| guard.is_lost()).count();
+    assert_eq!(lost, 0, "of {}", guards.len());
+}
+
+/// Refused again and again, it is not asked once more where the answer would come when its time is over.
+#[tokio::test]
+async fn what_a_slow_master_only_refuses_is_never_unconfirmed() {
+    let (cluster, proxy, name) = two().await;
+    let (a, b) = (LockClient::connect(url(&proxy)).await.unwrap(), LockClient::connect(url(&proxy)).await.unwrap());
+    let held = a.fenced_lock(&name).unwrap().lock().await.unwrap();
+    let record = name.clone();
+    begin_to_move(&cluster, SpawnedCluster::slot_of(&name), move |key| key == record).await;
+    for late in [500, 700, 800].map(Duration::from_millis) {
+        proxy.rule(move |_| Action::Late(late));
+        let error = b.fenced_lock(&name).unwrap().try_lock().await.unwrap_err();
+        let is_refused = matches!(&error, Error::Store { source, .. } if !source.may_have_executed());
+        assert!(is_refused && error.is_transient(), "{late:?}: {error:?}");
+    }
+    drop(held);
 }
 
 /// It may be refused, as no time is left.
