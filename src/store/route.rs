@@ -86,7 +86,8 @@ impl Route {
         self.next = Some(Next::Later);
     }
 
-    /// Where it goes now, and the pause before it; `None`: nowhere. What is sent last has `spare` for its answer.
+    /// Where it goes now, and the pause before it; `None`: nowhere. What is sent last has `spare` for its answer, or what the last
+    /// one took.
     pub(super) fn go_on(&mut self, spare: Duration) -> Option<(Next, Duration)> {
         let (next, now) = (self.next.take()?, Instant::now());
         if matches!(next, Next::Elsewhere) && std::mem::replace(&mut self.has_looked, true) {
@@ -101,7 +102,7 @@ impl Route {
         *times += 1;
         let at_once = matches!(next, Next::Asking(_)) && std::mem::take(&mut self.has_rested);
         let pause = if at_once { Duration::ZERO } else { next.pause(*times) };
-        (pause.is_zero() || self.has_time(now + pause, spare)).then_some((next, pause))
+        (pause.is_zero() || self.has_time(now + pause, spare.max(self.took(now)))).then_some((next, pause))
     }
 
     /// Whether it may be sent where it is asked for this time only, after this pause.
@@ -114,7 +115,12 @@ impl Route {
     /// unconfirmed.
     pub(super) fn has_time_again(&self, spare: Duration) -> bool {
         let now = Instant::now();
-        self.has_time(now, spare.max(now.saturating_duration_since(self.until.asked())))
+        self.has_time(now, spare.max(self.took(now)))
+    }
+
+    /// What the last answer took.
+    fn took(&self, now: Instant) -> Duration {
+        now.saturating_duration_since(self.until.asked())
     }
 
     /// Whether it may be sent at this time, and have so long for its answer.
