@@ -212,14 +212,17 @@ impl Store {
         if !pause.is_zero() {
             timer(pause).await;
         }
+        let mut is_late = false;
         let (link, asking) = match next {
             Next::To(link) => (link, false),
             Next::Asking(link) => {
-                let goes = route.is_fresh(pause) && link.is_up();
+                let is_fresh = route.is_fresh(pause);
+                let goes = (is_fresh || route.renews) && link.is_up();
                 if pause.is_zero() {
                     route.link.sent_elsewhere(route.until.asked());
                 }
                 if goes {
+                    is_late = !is_fresh;
                     (link, true)
                 } else if route.has_time_again(spare) {
                     // the master says so once more, and then there is a connection
@@ -239,6 +242,7 @@ impl Store {
         if route.until.is_over() {
             return false;
         }
+        route.is_late = is_late;
         route.turn(link, asking);
         true
     }
@@ -481,9 +485,13 @@ impl Store {
     ) -> Result<(Vec<Renewed>, Result<Option<Acks>, StoreError>), StoreError> {
         let locks = call.keys.len();
         let mut route = self.route(call.keys.first().map_or("", |key| &**key), Instant::now());
-        route.copies = copies;
+        (route.copies, route.renews) = (copies, true);
         let asked = async {
-            let answers = reply::renewed(&self.eval_by(&mut route, call).await?.0, locks)?;
+            let mut answers = reply::renewed(&self.eval_by(&mut route, call).await?.0, locks)?;
+            if route.is_late {
+                let missed = answers.iter_mut().filter(|answer| matches!(answer, Renewed::Gone | Renewed::Taken));
+                missed.for_each(|answer| *answer = Renewed::Unknown);
+            }
             let acks = self.acknowledged(&route).await;
             Ok((answers, acks))
         };

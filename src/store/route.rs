@@ -40,6 +40,10 @@ pub(crate) struct Route {
     has_looked: bool,
     /// It has paused, and asks the slot's master once more: where that sends it, it goes at once.
     pub(super) has_rested: bool,
+    /// It lets nobody in, and goes on however late that is said.
+    pub(super) renews: bool,
+    /// It has gone late: what is not where it went may be elsewhere.
+    pub(super) is_late: bool,
     /// From then on it is sent nowhere else.
     pub(crate) gives_up: Option<Instant>,
     /// Where it goes, after it was refused.
@@ -64,6 +68,8 @@ impl Route {
             held_up: None,
             has_looked: false,
             has_rested: false,
+            renews: false,
+            is_late: false,
             gives_up: None,
             next: None,
             copies: None,

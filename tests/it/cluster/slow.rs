@@ -60,6 +60,19 @@ async fn a_release_behind_ask_is_done_over_a_link_that_becomes_slow() {
     guard.unlock().await.unwrap();
 }
 
+/// A renewal lets nobody in: it goes where it is sent also where that is said too late for others, and a hold outlives its lease.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_held_behind_ask_is_renewed_over_a_link_that_is_too_slow_for_others() {
+    let (cluster, proxy, name) = two().await;
+    let lease = Duration::from_secs(6);
+    let client = LockClient::builder().watchdog_timeout(lease).connect(url(&proxy)).await.unwrap();
+    let guard = client.mutex(&name).unwrap().lock().await.unwrap();
+    begin_to_move(&cluster, SpawnedCluster::slot_of(&name), |_| true).await;
+    proxy.rule(|_| Action::Late(Duration::from_millis(800)));
+    tokio::time::sleep(2 * lease).await;
+    assert!(!guard.is_lost());
+}
+
 /// Half of many holds of one slot have gone, and it stands still: no batch finds all of them at one end, and none is asked for one
 /// after the other.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
