@@ -68,6 +68,29 @@ async fn what_was_true_a_while_ago_is_asked_again() {
     }
 }
 
+/// A renewal is sent on however late that is said. What it does not find there may have come back: nothing is lost for that.
+#[tokio::test]
+async fn what_a_late_renewal_does_not_find_is_not_lost() {
+    let (old, new) = (Fake::start(), Fake::start());
+    *new.map.lock().unwrap() = old.all_slots();
+    let asks = format!("-ASK {} {}\r\n", SpawnedCluster::slot_of("l"), new.addr);
+    let lease = Duration::from_secs(6);
+    let url = format!("redis-cluster://{}", old.addr);
+    let client = LockClient::builder().watchdog_timeout(lease).connect(url).await.unwrap();
+    let lock = client.mutex("l").unwrap();
+    // there is a connection to the new one
+    new.says(&[], ":1\r\n");
+    old.says(&vec![(Duration::ZERO, asks.clone()); 2], ":1\r\n");
+    lock.lock().await.unwrap().unlock().await.unwrap();
+    let guard = lock.lock().await.unwrap();
+    new.says(&[], "*1\r\n:0\r\n");
+    old.says(&[(Duration::from_millis(700), asks)], "*1\r\n:1\r\n");
+    within(Duration::from_secs(5), "it is asked again", || async { old.asked.load(Ordering::Acquire) > 1 }).await;
+    assert_eq!(new.asked.load(Ordering::Acquire), 1);
+    tokio::time::sleep(lease).await;
+    assert!(!guard.is_lost());
+}
+
 /// A master whose answers come too late to be followed is not asked for one that would come when the time is over.
 #[tokio::test]
 async fn what_was_refused_late_was_refused() {
