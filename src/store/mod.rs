@@ -235,6 +235,8 @@ impl Store {
             Next::Later => (cluster.link(route.slot), false),
             Next::Elsewhere => tokio::select! {
                 Some(link) = cluster.next_master(route.slot, &route.link) => (link, false),
+                // it is slow to let anybody in, and not gone
+                () = route.link.wait_up() => (Arc::clone(&route.link), false),
                 () = timer(ELSEWHERE) => return false,
             },
         };

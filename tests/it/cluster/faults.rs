@@ -13,8 +13,11 @@ use futures::{executor::block_on, future::join_all};
 use nestlock::{LockClient, LockGuard};
 use nestlock_embedded::{SpawnedCluster, SpawnedServer};
 
-use super::{ask, calls, client, errors, name_at, start, there};
-use crate::support::within;
+use super::{ask, by_way_of_a_proxy, calls, client, errors, name_at, start, there};
+use crate::support::{
+    proxy::{Action, Verb},
+    within,
+};
 
 /// Locks need no runtime of the user's, also where they wait for a master that is away.
 #[test]
@@ -195,6 +198,38 @@ async fn a_graceful_failover_fails_no_call() {
     // nor is it nestlock's that masters on a busy machine lose one another for a moment, and say so
     errors.retain(|error: &String| !error.contains("CLUSTERDOWN The cluster is down"));
     assert!(errors.is_empty(), "{} of {pairs}: {:#?}", errors.len(), &errors[..errors.len().min(5)]);
+}
+
+/// A new master lets nobody in for longer than a connection that breaks is waited for: it is slow, and not gone.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_graceful_failover_to_a_slow_master_fails_no_call() {
+    let cluster = start(3, 3).await;
+    let heir = by_way_of_a_proxy(&cluster, 3).await;
+    let client = client(&cluster).await;
+    let name = name_at(&cluster, 0);
+    heir.rule(|_| Action::Late(Duration::from_millis(500)));
+    let is_over = Arc::new(AtomicBool::new(false));
+    let running: Vec<_> = (0..16)
+        .map(|n| {
+            let (lock, is_over) = (client.mutex(format!("{{{name}}}{n}")).unwrap(), is_over.clone());
+            tokio::spawn(async move {
+                let mut refused = 0;
+                while !is_over.load(Ordering::Acquire) {
+                    match lock.try_lock().await {
+                        Ok(Some(guard)) => _ = guard.unlock().await,
+                        Ok(None) => {}
+                        // one that does not succeed at once takes 5 s, and is no matter here
+                        Err(error) => refused += u32::from(error.to_string().contains("not connected")),
+                    }
+                }
+                refused
+            })
+        })
+        .collect();
+    there(&cluster, |cluster| cluster.failover(&cluster.nodes()[0]).map(drop).unwrap()).await;
+    is_over.store(true, Ordering::Release);
+    assert_eq!(join_all(running).await.into_iter().map(|runs| runs.unwrap()).sum::<u32>(), 0);
+    assert!(heir.count(Verb::Acquire) > 0);
 }
 
 /// One owner reads and writes, and its keys move one by one: nobody else gets in, and both are released.
