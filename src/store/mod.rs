@@ -41,6 +41,7 @@ use self::{
     endpoint::Place,
     link::Epochs,
     one::One,
+    route::Late,
     wire::Dial,
 };
 use crate::{
@@ -217,7 +218,7 @@ impl Store {
             Next::To(link) => (link, false),
             Next::Asking(link) => {
                 let is_fresh = route.is_fresh(pause);
-                let goes = (is_fresh || route.renews) && link.is_up();
+                let goes = (is_fresh || route.late != Late::AsksAgain) && link.is_up();
                 if pause.is_zero() {
                     route.link.sent_elsewhere(route.until.asked());
                 }
@@ -244,7 +245,9 @@ impl Store {
         if route.until.is_over() {
             return false;
         }
-        route.is_late = is_late;
+        if route.late != Late::AsksAgain {
+            route.late = if is_late { Late::HasGone } else { Late::Goes };
+        }
         route.turn(link, asking);
         true
     }
@@ -487,10 +490,10 @@ impl Store {
     ) -> Result<(Vec<Renewed>, Result<Option<Acks>, StoreError>), StoreError> {
         let locks = call.keys.len();
         let mut route = self.route(call.keys.first().map_or("", |key| &**key), Instant::now());
-        (route.copies, route.renews) = (copies, true);
+        (route.copies, route.late) = (copies, Late::Goes);
         let asked = async {
             let mut answers = reply::renewed(&self.eval_by(&mut route, call).await?.0, locks)?;
-            if route.is_late {
+            if route.late == Late::HasGone {
                 let missed = answers.iter_mut().filter(|answer| matches!(answer, Renewed::Gone | Renewed::Taken));
                 missed.for_each(|answer| *answer = Renewed::Unknown);
             }

@@ -21,6 +21,16 @@ const FRESH: Duration = Duration::from_millis(200);
 /// And for no longer than this: how long a request takes is not known where a runtime that is blocked takes its answers late.
 const FRESH_AT_MOST: Duration = Duration::from_millis(500);
 
+/// What a request does where it is asked for this time only, and that is said late.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Late {
+    AsksAgain,
+    /// A renewal lets nobody in, and goes on.
+    Goes,
+    /// It has: what is not where it went may be elsewhere.
+    HasGone,
+}
+
 /// Found once for each attempt: what is sent goes where its doubt was noted.
 #[derive(Debug)]
 pub(crate) struct Route {
@@ -40,10 +50,7 @@ pub(crate) struct Route {
     has_looked: bool,
     /// It has paused, and asks the slot's master once more: where that sends it, it goes at once.
     pub(super) has_rested: bool,
-    /// It lets nobody in, and goes on however late that is said.
-    pub(super) renews: bool,
-    /// It has gone late: what is not where it went may be elsewhere.
-    pub(super) is_late: bool,
+    pub(super) late: Late,
     /// From then on it is sent nowhere else.
     pub(crate) gives_up: Option<Instant>,
     /// Where it goes, after it was refused.
@@ -68,8 +75,7 @@ impl Route {
             held_up: None,
             has_looked: false,
             has_rested: false,
-            renews: false,
-            is_late: false,
+            late: Late::AsksAgain,
             gives_up: None,
             next: None,
             copies: None,
