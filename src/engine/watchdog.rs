@@ -129,10 +129,10 @@ fn look(core: &Arc<Core>) -> Vec<Renewal> {
 
 /// Renews one batch. A refusal that concerns one lock must not cost the others their renewal, so a batch that is refused is
 /// halved; but not where everything is refused.
-async fn renew(core: &Arc<Core>, (server, refusing): (u16, &Refusing), batch: Vec<Renewal>) {
+async fn renew(core: &Arc<Core>, at: (u16, &Refusing), batch: Vec<Renewal>) {
     let Some(script) = batch.first().map(|renewal| renewal.hold.kind().renew()) else { return };
-    let refusing_all = refusing;
-    let refusing = || refusing_all.lock().unwrap_or_else(PoisonError::into_inner);
+    let (server, refusing) = at;
+    let refusing = || refusing.lock().unwrap_or_else(PoisonError::into_inner);
     let mut refused_in_a_row = 0;
     let mut parts = vec![batch];
     while let Some(mut part) = parts.pop() {
@@ -177,9 +177,9 @@ async fn renew(core: &Arc<Core>, (server, refusing): (u16, &Refusing), batch: Ve
                     core.tidy(hold);
                 }
             }
-            // some are here, and some not: one after the other would take a slow master longer than their leases
+            // some are here, and some have gone: halves, one after the other, would take a slow master longer than the leases
             Err(error) if error.kind() == StoreErrorKind::TryAgain && part.len() > 1 => {
-                each_alone(core, (server, refusing_all), part).await;
+                each_alone(core, at, part).await;
             }
             Err(error) => {
                 refused_in_a_row += 1;

@@ -219,6 +219,7 @@ impl Store {
             Next::Asking(link) => {
                 let is_fresh = route.is_fresh(pause);
                 let goes = (is_fresh || route.late != Late::AsksAgain) && link.is_up();
+                // after it is judged: what is late widens no window of its own
                 if pause.is_zero() {
                     route.link.sent_elsewhere(route.until.asked());
                 }
