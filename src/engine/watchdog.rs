@@ -128,7 +128,7 @@ fn look(core: &Arc<Core>) -> Vec<Renewal> {
 }
 
 /// Renews one batch. A refusal that concerns one lock must not cost the others their renewal, so a batch that is refused is
-/// halved; but not where everything is refused.
+/// halved; but not where everything is refused. One whose keys are on their way is asked for each alone.
 async fn renew(core: &Arc<Core>, at: (u16, &Refusing), batch: Vec<Renewal>) {
     let Some(script) = batch.first().map(|renewal| renewal.hold.kind().renew()) else { return };
     let (server, refusing) = at;

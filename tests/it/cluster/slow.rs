@@ -1,5 +1,4 @@
-//! A master that becomes slow while all that is asked of it is sent elsewhere, as its slot is on its way: what it refuses tells
-//! how slow it is, so that redirects are followed.
+//! A master that is slow, or heard late, while a slot of its is on its way.
 
 use std::{
     sync::Arc,
@@ -13,6 +12,8 @@ use nestlock_embedded::SpawnedCluster;
 use super::{ask, begin_to_move, by_way_of_a_proxy, client, errors, name_at, start};
 use crate::support::proxy::{Action, Proxy};
 
+const LEASE: Duration = Duration::from_secs(6);
+
 /// Two masters, of which the first is asked by way of a proxy, and the name of a lock of its.
 async fn two() -> (Arc<SpawnedCluster>, Proxy, String) {
     let cluster = start(2, 0).await;
@@ -25,6 +26,11 @@ fn url(proxy: &Proxy) -> String {
     format!("redis-cluster://{}", proxy.addr())
 }
 
+/// A client whose holds need a renewal every third of [`LEASE`].
+async fn renews(proxy: &Proxy) -> LockClient {
+    LockClient::builder().watchdog_timeout(LEASE).connect(url(proxy)).await.unwrap()
+}
+
 /// The lock goes, its slot stays on its way, and each answer of the old master takes 300 ms.
 async fn becomes_slow(cluster: &Arc<SpawnedCluster>, proxy: &Proxy, name: &str) {
     begin_to_move(cluster, SpawnedCluster::slot_of(name), |_| true).await;
@@ -34,8 +40,7 @@ async fn becomes_slow(cluster: &Arc<SpawnedCluster>, proxy: &Proxy, name: &str) 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_held_behind_ask_is_renewed_over_a_link_that_becomes_slow() {
     let (cluster, proxy, name) = two().await;
-    let lease = Duration::from_secs(6);
-    let client = LockClient::builder().watchdog_timeout(lease).connect(url(&proxy)).await.unwrap();
+    let client = renews(&proxy).await;
     let guard = client.mutex(&name).unwrap().lock().await.unwrap();
     // they ask all the time: no PING goes over a link that is never silent
     let waiting = [(); 4].map(|()| {
@@ -43,7 +48,7 @@ async fn what_is_held_behind_ask_is_renewed_over_a_link_that_becomes_slow() {
         tokio::spawn(async move { lock.lock().await?.unlock().await })
     });
     becomes_slow(&cluster, &proxy, &name).await;
-    tokio::time::sleep(2 * lease).await;
+    tokio::time::sleep(2 * LEASE).await;
     assert!(!guard.is_lost());
     guard.unlock().await.unwrap();
     for waits in waiting {
@@ -64,12 +69,11 @@ async fn a_release_behind_ask_is_done_over_a_link_that_becomes_slow() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_held_behind_ask_is_renewed_over_a_link_that_is_too_slow_for_others() {
     let (cluster, proxy, name) = two().await;
-    let lease = Duration::from_secs(6);
-    let client = LockClient::builder().watchdog_timeout(lease).connect(url(&proxy)).await.unwrap();
+    let client = renews(&proxy).await;
     let guard = client.mutex(&name).unwrap().lock().await.unwrap();
     begin_to_move(&cluster, SpawnedCluster::slot_of(&name), |_| true).await;
     proxy.rule(|_| Action::Late(Duration::from_millis(800)));
-    tokio::time::sleep(2 * lease).await;
+    tokio::time::sleep(2 * LEASE).await;
     assert!(!guard.is_lost());
 }
 
@@ -78,13 +82,12 @@ async fn what_is_held_behind_ask_is_renewed_over_a_link_that_is_too_slow_for_oth
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_holds_at_both_ends_are_renewed_over_a_slow_link() {
     let (cluster, proxy, name) = two().await;
-    let lease = Duration::from_secs(6);
-    let client = LockClient::builder().watchdog_timeout(lease).connect(url(&proxy)).await.unwrap();
+    let client = renews(&proxy).await;
     let locks = (0..64).map(|n| client.mutex(format!("{{{name}}}{n}")).unwrap());
     let guards = join_all(locks.map(|lock| async move { lock.lock().await.unwrap() })).await;
     begin_to_move(&cluster, SpawnedCluster::slot_of(&name), |key| key.ends_with(['0', '2', '4', '6', '8'])).await;
     proxy.rule(|_| Action::Late(Duration::from_millis(240)));
-    tokio::time::sleep(2 * lease).await;
+    tokio::time::sleep(2 * LEASE).await;
     let lost = guards.iter().filter(|guard| guard.is_lost()).count();
     assert_eq!(lost, 0, "of {}", guards.len());
 }
