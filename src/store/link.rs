@@ -434,6 +434,11 @@ impl Link {
         let _ = self.state.subscribe().wait_for(|state| *state == State::Up).await;
     }
 
+    /// Waits until it is known that the server lets nobody in.
+    pub(super) async fn wait_down(&self) {
+        let _ = self.state.subscribe().wait_for(|state| *state == State::Down).await;
+    }
+
     /// Which connection it is by now.
     pub(crate) fn epoch(&self) -> Epoch {
         let connection = self.connection.read().unwrap_or_else(PoisonError::into_inner);

@@ -41,7 +41,6 @@ use self::{
     endpoint::Place,
     link::Epochs,
     one::One,
-    route::Late,
     wire::Dial,
 };
 use crate::{
@@ -56,7 +55,7 @@ pub(crate) use fred::types::config::Config as FredConfig;
 /// What is sent elsewhere last, after a pause, has this part of a command timeout for its answer.
 pub(crate) const SPARE: u32 = 10;
 
-/// How long the map is waited for, where whom it names could never be reached: it is asked for once or twice meanwhile.
+/// How long the map is waited for, where whom it names lets nobody in: it is asked for once or twice meanwhile.
 const ELSEWHERE: Duration = Duration::from_millis(500);
 
 /// How the links of one client connect.
@@ -213,18 +212,15 @@ impl Store {
         if !pause.is_zero() {
             timer(pause).await;
         }
-        let mut is_late = false;
         let (link, asking) = match next {
             Next::To(link) => (link, false),
             Next::Asking(link) => {
-                let is_fresh = route.is_fresh(pause);
-                let goes = (is_fresh || route.late != Late::AsksAgain) && link.is_up();
+                let goes = route.goes_asking(pause) && link.is_up();
                 // after it is judged: what is late widens no window of its own
                 if pause.is_zero() {
                     route.link.sent_elsewhere(route.until.asked());
                 }
                 if goes {
-                    is_late = !is_fresh;
                     (link, true)
                 } else if route.has_time_again(spare) {
                     // the master says so once more, and then there is a connection
@@ -239,15 +235,13 @@ impl Store {
                 Some(link) = cluster.next_master(route.slot, &route.link) => (link, false),
                 // it is slow to let anybody in, and not gone
                 () = route.link.wait_up() => (Arc::clone(&route.link), false),
-                () = timer(ELSEWHERE) => return false,
+                () = async { route.link.wait_down().await; timer(ELSEWHERE).await } => return false,
+                () = timer(route.waits(spare)) => return false,
             },
         };
         route.until = route.until.again(Instant::now());
         if route.until.is_over() {
             return false;
-        }
-        if route.late != Late::AsksAgain {
-            route.late = if is_late { Late::HasGone } else { Late::Goes };
         }
         route.turn(link, asking);
         true
@@ -491,10 +485,11 @@ impl Store {
     ) -> Result<(Vec<Renewed>, Result<Option<Acks>, StoreError>), StoreError> {
         let locks = call.keys.len();
         let mut route = self.route(call.keys.first().map_or("", |key| &**key), Instant::now());
-        (route.copies, route.late) = (copies, Late::Goes);
+        route.copies = copies;
+        route.lets_nobody_in();
         let asked = async {
             let mut answers = reply::renewed(&self.eval_by(&mut route, call).await?.0, locks)?;
-            if route.late == Late::HasGone {
+            if route.may_have_missed() {
                 let missed = answers.iter_mut().filter(|answer| matches!(answer, Renewed::Gone | Renewed::Taken));
                 missed.for_each(|answer| *answer = Renewed::Unknown);
             }

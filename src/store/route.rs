@@ -23,7 +23,7 @@ const FRESH_AT_MOST: Duration = Duration::from_millis(500);
 
 /// What a request does where it is asked for this time only, and that is said late.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Late {
+enum Late {
     AsksAgain,
     /// A renewal lets nobody in, and goes on.
     Goes,
@@ -50,7 +50,7 @@ pub(crate) struct Route {
     has_looked: bool,
     /// It has paused, and asks the slot's master once more: where that sends it, it goes at once.
     pub(super) has_rested: bool,
-    pub(super) late: Late,
+    late: Late,
     /// From then on it is sent nowhere else.
     pub(crate) gives_up: Option<Instant>,
     /// Where it goes, after it was refused.
@@ -117,10 +117,32 @@ impl Route {
         (pause.is_zero() || self.has_time(now + pause, spare.max(self.took(now)))).then_some((next, pause))
     }
 
-    /// Whether it may be sent where it is asked for this time only, after this pause.
-    pub(super) fn is_fresh(&self, pause: Duration) -> bool {
+    /// It goes also where it is asked for this time only, and that is said late.
+    pub(super) fn lets_nobody_in(&mut self) {
+        self.late = Late::Goes;
+    }
+
+    /// Whether what it did not find where it went may be elsewhere.
+    pub(super) fn may_have_missed(&self) -> bool {
+        self.late == Late::HasGone
+    }
+
+    /// Whether it goes now, after this pause, where it is asked for this time only.
+    pub(super) fn goes_asking(&mut self, pause: Duration) -> bool {
         let fresh = (self.link.round_trip() + FRESH).min(FRESH_AT_MOST);
-        pause.is_zero() && Instant::now() <= self.until.asked() + fresh
+        let is_fresh = pause.is_zero() && Instant::now() <= self.until.asked() + fresh;
+        if self.late != Late::AsksAgain {
+            self.late = if is_fresh { Late::Goes } else { Late::HasGone };
+        }
+        is_fresh || self.late != Late::AsksAgain
+    }
+
+    /// How long it may wait for whoever is slow to let it in, and have as long as that took for its answer, or `spare`.
+    pub(super) fn waits(&self, spare: Duration) -> Duration {
+        let now = Instant::now();
+        let left = self.until.left(now);
+        let waits = (left.saturating_sub(self.took(now)) / 2).min(left.saturating_sub(spare));
+        self.gives_up.map_or(waits, |gives_up| waits.min(gives_up.saturating_duration_since(now)))
     }
 
     /// Whether an answer that takes as long as the last one, or `spare`, would come in time: what was only refused is not told as
@@ -149,6 +171,9 @@ impl Route {
     /// Goes on over another link.
     pub(super) fn turn(&mut self, link: Arc<Link>, asking: bool) {
         (self.epoch, self.asking) = (link.epoch(), asking);
+        if !asking && self.may_have_missed() {
+            self.late = Late::Goes;
+        }
         self.link = link;
     }
 }

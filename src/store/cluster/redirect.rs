@@ -28,7 +28,7 @@ pub(in super::super) enum Next {
     Asking(Arc<Link>),
     /// There again, a little later: its keys are on their way.
     Later,
-    /// To whom the map names next: whom it names now could never be reached.
+    /// To whom the map names next, or to whom it names now, if that lets anybody in at last.
     Elsewhere,
 }
 
@@ -77,7 +77,9 @@ impl Cluster {
                 if !Arc::ptr_eq(&link, over) {
                     return Some(Next::To(link));
                 }
-                (over.epoch() == Epoch::NONE).then_some(Next::Elsewhere)
+                // and what was down a moment ago may be up
+                let is_up = error.kind() == K::Unavailable && over.is_up();
+                (is_up || over.epoch() == Epoch::NONE).then_some(Next::Elsewhere)
             }
         }
     }

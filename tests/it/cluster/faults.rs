@@ -195,41 +195,53 @@ async fn a_graceful_failover_fails_no_call() {
     let mut errors = errors.lock().unwrap();
     // a failover that does not succeed at once makes clients wait for 5 s
     errors.retain(|error: &String| longest < Duration::from_secs(2) || !error.contains("no answer within"));
-    // nor is it nestlock's that masters on a busy machine lose one another for a moment, and say so
-    errors.retain(|error: &String| !error.contains("CLUSTERDOWN The cluster is down"));
+    errors.retain(|error| !is_of_the_cluster(error));
     assert!(errors.is_empty(), "{} of {pairs}: {:#?}", errors.len(), &errors[..errors.len().min(5)]);
 }
 
-/// A new master lets nobody in for longer than a connection that breaks is waited for: it is slow, and not gone.
+/// A new master takes longer to let anybody in than a broken connection is waited for: it is slow, and not gone.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_graceful_failover_to_a_slow_master_fails_no_call() {
     let cluster = start(3, 3).await;
     let heir = by_way_of_a_proxy(&cluster, 3).await;
-    let client = client(&cluster).await;
+    // a failover that does not succeed at once makes masters wait for 5 s
+    let limit = Duration::from_secs(20);
+    let builder = LockClient::builder().watchdog_timeout(3 * limit).command_timeout(limit);
+    let client = builder.connect(cluster.url()).await.unwrap();
     let name = name_at(&cluster, 0);
-    heir.rule(|_| Action::Late(Duration::from_millis(500)));
+    heir.rule(|_| Action::Late(Duration::from_millis(900)));
     let is_over = Arc::new(AtomicBool::new(false));
     let running: Vec<_> = (0..16)
         .map(|n| {
             let (lock, is_over) = (client.mutex(format!("{{{name}}}{n}")).unwrap(), is_over.clone());
             tokio::spawn(async move {
-                let mut refused = 0;
+                let mut errors = Vec::new();
                 while !is_over.load(Ordering::Acquire) {
                     match lock.try_lock().await {
-                        Ok(Some(guard)) => _ = guard.unlock().await,
-                        Ok(None) => {}
-                        // one that does not succeed at once takes 5 s, and is no matter here
-                        Err(error) => refused += u32::from(error.to_string().contains("not connected")),
+                        Ok(Some(guard)) => {
+                            if let Err(error) = guard.unlock().await {
+                                errors.push(format!("unlock: {error} {error:?}"));
+                            }
+                        }
+                        Ok(None) => errors.push("busy".into()),
+                        Err(error) => errors.push(format!("try_lock: {error} {error:?}")),
                     }
                 }
-                refused
+                errors
             })
         })
         .collect();
     there(&cluster, |cluster| cluster.failover(&cluster.nodes()[0]).map(drop).unwrap()).await;
     is_over.store(true, Ordering::Release);
-    assert_eq!(join_all(running).await.into_iter().map(|runs| runs.unwrap()).sum::<u32>(), 0);
+    let mut errors: Vec<String> = join_all(running).await.into_iter().flat_map(|runs| runs.unwrap()).collect();
+    errors.retain(|error| !is_of_the_cluster(error));
+    assert!(errors.is_empty(), "{}: {:#?}", errors.len(), &errors[..errors.len().min(5)]);
     assert!(heir.count(Verb::Acquire) > 0);
+}
+
+/// That masters on a busy machine lose one another for a moment, and say so, is not nestlock's.
+fn is_of_the_cluster(error: &str) -> bool {
+    error.contains("CLUSTERDOWN The cluster is down")
 }
 
 /// One owner reads and writes, and its keys move one by one: nobody else gets in, and both are released.
