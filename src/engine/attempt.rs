@@ -205,8 +205,7 @@ impl<'a> Acquire<'a> {
         let (call, since) = self.call(&request, sent);
         // whoever adopts has what its giver had: until the replicas know of it, they have that one's record
         route.copies = self.copies_around(hold, &request).filter(|_| self.from.is_none());
-        // what was refused until then was refused
-        route.gives_up = deadline.map(|deadline| deadline - core.grace());
+        route.give_up(deadline.map(|deadline| deadline - core.grace()));
         let ask = core.acquire_by(&mut route, (hold, &request), &call);
         let Some(answer) = self.in_time(deadline, pin!(ask)).await else {
             return Ok(Attempt::GivenUp);

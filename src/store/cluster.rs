@@ -8,6 +8,7 @@ mod asking;
 mod down;
 mod map;
 mod redirect;
+mod told;
 
 use std::{
     ops::RangeInclusive,
@@ -31,6 +32,7 @@ use tokio::{
 use self::{
     asking::{AWAY, Asking, Trouble},
     map::{SLOTS, View},
+    told::Told,
 };
 pub(super) use self::{down::Down, redirect::Next};
 use super::{
@@ -71,6 +73,7 @@ pub(super) struct Cluster {
     replicas: Mutex<Vec<Server>>,
     /// The number of each slot's master.
     owners: Box<[AtomicU16]>,
+    told: Told,
     /// The map may be old.
     bell: Notify,
     /// Changes when slots have changed their masters.
@@ -200,6 +203,7 @@ impl Cluster {
             nodes: RwLock::default(),
             replicas: Mutex::default(),
             owners: (0..SLOTS).map(|_| AtomicU16::new(NOBODY)).collect(),
+            told: Told::default(),
             bell: Notify::new(),
             moves: watch::Sender::new(0),
             sharded,
@@ -338,8 +342,11 @@ impl Cluster {
         })
     }
 
-    /// A server said that a slot has another master.
-    fn moved(&self, slot: u16, server: &Server) -> Arc<Link> {
+    /// A server said, over this link, that a slot has another master.
+    fn moved(&self, slot: u16, server: &Server, over: &Arc<Link>) -> Arc<Link> {
+        if Arc::ptr_eq(&self.link(slot), over) {
+            self.told.of(slot);
+        }
         let (link, has_changed) = self.gives(slot, server);
         if has_changed {
             self.moves.send_modify(|moves| *moves += 1);
@@ -352,11 +359,16 @@ impl Cluster {
         self.at(server, |_, node| node.imports = (!node.serves).then(Instant::now)).0
     }
 
-    /// Takes in what nodes say. Of each slot, what most of them say counts; where they are at odds, nothing changes.
+    /// Takes in what nodes say. Of each slot, what most of them say counts; where they are at odds, nothing changes, nor where its
+    /// own master has just said something else, unless whom it named lets nobody in.
     fn learn(&self, views: &[View]) {
         let mut changed = false;
         let servers: Vec<Server> = self.read().iter().map(|node| node.server.clone()).collect();
-        for slot in 0..SLOTS as u16 {
+        let told = self.told.lately();
+        let is_down = |node: &Node| node.scripts.as_ref().is_some_and(|link| link.is_down());
+        let down: Vec<bool> = self.read().iter().map(is_down).collect();
+        let counts = |slot: &u16| !told.contains_key(slot) || down.get(usize::from(self.owner(*slot))) == Some(&true);
+        for slot in (0..SLOTS as u16).filter(counts) {
             let now = servers.get(usize::from(self.owner(slot)));
             let Some(said) = map::most(views, slot, now).filter(|said| Some(*said) != now) else { continue };
             changed |= self.gives(slot, said).1;

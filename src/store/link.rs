@@ -46,8 +46,9 @@ const MAX_UNSENT: u32 = 20;
 const RESET: Duration = Duration::from_secs(2);
 /// Channels in one SUBSCRIBE.
 const CHANNELS_AT_ONCE: usize = 500;
-/// So long has a server that is left to answer a new connection: else it hangs.
-const HANGS: Duration = Duration::from_millis(300);
+/// So long has a server that is left to answer a new connection, if it has left a request unanswered for as long as a heartbeat:
+/// else it hangs. Any other is slow, as far as is known, and has ten times as long.
+const HANGS: Duration = Duration::from_millis(100);
 /// How long the end of a client waits for what was sent.
 const LAST_ANSWERS: Duration = Duration::from_millis(500);
 
@@ -389,17 +390,31 @@ impl Link {
         *self.state.borrow() == State::Up
     }
 
+    /// Whether it is known that the server lets nobody in.
+    pub(super) fn is_down(&self) -> bool {
+        *self.state.borrow() == State::Down
+    }
+
     /// The connection for a request. While there is none it is refused: later it may mean something else.
     pub(super) async fn up(&self) -> Result<(Epoch, Connection), StoreError> {
+        self.up_within(self.patience).await
+    }
+
+    /// The same for a request that has so long for all.
+    pub(super) async fn up_by(&self, until: Until) -> Result<(Epoch, Connection), StoreError> {
+        self.up_within(self.patience.min(until.patience(clock::Instant::now()))).await
+    }
+
+    async fn up_within(&self, limit: Duration) -> Result<(Epoch, Connection), StoreError> {
         if !self.is_up() {
-            self.wait_a_blink().await?;
+            self.wait_a_blink(limit).await?;
         }
         self.numbered().ok_or_else(not_connected)
     }
 
-    async fn wait_a_blink(&self) -> Result<(), StoreError> {
+    async fn wait_a_blink(&self, limit: Duration) -> Result<(), StoreError> {
         let mut state = self.state.subscribe();
-        let over = self.in_time(self.patience, state.wait_for(|state| *state != State::Blinking)).await;
+        let over = self.in_time(limit, state.wait_for(|state| *state != State::Blinking)).await;
         match over {
             Some(Ok(state)) if *state == State::Up => Ok(()),
             _ => Err(not_connected()),
@@ -460,11 +475,12 @@ impl Link {
         asking: bool,
         (copies, receipt): (Option<Copies>, &mut Option<Receipt>),
     ) -> Result<(Value, Epoch), StoreError> {
-        if !self.is_up() && !asking {
-            self.wait_a_blink().await?;
+        let is_up = asking || self.is_up();
+        let (mut epoch, mut connection) =
+            if is_up { self.numbered().ok_or_else(not_connected)? } else { self.up_by(until).await? };
+        if !is_up {
             until = until.again(clock::Instant::now());
         }
-        let (mut epoch, mut connection) = self.numbered().ok_or_else(not_connected)?;
         let (mut digest, mut tries) = (true, MAX_UNSENT);
         let mut together = self.dial.bundles && copies.is_none() && call.script.bundle.is_some();
         loop {
@@ -498,7 +514,7 @@ impl Link {
                 // whoever asks this time only does so at once or not at all
                 Err(Failure::Unsent) if tries > 0 && !asking => {
                     tries -= 1;
-                    (epoch, connection) = Box::pin(self.after(&connection)).await?;
+                    (epoch, connection) = Box::pin(self.after(&connection, until)).await?;
                 }
                 Err(failure) => return Err(self.failed(failure)),
             }
@@ -510,11 +526,11 @@ impl Link {
     }
 
     /// The connection after one that has ended, which is known a moment later.
-    async fn after(&self, ended: &Connection) -> Result<(Epoch, Connection), StoreError> {
+    async fn after(&self, ended: &Connection, until: Until) -> Result<(Epoch, Connection), StoreError> {
         let mut connections = self.connections();
         let next = async {
             loop {
-                let next = self.up().await?;
+                let next = self.up_by(until).await?;
                 if !next.1.is(ended) {
                     return Ok(next);
                 }
@@ -522,7 +538,8 @@ impl Link {
                 self.in_time(Duration::from_millis(1), connections.changed()).await;
             }
         };
-        self.in_time(self.patience, next).await.unwrap_or_else(|| Err(not_connected()))
+        let limit = self.patience.min(until.patience(clock::Instant::now()));
+        self.in_time(limit, next).await.unwrap_or_else(|| Err(not_connected()))
     }
 
     /// What a request took lately, and a quarter more. What it waited for a connection does not count.
@@ -602,9 +619,10 @@ impl Link {
     async fn channels(&self, verb: Channels, channels: &[String]) -> Result<(), StoreError> {
         let (_, mut connection) = self.up().await?;
         loop {
-            match connection.channels(verb, channels, self.until(clock::Instant::now())).await {
+            let until = self.until(clock::Instant::now());
+            match connection.channels(verb, channels, until).await {
                 // it may have ended a moment ago
-                Err(Failure::Unsent) => (_, connection) = self.after(&connection).await?,
+                Err(Failure::Unsent) => (_, connection) = self.after(&connection, until).await?,
                 done => return done.map_err(|failure| self.failed(failure)),
             }
         }
@@ -685,11 +703,13 @@ impl Link {
         let link = Arc::clone(self);
         self.dial.own.spawn(async move {
             let over = Instant::now() + link.limit();
-            let (knock, ()) = tokio::join!(timeout(HANGS, link.dial.connect()), sleep(HANGS));
+            let is_silent = link.waits_since().is_some_and(|since| since.elapsed() >= HEARTBEAT);
+            let knock = timeout(if is_silent { HANGS } else { 10 * HANGS }, link.dial.connect());
+            let (knock, ()) = tokio::join!(knock, sleep(HANGS));
             if let Ok(Ok(connection)) = knock {
                 connection.end();
                 while link.under_way() > 0 && Instant::now() < over {
-                    sleep(HANGS / 30).await;
+                    sleep(HANGS / 10).await;
                 }
             }
             link.end();

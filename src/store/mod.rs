@@ -224,20 +224,28 @@ impl Store {
                     (link, true)
                 } else if route.has_time_again(spare) {
                     // the master says so once more, and then there is a connection
-                    route.has_rested = link.up().await.is_ok();
+                    route.has_rested = link.up_by(route.until).await.is_ok();
                     (cluster.link(route.slot), false)
                 } else {
                     return false;
                 }
             }
             Next::Later => (cluster.link(route.slot), false),
-            Next::Elsewhere => tokio::select! {
-                Some(link) = cluster.next_master(route.slot, &route.link) => (link, false),
-                // it is slow to let anybody in, and not gone
-                () = route.link.wait_up() => (Arc::clone(&route.link), false),
-                () = async { route.link.wait_down().await; timer(ELSEWHERE).await } => return false,
-                () = timer(route.waits(spare)) => return false,
-            },
+            Next::Elsewhere { or_there } => {
+                let nowhere = async {
+                    if or_there {
+                        // until then it is slow to let anybody in, and not gone
+                        route.link.wait_down().await;
+                    }
+                    timer(ELSEWHERE).await;
+                };
+                tokio::select! {
+                    Some(link) = cluster.next_master(route.slot, &route.link) => (link, false),
+                    () = route.link.wait_up(), if or_there => (Arc::clone(&route.link), false),
+                    () = nowhere => return false,
+                    () = timer(route.waits(spare)) => return false,
+                }
+            }
         };
         route.until = route.until.again(Instant::now());
         if route.until.is_over() {
@@ -490,8 +498,12 @@ impl Store {
         let asked = async {
             let mut answers = reply::renewed(&self.eval_by(&mut route, call).await?.0, locks)?;
             if route.may_have_missed() {
-                let missed = answers.iter_mut().filter(|answer| matches!(answer, Renewed::Gone | Renewed::Taken));
-                missed.for_each(|answer| *answer = Renewed::Unknown);
+                let is_missed = |answer: &Renewed| matches!(answer, Renewed::Gone | Renewed::Taken);
+                if locks == 1 && answers.iter().all(is_missed) {
+                    let missed = "not found where its slot goes; it may have come back meanwhile";
+                    return Err(StoreError::new(StoreErrorKind::Moved, false, missed));
+                }
+                answers.iter_mut().filter(|answer| is_missed(answer)).for_each(|answer| *answer = Renewed::Unknown);
             }
             let acks = self.acknowledged(&route).await;
             Ok((answers, acks))

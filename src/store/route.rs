@@ -51,8 +51,6 @@ pub(crate) struct Route {
     /// It has paused, and asks the slot's master once more: where that sends it, it goes at once.
     pub(super) has_rested: bool,
     late: Late,
-    /// From then on it is sent nowhere else.
-    pub(crate) gives_up: Option<Instant>,
     /// Where it goes, after it was refused.
     pub(super) next: Option<Next>,
     /// Who must have what it writes, before that counts.
@@ -76,7 +74,6 @@ impl Route {
             has_looked: false,
             has_rested: false,
             late: Late::AsksAgain,
-            gives_up: None,
             next: None,
             copies: None,
             receipt: None,
@@ -86,6 +83,11 @@ impl Route {
     /// Whether its keys have been on their way for so long that whoever moves them may have stopped.
     pub(crate) fn is_held_up(&self) -> bool {
         self.held_up.is_some_and(|since| since.elapsed() >= HELD_UP)
+    }
+
+    /// From then on it waits for no connection, and is sent nowhere else.
+    pub(crate) fn give_up(&mut self, at: Option<Instant>) {
+        self.until = self.until.giving_up(at);
     }
 
     /// Whether it goes to another node, after it was refused.
@@ -102,7 +104,9 @@ impl Route {
     /// one took.
     pub(super) fn go_on(&mut self, spare: Duration) -> Option<(Next, Duration)> {
         let (next, now) = (self.next.take()?, Instant::now());
-        if matches!(next, Next::Elsewhere) && std::mem::replace(&mut self.has_looked, true) {
+        // once, until it has been sent somewhere
+        let looks = matches!(next, Next::Elsewhere { .. });
+        if std::mem::replace(&mut self.has_looked, looks) && looks {
             return None;
         }
         let times = if matches!(next, Next::Later) {
@@ -114,7 +118,7 @@ impl Route {
         *times += 1;
         let at_once = matches!(next, Next::Asking(_)) && std::mem::take(&mut self.has_rested);
         let pause = if at_once { Duration::ZERO } else { next.pause(*times) };
-        (pause.is_zero() || self.has_time(now + pause, spare.max(self.took(now)))).then_some((next, pause))
+        (pause.is_zero() || self.until.has_time(now + pause, spare.max(self.took(now)))).then_some((next, pause))
     }
 
     /// It goes also where it is asked for this time only, and that is said late.
@@ -141,25 +145,19 @@ impl Route {
     pub(super) fn waits(&self, spare: Duration) -> Duration {
         let now = Instant::now();
         let left = self.until.left(now);
-        let waits = (left.saturating_sub(self.took(now)) / 2).min(left.saturating_sub(spare));
-        self.gives_up.map_or(waits, |gives_up| waits.min(gives_up.saturating_duration_since(now)))
+        (left.saturating_sub(self.took(now)) / 2).min(left.saturating_sub(spare)).min(self.until.patience(now))
     }
 
     /// Whether an answer that takes as long as the last one, or `spare`, would come in time: what was only refused is not told as
     /// unconfirmed.
     pub(super) fn has_time_again(&self, spare: Duration) -> bool {
         let now = Instant::now();
-        self.has_time(now, spare.max(self.took(now)))
+        self.until.has_time(now, spare.max(self.took(now)))
     }
 
     /// What the last answer took.
     fn took(&self, now: Instant) -> Duration {
         now.saturating_duration_since(self.until.asked())
-    }
-
-    /// Whether it may be sent at this time, and have so long for its answer.
-    fn has_time(&self, at: Instant, takes: Duration) -> bool {
-        self.gives_up.is_none_or(|gives_up| gives_up > at) && self.until.left(at) >= takes
     }
 
     /// The connection that a request goes over which is sent now. Should that have ended by then, it goes over the link's next

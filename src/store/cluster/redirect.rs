@@ -28,8 +28,9 @@ pub(in super::super) enum Next {
     Asking(Arc<Link>),
     /// There again, a little later: its keys are on their way.
     Later,
-    /// To whom the map names next, or to whom it names now, if that lets anybody in at last.
-    Elsewhere,
+    /// To whom the map names next, as who it names now does not know the slot; or, if it is that nobody is let in there, there when
+    /// somebody is.
+    Elsewhere { or_there: bool },
 }
 
 impl Next {
@@ -37,7 +38,7 @@ impl Next {
     pub(in super::super) fn pause(&self, hops: u32) -> Duration {
         let ms = match self {
             Self::Later => 1 << hops.clamp(1, 6),
-            Self::Elsewhere => 0,
+            Self::Elsewhere { .. } => 0,
             _ if hops <= AT_ONCE => 0,
             _ => 10 << (hops - AT_ONCE).min(6),
         };
@@ -62,7 +63,7 @@ impl Cluster {
                 let to = server(to, over)?;
                 if verb == "MOVED" {
                     self.ring();
-                    return Some(Next::To(self.moved(slot, &to)));
+                    return Some(Next::To(self.moved(slot, &to, over)));
                 }
                 Some(Next::Asking(self.importing(&to)))
             }
@@ -77,9 +78,12 @@ impl Cluster {
                 if !Arc::ptr_eq(&link, over) {
                     return Some(Next::To(link));
                 }
-                // and what was down a moment ago may be up
+                // in a failover, it may hear that it has the slot no more before it hears who has
+                let knows_not = error.kind() == K::ClusterDown && error.said().contains("slot not served");
+                // what was down a moment ago may be up
                 let is_up = error.kind() == K::Unavailable && over.is_up();
-                (is_up || over.epoch() == Epoch::NONE).then_some(Next::Elsewhere)
+                let or_there = is_up || over.epoch() == Epoch::NONE;
+                (knows_not || or_there).then_some(Next::Elsewhere { or_there })
             }
         }
     }

@@ -48,11 +48,28 @@ pub(super) struct Until {
     asked: Instant,
     /// From then on it is not sent any more, and its answer counts no more.
     over: Instant,
+    /// From then on it waits for no connection, and is sent nowhere else: what was refused until then was refused.
+    gives_up: Option<Instant>,
 }
 
 impl Until {
     pub(super) fn new(asked: Instant, limit: Duration) -> Self {
-        Self { asked, over: asked + limit }
+        Self { asked, over: asked + limit, gives_up: None }
+    }
+
+    pub(super) fn giving_up(self, at: Option<Instant>) -> Self {
+        Self { gives_up: at, ..self }
+    }
+
+    /// How long it may wait for a connection.
+    pub(super) fn patience(self, now: Instant) -> Duration {
+        let left = self.left(now);
+        self.gives_up.map_or(left, |gives_up| left.min(gives_up.saturating_duration_since(now)))
+    }
+
+    /// Whether it may be sent at this time, and have so long for its answer.
+    pub(super) fn has_time(self, at: Instant, takes: Duration) -> bool {
+        self.gives_up.is_none_or(|gives_up| gives_up > at) && self.left(at) >= takes
     }
 
     /// Asked again, as it was not executed: it has no more time for that. The watchdog takes what an acquire holds, and has

@@ -12,8 +12,8 @@ use futures::future::join_all;
 use nestlock::{Error, LockClient, LockGuard};
 use nestlock_embedded::SpawnedCluster;
 
-use super::{ask, client, start, there};
-use crate::support::eventually;
+use super::{ask, begin_to_move, client, start, there};
+use crate::support::{eventually, within};
 
 /// A slot that goes to and fro between two masters, until this is dropped: a test that fails must not wait for it.
 struct ToAndFro {
@@ -179,6 +179,47 @@ async fn a_migration_and_a_kill_at_once_leave_all_in_working_order() {
         }
         tokio::time::timeout(Duration::from_secs(90), waiting).await.expect("it waits in vain").unwrap().unwrap();
     }
+}
+
+/// A master hands over while one of its slots is half moved, and its replica may know nothing of the move. What has moved may be lost
+/// then (`promises.md`): its holder is told within a lease. What has stayed is held.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whoever_loses_what_had_moved_when_its_master_hands_over_is_told() {
+    const LEASE: Duration = Duration::from_secs(6);
+    let cluster = start(3, 3).await;
+    let connect = || LockClient::builder().watchdog_timeout(LEASE).connect(cluster.url());
+    let (a, b) = (connect().await.unwrap(), connect().await.unwrap());
+    let slot = SpawnedCluster::slot_of("{s}");
+    let [stayed, gone] = ["{s}stayed", "{s}gone"].map(|name| a.mutex(name).unwrap());
+    let (stayed, gone) = (stayed.lock().await.unwrap(), gone.lock().await.unwrap());
+    begin_to_move(&cluster, slot, |key| key == "{s}gone").await;
+    // the node that the slot is on its way to may serve nothing now, until somebody calls the move off
+    let heir = there(&cluster, move |cluster| {
+        let replicas = cluster.replicas_of(cluster.master_of(slot).unwrap()).unwrap();
+        assert!(!ask(replicas[0], &["CLUSTER", "FAILOVER"]).is_error());
+        cluster.nodes().iter().position(|node| node.addr() == replicas[0].addr()).unwrap()
+    })
+    .await;
+    let heir = &cluster.nodes()[heir];
+    eventually("it takes over", || async { ask(heir, &["INFO", "replication"]).text().contains("role:master") }).await;
+    let theirs = b.mutex("{s}gone").unwrap();
+    let began = Instant::now();
+    // it is nobody's now, or it is still held: a server may go on with the move
+    let mut taken = None;
+    while taken.is_none() && began.elapsed() < 2 * LEASE {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        taken = theirs.try_lock().await.unwrap_or_else(|error| {
+            assert!(error.is_transient(), "{error:?}");
+            None
+        });
+    }
+    if taken.is_some() {
+        within(LEASE, "it is told", || async { gone.is_lost() }).await;
+    } else {
+        assert!(!gone.is_lost());
+    }
+    assert!(b.mutex("{s}stayed").unwrap().try_lock().await.unwrap().is_none());
+    stayed.unlock().await.unwrap();
 }
 
 /// The end of a client comes in time, whoever is away.

@@ -4,6 +4,7 @@ use std::{
     collections::VecDeque,
     io::{BufRead, BufReader, Write},
     net::{SocketAddr, TcpListener, TcpStream},
+    ops::RangeInclusive,
     sync::{
         Arc, Mutex,
         atomic::{AtomicU32, Ordering},
@@ -38,7 +39,10 @@ async fn what_was_true_a_while_ago_is_asked_again() {
     const BUSY: &str = "*2\r\n:0\r\n:5000\r\n";
     let (old, new) = (Fake::start(), Fake::start());
     *new.map.lock().unwrap() = old.all_slots();
-    let client = LockClient::connect(format!("redis-cluster://{}", old.addr)).await.unwrap();
+    // so long that there is always time to ask once more
+    let limit = Duration::from_secs(20);
+    let builder = LockClient::builder().watchdog_timeout(3 * limit).command_timeout(limit);
+    let client = builder.connect(format!("redis-cluster://{}", old.addr)).await.unwrap();
     let lock = client.mutex("l").unwrap();
     let slot = SpawnedCluster::slot_of("l");
     let asks = format!("-ASK {slot} {}\r\n", new.addr);
@@ -55,9 +59,16 @@ async fn what_was_true_a_while_ago_is_asked_again() {
         ("late", vec![late.clone()], false),
         ("late, and once more", vec![late, at_once(&asks)], true),
     ] {
-        new.says(&[], GRANTED);
-        old.says(&first, BUSY);
-        let got = lock.try_lock().await.unwrap_or_else(|error| panic!("{what}: {error}"));
+        let mut got = None;
+        // a machine that stalls between the answer and what follows it is late: once more, then
+        for _ in 0..if is_granted { 5 } else { 1 } {
+            new.says(&[], GRANTED);
+            old.says(&first, BUSY);
+            got = lock.try_lock().await.unwrap_or_else(|error| panic!("{what}: {error}"));
+            if got.is_some() {
+                break;
+            }
+        }
         assert_eq!(got.is_some(), is_granted, "{what}");
         assert_eq!(new.asked.load(Ordering::Acquire), u32::from(is_granted), "{what}");
         assert!(old.first.lock().unwrap().is_empty(), "{what}");
@@ -91,6 +102,41 @@ async fn what_a_late_renewal_does_not_find_is_not_lost() {
     assert!(!guard.is_lost());
 }
 
+/// Nor is a late extension in doubt that finds nothing there: it changed nothing.
+#[tokio::test]
+async fn a_late_extension_that_finds_nothing_was_refused() {
+    let (old, new) = (Fake::start(), Fake::start());
+    *new.map.lock().unwrap() = old.all_slots();
+    let asks = format!("-ASK {} {}\r\n", SpawnedCluster::slot_of("l"), new.addr);
+    let client = LockClient::connect(format!("redis-cluster://{}", old.addr)).await.unwrap();
+    let lock = client.mutex("l").unwrap();
+    new.says(&[], ":1\r\n");
+    old.says(&vec![(Duration::ZERO, asks.clone()); 2], ":1\r\n");
+    lock.lock().await.unwrap().unlock().await.unwrap();
+    let guard = lock.lock().await.unwrap();
+    new.says(&[], "*1\r\n:0\r\n");
+    old.says(&[(Duration::from_millis(700), asks)], "*1\r\n:1\r\n");
+    let error = guard.extend(Duration::from_secs(60)).await.unwrap_err();
+    assert!(matches!(error, Error::Store { .. }) && error.is_transient(), "{error:?}");
+    assert_eq!(new.asked.load(Ordering::Acquire), 1);
+    assert!(!guard.is_lost());
+}
+
+/// A bounded wait that ends while a new master lets nobody in was refused: nothing was sent.
+#[tokio::test]
+async fn what_waited_for_a_connection_in_vain_was_refused() {
+    let (old, new) = (Fake::start(), Fake::start());
+    let client = LockClient::connect(format!("redis-cluster://{}", old.addr)).await.unwrap();
+    *new.greets.lock().unwrap() = Duration::from_millis(1_500);
+    old.says(&[], &format!("-MOVED {} {}\r\n", SpawnedCluster::slot_of("l"), new.addr));
+    let lock = client.mutex("l").unwrap();
+    for wait in [100, 600].map(Duration::from_millis) {
+        let error = lock.try_lock_for(wait).await.unwrap_err();
+        assert!(matches!(error, Error::Store { .. }) && error.is_transient(), "{wait:?}: {error:?}");
+    }
+    assert_eq!(new.asked.load(Ordering::Acquire), 0);
+}
+
 /// A master whose answers come too late to be followed is not asked for one that would come when the time is over.
 #[tokio::test]
 async fn what_was_refused_late_was_refused() {
@@ -106,6 +152,84 @@ async fn what_was_refused_late_was_refused() {
     assert_eq!((old.asked.load(Ordering::Acquire), new.asked.load(Ordering::Acquire)), (1, 0));
 }
 
+/// Most nodes have not heard yet that a slot has another master. The old one said so itself, and the new one is not left while it
+/// grants.
+#[tokio::test]
+async fn what_a_master_says_of_its_slot_counts_more_than_an_older_map() {
+    one_of_three(async || {
+        let [old, new, third] = [(); 3].map(|()| Fake::start());
+        for fake in [&old, &new, &third] {
+            *fake.map.lock().unwrap() = slots(&[(&old, 0..=16_382), (&third, 16_383..=16_383)]);
+        }
+        let client = LockClient::connect(format!("redis-cluster://{}", old.addr)).await.unwrap();
+        old.says(&[], &format!("-MOVED {} {}\r\n", SpawnedCluster::slot_of("l"), new.addr));
+        new.says(&[(Duration::from_millis(300), ":1\r\n".into())], ":1\r\n");
+        let lock = client.mutex("l").unwrap();
+        lock.try_lock().await.map(|guard| assert!(guard.is_some()))
+    })
+    .await;
+}
+
+/// In a failover, a master may hear that it has a slot no more before it hears who has: the map is waited for.
+#[tokio::test]
+async fn a_master_that_does_not_know_its_slot_fails_no_try() {
+    one_of_three(async || {
+        let (old, new) = (Fake::start(), Fake::start());
+        let client = LockClient::connect(format!("redis-cluster://{}", old.addr)).await.unwrap();
+        for fake in [&old, &new] {
+            *fake.map.lock().unwrap() = new.all_slots();
+        }
+        old.says(&[], "-CLUSTERDOWN Hash slot not served\r\n");
+        new.says(&[], ":1\r\n");
+        let lock = client.mutex("l").unwrap();
+        lock.try_lock().await.map(|guard| assert!(guard.is_some()))
+    })
+    .await;
+}
+
+/// A master that is left refuses what is under way, late, and lets nobody in for more than half a second: it is slow, and does not hang.
+#[tokio::test]
+async fn a_slow_master_that_is_left_may_refuse_what_is_under_way() {
+    one_of_three(async || {
+        let (old, new) = (Fake::start(), Fake::start());
+        let client = LockClient::connect(format!("redis-cluster://{}", old.addr)).await.unwrap();
+        let moved = |name| format!("-MOVED {} {}\r\n", SpawnedCluster::slot_of(name), new.addr);
+        for fake in [&old, &new] {
+            *fake.map.lock().unwrap() = new.all_slots();
+        }
+        *old.greets.lock().unwrap() = Duration::from_millis(600);
+        old.says(&[(Duration::ZERO, moved("first")), (Duration::from_millis(1_500), moved("l"))], &moved("l"));
+        new.says(&[], ":1\r\n");
+        let [first, lock] = ["first", "l"].map(|name| client.mutex(name).unwrap());
+        // that makes the client ask for the map
+        let (first, got) = futures::join!(first.try_lock(), lock.try_lock());
+        first.unwrap();
+        got.map(|guard| assert!(guard.is_some()))
+    })
+    .await;
+}
+
+/// A map.
+fn slots(of: &[(&Fake, RangeInclusive<u16>)]) -> String {
+    let range = |(fake, slots): &(&Fake, RangeInclusive<u16>)| {
+        let (first, last, port) = (slots.start(), slots.end(), fake.addr.port());
+        format!("*3\r\n:{first}\r\n:{last}\r\n*3\r\n$9\r\n127.0.0.1\r\n:{port}\r\n$2\r\nid\r\n")
+    };
+    format!("*{}\r\n{}", of.len(), of.iter().map(range).collect::<String>())
+}
+
+/// A machine that stalls may make a round fail, but not three.
+async fn one_of_three(round: impl AsyncFn() -> nestlock::Result<()>) {
+    let mut errors = Vec::new();
+    while errors.len() < 3 {
+        match round().await {
+            Ok(()) => return,
+            Err(error) => errors.push(error),
+        }
+    }
+    panic!("{errors:?}");
+}
+
 /// A node of a cluster of one, that says of scripts and of the map what a test tells it to.
 #[derive(Clone)]
 struct Fake {
@@ -114,6 +238,8 @@ struct Fake {
     first: Arc<Mutex<VecDeque<(Duration, String)>>>,
     scripts: Arc<Mutex<String>>,
     map: Arc<Mutex<String>>,
+    /// How long it takes to answer a greeting.
+    greets: Arc<Mutex<Duration>>,
     asked: Arc<AtomicU32>,
 }
 
@@ -125,6 +251,7 @@ impl Fake {
             first: Arc::default(),
             scripts: Arc::default(),
             map: Arc::default(),
+            greets: Arc::default(),
             asked: Arc::default(),
         };
         let node = fake.clone();
@@ -139,8 +266,7 @@ impl Fake {
     }
 
     fn all_slots(&self) -> String {
-        let port = self.addr.port();
-        format!("*1\r\n*3\r\n:0\r\n:16383\r\n*3\r\n$0\r\n\r\n:{port}\r\n$2\r\nid\r\n")
+        slots(&[(self, 0..=16_383)])
     }
 
     /// What it says of scripts.
@@ -177,6 +303,11 @@ impl Fake {
             }
             let answer = match &*words[0] {
                 "CLUSTER" => self.map.lock().unwrap().clone(),
+                // the first word of it
+                "HELLO" if count == 2 => {
+                    std::thread::sleep(*self.greets.lock().unwrap());
+                    "+OK\r\n".into()
+                }
                 "PUBSUB" => "*0\r\n".into(),
                 "PING" if count > 1 => format!("${}\r\n{}\r\n", words[1].len(), words[1]),
                 "EVAL" | "EVALSHA" => {
