@@ -362,16 +362,22 @@ impl Cluster {
     /// Takes in what nodes say. Of each slot, what most of them say counts; where they are at odds, nothing changes, nor where its
     /// own master has just said something else, unless whom it named lets nobody in.
     fn learn(&self, views: &[View]) {
-        let mut changed = false;
-        let servers: Vec<Server> = self.read().iter().map(|node| node.server.clone()).collect();
-        let told = self.told.lately();
+        let (mut changed, mut is_older) = (false, false);
         let is_down = |node: &Node| node.scripts.as_ref().is_some_and(|link| link.is_down());
-        let down: Vec<bool> = self.read().iter().map(is_down).collect();
-        let counts = |slot: &u16| !told.contains_key(slot) || down.get(usize::from(self.owner(*slot))) == Some(&true);
-        for slot in (0..SLOTS as u16).filter(counts) {
-            let now = servers.get(usize::from(self.owner(slot)));
+        let known: Vec<_> = self.read().iter().map(|node| (node.server.clone(), is_down(node))).collect();
+        let told = self.told.lately();
+        for slot in 0..SLOTS as u16 {
+            let (now, is_down) =
+                known.get(usize::from(self.owner(slot))).map_or((None, true), |(now, down)| (Some(now), *down));
             let Some(said) = map::most(views, slot, now).filter(|said| Some(*said) != now) else { continue };
+            if told.contains_key(&slot) && !is_down {
+                is_older = true;
+                continue;
+            }
             changed |= self.gives(slot, said).1;
+        }
+        if is_older {
+            self.ring();
         }
         for node in self.write().iter_mut() {
             let mut of_it = views.iter().filter_map(|view| view.master(&node.server)).peekable();

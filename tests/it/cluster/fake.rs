@@ -165,7 +165,14 @@ async fn what_a_master_says_of_its_slot_counts_more_than_an_older_map() {
         old.says(&[], &format!("-MOVED {} {}\r\n", SpawnedCluster::slot_of("l"), new.addr));
         new.says(&[(Duration::from_millis(300), ":1\r\n".into())], ":1\r\n");
         let lock = client.mutex("l").unwrap();
-        lock.try_lock().await.map(|guard| assert!(guard.is_some()))
+        lock.try_lock().await.map(|guard| assert!(guard.is_some()))?;
+        // where they still say so a little later, they are believed
+        let new = new.addr.to_string();
+        within(Duration::from_secs(4), "the map is asked for once more", || async {
+            client.topology().nodes.iter().all(|node| node.address != new)
+        })
+        .await;
+        Ok(())
     })
     .await;
 }
