@@ -140,6 +140,12 @@ fn calls(server: &SpawnedServer) -> HashMap<String, u64> {
         .collect()
 }
 
+/// How often a node was asked for `CLUSTER` this, or anything, where the server counts no subcommands (Redis 6).
+fn asked_for(server: &SpawnedServer, what: &str) -> u64 {
+    let calls = calls(server);
+    calls.get(&format!("cluster|{what}")).or(calls.get("cluster")).copied().unwrap_or(0)
+}
+
 /// How often a node has answered with this error.
 fn errors(server: &SpawnedServer, error: &str) -> u64 {
     let stats = ask(server, &["INFO", "errorstats"]);

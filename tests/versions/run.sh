@@ -31,12 +31,18 @@ for name; do
         esac
         continue
     fi
+    without= and=
+    # a node that is reached by way of a proxy says so by CONFIG SET cluster-announce-port, which came with 7.0
+    [ "$name" = 6.2 ] && [ "${what-}" != few ] && {
+        without='--skip cluster::slow:: --skip cluster::left:: --skip cluster::faults::a_graceful_failover_to_a_slow'
+        and=', without nodes behind proxies'
+    }
     began=$(date +%s)
     # shellcheck disable=SC2086 # several words
     NESTLOCK_SERVER_BIN=$program ${CARGO:-cargo} test --quiet --workspace --exclude nestlock-peers --all-features --test it -- \
-        $TESTS >"$log" 2>&1 && word=ok || { word=FAILED outcome=1; }
+        $TESTS $without >"$log" 2>&1 && word=ok || { word=FAILED outcome=1; }
     counts=$(grep -o '[0-9]* passed; [0-9]* failed' "$log" | tail -n 1)
-    echo "$name: $word: ${counts:-see $log}, $(($(date +%s) - began)) s"
+    echo "$name: $word: ${counts:-see $log}$and, $(($(date +%s) - began)) s"
     [ $word = ok ] || grep -A 9999 '^failures:$' "$log" | tail -n 60
 done
 exit $outcome

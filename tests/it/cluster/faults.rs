@@ -1,7 +1,6 @@
 //! Clusters in which more than one thing goes wrong.
 
 use std::{
-    collections::HashMap,
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, Ordering},
@@ -13,7 +12,7 @@ use futures::{executor::block_on, future::join_all};
 use nestlock::{LockClient, LockGuard};
 use nestlock_embedded::{SpawnedCluster, SpawnedServer};
 
-use super::{ask, by_way_of_a_proxy, calls, client, errors, name_at, start, there};
+use super::{ask, asked_for, by_way_of_a_proxy, client, errors, name_at, start, there};
 use crate::support::{
     proxy::{Action, Verb},
     within,
@@ -75,9 +74,7 @@ async fn replicas_are_asked_when_no_master_is_left() {
     let nodes = cluster.nodes();
     let known = |node| ask(node, &["CLUSTER", "SLOTS"]).list().iter().all(|range| range.list().len() > 3);
     within(Duration::from_secs(20), "they are named", || async { nodes[..3].iter().all(known) }).await;
-    // Redis 6 counts no subcommands
-    let count = |calls: HashMap<String, u64>| calls.get("cluster|slots").or(calls.get("cluster")).copied().unwrap_or(0);
-    let asked = || nodes.iter().map(|node| count(calls(node))).sum::<u64>();
+    let asked = || nodes.iter().map(|node| asked_for(node, "slots")).sum::<u64>();
     let before = asked();
     within(Duration::from_secs(20), "the client asks twice", || async { asked() > before + 3 }).await;
     there(&cluster, |cluster| {
@@ -294,10 +291,7 @@ async fn a_master_that_stays_away_is_asked_about_ever_less_often() {
     for node in &cluster.nodes()[1..] {
         assert!(!ask(node, &["CLUSTER", "DELSLOTS", &slot]).is_error());
     }
-    let asked = || {
-        let all = cluster.nodes()[1..].iter().map(|node| calls(node).get("cluster|slots").copied().unwrap_or(0));
-        all.sum::<u64>()
-    };
+    let asked = || cluster.nodes()[1..].iter().map(|node| asked_for(node, "slots")).sum::<u64>();
     let (before, began) = (asked(), Instant::now());
     while began.elapsed() < Duration::from_secs(6) {
         for lock in [&lock, &unserved] {
@@ -357,9 +351,7 @@ async fn whoever_waits_for_a_cluster_that_is_down_hears_when_it_serves_again() {
     locks[0].lock().await.unwrap().unlock().await.unwrap();
     let node = &cluster.nodes()[0];
     assert!(!ask(node, &["CLUSTER", "DELSLOTS", &unserved]).is_error());
-    // Redis 6 counts no subcommands
-    let count = |calls: HashMap<String, u64>| calls.get("cluster|info").or(calls.get("cluster")).copied().unwrap_or(0);
-    let (asked, began) = (|| count(calls(node)), Instant::now());
+    let (asked, began) = (|| asked_for(node, "info"), Instant::now());
     let before = asked();
     let got: Vec<_> = locks
         .into_iter()
