@@ -55,7 +55,7 @@ pub(crate) use fred::types::config::Config as FredConfig;
 /// What is sent elsewhere last, after a pause, has this part of a command timeout for its answer.
 pub(crate) const SPARE: u32 = 10;
 
-/// How long the map is waited for, where whom it names lets nobody in: it is asked for once or twice meanwhile.
+/// How long the map is waited for, where whom it names does not serve: it is asked for again and again meanwhile.
 const ELSEWHERE: Duration = Duration::from_millis(500);
 
 /// How the links of one client connect.
@@ -243,7 +243,7 @@ impl Store {
                     Some(link) = cluster.next_master(route.slot, &route.link) => (link, false),
                     () = route.link.wait_up(), if or_there => (Arc::clone(&route.link), false),
                     () = nowhere => return false,
-                    () = timer(route.waits(spare)) => return false,
+                    () = timer(route.waits(spare, or_there)) => return false,
                 }
             }
         };

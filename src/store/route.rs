@@ -46,8 +46,8 @@ pub(crate) struct Route {
     /// How often it was told that its keys are on their way, and when first.
     waits: u32,
     held_up: Option<Instant>,
-    /// Whether it has waited for the map.
-    has_looked: bool,
+    /// Whether it has just waited for the map, and how: see [`Next::Elsewhere`].
+    looked: Option<bool>,
     /// It has paused, and asks the slot's master once more: where that sends it, it goes at once.
     pub(super) has_rested: bool,
     late: Late,
@@ -71,7 +71,7 @@ impl Route {
             hops: 0,
             waits: 0,
             held_up: None,
-            has_looked: false,
+            looked: None,
             has_rested: false,
             late: Late::AsksAgain,
             next: None,
@@ -104,9 +104,9 @@ impl Route {
     /// one took.
     pub(super) fn go_on(&mut self, spare: Duration) -> Option<(Next, Duration)> {
         let (next, now) = (self.next.take()?, Instant::now());
-        // once, until it has been sent somewhere
-        let looks = matches!(next, Next::Elsewhere { .. });
-        if std::mem::replace(&mut self.has_looked, looks) && looks {
+        // once in each way, until it has been sent somewhere
+        let looks = if let Next::Elsewhere { or_there } = next { Some(or_there) } else { None };
+        if std::mem::replace(&mut self.looked, looks) == looks && looks.is_some() {
             return None;
         }
         let times = if matches!(next, Next::Later) {
@@ -141,11 +141,12 @@ impl Route {
         is_fresh || self.late != Late::AsksAgain
     }
 
-    /// How long it may wait for whoever is slow to let it in, and have as long as that took for its answer, or `spare`.
-    pub(super) fn waits(&self, spare: Duration) -> Duration {
+    /// How long it may wait, and have `spare` for its answer; or, for whoever `is_slow` to let it in, as long as that took.
+    pub(super) fn waits(&self, spare: Duration, is_slow: bool) -> Duration {
         let now = Instant::now();
         let left = self.until.left(now);
-        (left.saturating_sub(self.took(now)) / 2).min(left.saturating_sub(spare)).min(self.until.patience(now))
+        let waits = left.saturating_sub(spare).min(self.until.patience(now));
+        if is_slow { waits.min(left.saturating_sub(self.took(now)) / 2) } else { waits }
     }
 
     /// Whether an answer that takes as long as the last one, or `spare`, would come in time: what was only refused is not told as

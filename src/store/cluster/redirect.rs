@@ -3,9 +3,11 @@
 use std::{sync::Arc, time::Duration};
 
 use fred::types::config::Server;
+use tokio::time::sleep;
 
 use super::{
     Cluster,
+    asking::AWAY,
     map::{SLOTS, host_of},
 };
 use crate::{
@@ -88,7 +90,7 @@ impl Cluster {
         }
     }
 
-    /// The link to the next master of a slot that is another one than this, while the map is asked for.
+    /// The link to the next master of a slot that is another one than this. Meanwhile the map is asked for again and again.
     pub(in super::super) async fn next_master(&self, slot: u16, than: &Arc<Link>) -> Option<Arc<Link>> {
         let mut moves = self.moves();
         loop {
@@ -96,7 +98,15 @@ impl Cluster {
             if !Arc::ptr_eq(&link, than) {
                 return Some(link);
             }
-            moves.changed().await.ok()?;
+            self.ring();
+            let soon = {
+                let _context = self.dials.own.enter();
+                sleep(AWAY)
+            };
+            tokio::select! {
+                changed = moves.changed() => changed.ok()?,
+                () = soon => {}
+            }
         }
     }
 }

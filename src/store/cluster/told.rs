@@ -11,9 +11,9 @@ use std::{
 
 use crate::clock::Instant;
 
-/// Within this time, the nodes of a cluster hear of a new master, even of one on a busy machine. For no longer is the map not
-/// believed: whoever was sent to a master that is replaced meanwhile must hear of it.
-const HEARSAY: Duration = Duration::from_millis(500);
+/// Within this time, the nodes of a cluster hear of a new master, even on a busy machine. For no longer is the map not believed:
+/// whoever was sent to a master that hangs, and was replaced, must hear of it before that goes on and grants.
+const HEARSAY: Duration = Duration::from_millis(250);
 
 /// The slots, and when that was.
 #[derive(Debug, Default)]

@@ -163,7 +163,7 @@ async fn what_a_master_says_of_its_slot_counts_more_than_an_older_map() {
         }
         let client = LockClient::connect(format!("redis-cluster://{}", old.addr)).await.unwrap();
         old.says(&[], &format!("-MOVED {} {}\r\n", SpawnedCluster::slot_of("l"), new.addr));
-        new.says(&[(Duration::from_millis(300), ":1\r\n".into())], ":1\r\n");
+        new.says(&[(Duration::from_millis(150), ":1\r\n".into())], ":1\r\n");
         let lock = client.mutex("l").unwrap();
         lock.try_lock().await.map(|guard| assert!(guard.is_some()))?;
         // where they still say so a little later, they are believed
@@ -177,21 +177,68 @@ async fn what_a_master_says_of_its_slot_counts_more_than_an_older_map() {
     .await;
 }
 
-/// In a failover, a master may hear that it has a slot no more before it hears who has: the map is waited for.
+/// In a failover, a master may hear that it has a slot no more before it hears who has: the map is waited for, also where it is
+/// older at first, where the request had to wait before, and where the new one is slow to let anybody in.
 #[tokio::test]
 async fn a_master_that_does_not_know_its_slot_fails_no_try() {
+    for (what, paused, known, greets) in [
+        ("the map knows", 0, 0, 0),
+        ("it knows a moment later", 0, 200, 0),
+        ("after a pause", 1_700, 60, 0),
+        ("the new one is slow", 0, 0, 600),
+    ] {
+        let [paused, known, greets] = [paused, known, greets].map(Duration::from_millis);
+        one_of_three(async || {
+            let (old, new) = (Fake::start(), Fake::start());
+            let client = LockClient::connect(format!("redis-cluster://{}", old.addr)).await.unwrap();
+            *new.greets.lock().unwrap() = greets;
+            *new.map.lock().unwrap() = old.all_slots();
+            let refusal = "-CLUSTERDOWN Hash slot not served\r\n";
+            old.says(&[(paused, refusal.into())], refusal);
+            new.says(&[], ":1\r\n");
+            let lock = client.mutex("l").unwrap();
+            let becomes_known = async {
+                tokio::time::sleep(paused + known).await;
+                for fake in [&old, &new] {
+                    *fake.map.lock().unwrap() = new.all_slots();
+                }
+            };
+            let (got, ()) = futures::join!(lock.try_lock(), becomes_known);
+            got.map(|guard| assert!(guard.is_some(), "{what}"))
+        })
+        .await;
+    }
+}
+
+/// A master names another one, which has lost the slot meanwhile, and does not know to whom: the map is believed a moment later.
+#[tokio::test]
+async fn a_map_counts_where_the_new_master_does_not_know_its_slot() {
     one_of_three(async || {
-        let (old, new) = (Fake::start(), Fake::start());
+        let [old, new, third] = [(); 3].map(|()| Fake::start());
         let client = LockClient::connect(format!("redis-cluster://{}", old.addr)).await.unwrap();
-        for fake in [&old, &new] {
-            *fake.map.lock().unwrap() = new.all_slots();
+        for fake in [&old, &new, &third] {
+            *fake.map.lock().unwrap() = third.all_slots();
         }
-        old.says(&[], "-CLUSTERDOWN Hash slot not served\r\n");
-        new.says(&[], ":1\r\n");
-        let lock = client.mutex("l").unwrap();
-        lock.try_lock().await.map(|guard| assert!(guard.is_some()))
+        old.says(&[], &format!("-MOVED {} {}\r\n", SpawnedCluster::slot_of("l"), new.addr));
+        new.says(&[], "-CLUSTERDOWN Hash slot not served\r\n");
+        third.says(&[], ":1\r\n");
+        client.mutex("l").unwrap().try_lock().await.map(|guard| assert!(guard.is_some()))
     })
     .await;
+}
+
+/// A new master hangs, and has been replaced: what it grants late is not believed.
+#[tokio::test]
+async fn what_a_master_says_of_its_slot_counts_for_a_moment_only() {
+    let [old, new, third] = [(); 3].map(|()| Fake::start());
+    let client = LockClient::connect(format!("redis-cluster://{}", old.addr)).await.unwrap();
+    for fake in [&old, &new, &third] {
+        *fake.map.lock().unwrap() = slots(&[(&third, 0..=16_382), (&old, 16_383..=16_383)]);
+    }
+    old.says(&[], &format!("-MOVED {} {}\r\n", SpawnedCluster::slot_of("l"), new.addr));
+    new.says(&[(Duration::from_secs(2), ":1\r\n".into())], ":1\r\n");
+    let error = client.mutex("l").unwrap().try_lock().await.unwrap_err();
+    assert!(matches!(error, Error::Unconfirmed { .. }), "{error:?}");
 }
 
 /// A master that is left refuses what is under way, late, and lets nobody in for more than half a second: it is slow, and does not hang.
