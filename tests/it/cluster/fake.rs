@@ -12,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use nestlock::{Error, LockClient};
+use nestlock::{Error, LockClient, LockGuard};
 use nestlock_embedded::SpawnedCluster;
 
 use crate::support::within;
@@ -79,13 +79,11 @@ async fn what_was_true_a_while_ago_is_asked_again() {
     }
 }
 
-/// A renewal is sent on however late that is said. What it does not find there may have come back: nothing is lost for that.
-#[tokio::test]
-async fn what_a_late_renewal_does_not_find_is_not_lost() {
+/// A hold, and the two ends of its slot's way. The next request about it is sent on late, and finds nothing at the new one.
+async fn held_while_its_slot_goes(lease: Duration) -> (LockClient, LockGuard, Fake, Fake) {
     let (old, new) = (Fake::start(), Fake::start());
     *new.map.lock().unwrap() = old.all_slots();
     let asks = format!("-ASK {} {}\r\n", SpawnedCluster::slot_of("l"), new.addr);
-    let lease = Duration::from_secs(6);
     let url = format!("redis-cluster://{}", old.addr);
     let client = LockClient::builder().watchdog_timeout(lease).connect(url).await.unwrap();
     let lock = client.mutex("l").unwrap();
@@ -96,6 +94,14 @@ async fn what_a_late_renewal_does_not_find_is_not_lost() {
     let guard = lock.lock().await.unwrap();
     new.says(&[], "*1\r\n:0\r\n");
     old.says(&[(Duration::from_millis(700), asks)], "*1\r\n:1\r\n");
+    (client, guard, old, new)
+}
+
+/// A renewal is sent on however late that is said. What it does not find there may have come back: nothing is lost for that.
+#[tokio::test]
+async fn what_a_late_renewal_does_not_find_is_not_lost() {
+    let lease = Duration::from_secs(6);
+    let (_client, guard, old, new) = held_while_its_slot_goes(lease).await;
     within(Duration::from_secs(5), "it is asked again", || async { old.asked.load(Ordering::Acquire) > 1 }).await;
     assert_eq!(new.asked.load(Ordering::Acquire), 1);
     tokio::time::sleep(lease).await;
@@ -105,17 +111,7 @@ async fn what_a_late_renewal_does_not_find_is_not_lost() {
 /// Nor is a late extension in doubt that finds nothing there: it changed nothing.
 #[tokio::test]
 async fn a_late_extension_that_finds_nothing_was_refused() {
-    let (old, new) = (Fake::start(), Fake::start());
-    *new.map.lock().unwrap() = old.all_slots();
-    let asks = format!("-ASK {} {}\r\n", SpawnedCluster::slot_of("l"), new.addr);
-    let client = LockClient::connect(format!("redis-cluster://{}", old.addr)).await.unwrap();
-    let lock = client.mutex("l").unwrap();
-    new.says(&[], ":1\r\n");
-    old.says(&vec![(Duration::ZERO, asks.clone()); 2], ":1\r\n");
-    lock.lock().await.unwrap().unlock().await.unwrap();
-    let guard = lock.lock().await.unwrap();
-    new.says(&[], "*1\r\n:0\r\n");
-    old.says(&[(Duration::from_millis(700), asks)], "*1\r\n:1\r\n");
+    let (_client, guard, _old, new) = held_while_its_slot_goes(Duration::from_secs(30)).await;
     let error = guard.extend(Duration::from_secs(60)).await.unwrap_err();
     assert!(matches!(error, Error::Store { .. }) && error.is_transient(), "{error:?}");
     assert_eq!(new.asked.load(Ordering::Acquire), 1);
