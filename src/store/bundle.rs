@@ -31,7 +31,7 @@ impl Bundle {
         Some(b'1' + at as u8)
     }
 
-    /// The text and its digest.
+    /// The text and its digest. Its reply is a list: the number of the request, which is its last argument, then what each answers.
     pub(super) fn text(&self) -> (&str, &str) {
         let (source, sha1) = self.text.get_or_init(|| {
             let source = self.source();
@@ -63,12 +63,12 @@ impl Bundle {
         }
         format!(
             "{shared}local scripts = {{\n{bodies}}}\n\
-             local answers, keys, args, at = {{}}, {{}}, {{}}, 0\n\
+             local answers, keys, args, at = {{tonumber(ARGV[#ARGV])}}, {{}}, {{}}, 0\n\
              for n, key in ipairs(KEYS) do\n\
              keys[1], args[1], args[2], args[3] = key, ARGV[at + 2], ARGV[at + 3], ARGV[at + 4]\n\
              local ended, answer = pcall(scripts[tonumber(ARGV[at + 1])], keys, args)\n\
              if not ended and type(answer) ~= 'table' then answer = {{err = answer}} end\n\
-             answers[n], at = answer or false, at + 4\n\
+             answers[n + 1], at = answer or false, at + 4\n\
              end\n\
              return answers\n"
         )

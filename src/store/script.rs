@@ -1,6 +1,6 @@
 //! Scripts as values: what they are called, what they take, and the call that names their arguments.
 
-use std::sync::{Arc, LazyLock, OnceLock};
+use std::sync::{Arc, OnceLock};
 
 use fred::bytes_utils::Str;
 use smallvec::SmallVec;
@@ -17,9 +17,8 @@ pub(crate) struct Script {
     /// `<kind>/<verb>`.
     pub(crate) name: &'static str,
     pub(crate) source: &'static str,
-    pub(crate) sha1: LazyLock<Str>,
-    /// The same where messages are sharded: see [`Script::text`].
-    pub(crate) sharded: OnceLock<(String, Str)>,
+    /// What is sent, and its digest; then the same where messages are sharded: see [`Script::text`].
+    pub(crate) texts: [OnceLock<(String, Str)>; 2],
     pub(crate) keys: Arity,
     pub(crate) args: Arity,
     /// With which others it may be asked at once.
@@ -27,17 +26,16 @@ pub(crate) struct Script {
 }
 
 impl Script {
-    /// Its text and digest. Where messages are sharded it is another one, which publishes with SPUBLISH.
+    /// What is sent, and its digest: the source inside `lua/parts/numbered.lua`, so that each reply names its request. Where
+    /// messages are sharded it is another text, which publishes with SPUBLISH.
     pub(super) fn text(&'static self, sharded: bool) -> (&'static str, &'static str) {
-        if !sharded || !self.source.contains(PUBLISH) {
-            return (self.source, &self.sha1);
-        }
-        let (source, sha1) = self.sharded.get_or_init(|| {
-            let source = self.source.replace(PUBLISH, "'spublish'");
-            let sha1 = super::sha1(&source);
-            (source, sha1)
+        let (text, sha1) = self.texts[usize::from(sharded)].get_or_init(|| {
+            let source = NUMBERED.replace("--SCRIPT", self.source);
+            let text = if sharded { source.replace(PUBLISH, "'spublish'") } else { source };
+            let sha1 = super::sha1(&text);
+            (text, sha1)
         });
-        (source, sha1)
+        (text, sha1)
     }
 
     /// Whether it makes names of keys itself, which a cluster does not hear of.
@@ -76,6 +74,9 @@ impl Script {
 /// What a server of a cluster says of a key that a script names, and that it does not have: `Script` or `script` before it.
 const NOT_HERE: &str = "ttempted to access a non local key in a cluster";
 
+/// What stands around each script.
+const NUMBERED: &str = include_str!("../../lua/parts/numbered.lua");
+
 /// How scripts publish.
 const PUBLISH: &str = "'publish'";
 
@@ -109,8 +110,7 @@ macro_rules! script {
                 $($(include_str!(concat!("../../lua/parts/", $part, ".lua")),)+)?
                 include_str!(concat!("../../lua/", $name, ".lua")),
             ),
-            sha1: std::sync::LazyLock::new(|| $crate::store::sha1($id.source)),
-            sharded: std::sync::OnceLock::new(),
+            texts: [const { std::sync::OnceLock::new() }; 2],
             keys: $crate::store::script!(@arity $keys $($keys_each)?),
             args: $crate::store::script!(@arity $args $($args_each)?),
             bundle: $crate::store::script!(@bundle $($bundle)?),

@@ -4,6 +4,7 @@ mod attacks;
 mod fake;
 mod faults;
 mod left;
+mod shifted;
 mod slow;
 mod standing;
 

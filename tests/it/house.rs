@@ -547,7 +547,8 @@ fn every_script_is_declared_and_every_declaration_is_a_script() {
     assert_eq!(files, declared);
     for part in all {
         let users = scripts.iter().filter(|file| parts(file).iter().any(|used| used.path == part.path)).count();
-        assert!(users > 1, "{}: a part of {users} scripts", part.path);
+        // that one stands around each
+        assert!(users > 1 || part.path.ends_with("/numbered.lua"), "{}: a part of {users} scripts", part.path);
     }
 }
 

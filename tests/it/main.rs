@@ -54,6 +54,7 @@ mod residue;
 mod rivals;
 mod runtimes;
 mod sentinel;
+mod shifted;
 mod signal;
 mod slow_link;
 mod spin;

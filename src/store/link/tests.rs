@@ -13,19 +13,19 @@ use tokio::runtime::{Builder, Handle};
 use super::*;
 use crate::{
     options::Config,
-    store::tests::{NAME, call, dials},
+    store::tests::{call, dials},
 };
 
-/// Answers the handshake: HELLO, twice CLIENT SETINFO, and HELLO with the name, its last word.
+/// Answers the handshake: HELLO, HELLO with the name, twice CLIENT SETINFO, and PING with its number, its last word.
 fn greet(listener: &TcpListener) -> TcpStream {
     let (mut stream, mut come) = (listener.accept().unwrap().0, Vec::new());
-    while !come.ends_with(format!("{NAME}\r\n").as_bytes()) {
+    while !come.ends_with(b"PING\r\n$1\r\n5\r\n") {
         let mut chunk = [0; 1 << 10];
         let many = stream.read(&mut chunk).unwrap();
         assert!(many > 0, "the client has gone");
         come.extend_from_slice(&chunk[..many]);
     }
-    stream.write_all(b"%0\r\n+OK\r\n+OK\r\n%0\r\n").unwrap();
+    stream.write_all(b"%0\r\n%0\r\n+OK\r\n+OK\r\n+5\r\n").unwrap();
     stream
 }
 

@@ -9,7 +9,7 @@ use std::{
     pin::Pin,
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     task::{Context, Poll},
     time::Duration,
@@ -25,6 +25,7 @@ use fred::{
         config::{Config as FredConfig, Options, ServerConfig},
     },
 };
+use futures_util::future::join;
 use tokio::{
     runtime::Handle,
     sync::{broadcast::error::RecvError, watch},
@@ -32,7 +33,7 @@ use tokio::{
     time::timeout,
 };
 
-use super::{Channels, Dial, Failure, Heard, MOST_UNDER_WAY, NotConnected, Request, Value};
+use super::{Channels, Dial, Failure, Heard, MOST_UNDER_WAY, NotConnected, Request, Value, is_sent_again, numbered};
 use crate::{
     error::StoreErrorKind,
     store::{
@@ -56,8 +57,10 @@ pub(in super::super) struct Connection {
     /// Where fred makes timers: a caller's runtime may have none.
     own: Handle,
     router: AbortHandle,
-    /// An answer came since this was asked last.
+    /// A reply came since this was asked last.
     heard: AtomicBool,
+    /// The number of the next request.
+    numbers: AtomicU64,
     is_ended: watch::Sender<bool>,
 }
 
@@ -92,6 +95,7 @@ pub(super) async fn connect(dial: &Dial) -> Result<Arc<Connection>, NotConnected
         own: dial.own.clone(),
         router: router.abort_handle(),
         heard: AtomicBool::new(false),
+        numbers: AtomicU64::new(numbered::base() + 1),
         is_ended: watch::Sender::new(false),
     });
     let ends = Arc::downgrade(&connection);
@@ -132,38 +136,92 @@ pub(super) async fn connect(dial: &Dial) -> Result<Arc<Connection>, NotConnected
 }
 
 impl Connection {
-    /// Sends a request. Queued by the first poll.
+    /// Sends a request. Queued by the first poll. What names no request counts when a PING behind it was answered in its turn.
     pub(super) fn call(&self, request: Request<'_>, limit: Duration) -> impl Future<Output = Result<Value, Failure>> {
         let client = self.client.clone();
-        let sending = match request {
+        let number = self.numbers.fetch_add(1, Ordering::Relaxed);
+        let (is_script, sending) = match request {
             Request::Digest(call, _) | Request::Together(call) => {
-                let (digest, keys, args) = (call.script.sha1.clone(), keys(call), args(call));
-                Box::pin(async move { client.evalsha::<FredValue, _, _, _>(digest, keys, args).await }) as Sending
+                let (digest, keys, args) = (call.script.text(false).1, keys(call), args(call, number));
+                let sending = async move { client.evalsha::<FredValue, _, _, _>(digest, keys, args).await };
+                (true, Box::pin(sending) as Sending)
             }
             Request::Source(call, _) | Request::Asking(call, _) => {
-                let (source, keys, args) = (call.script.source, keys(call), args(call));
-                Box::pin(async move { client.eval::<FredValue, _, _, _>(source, keys, args).await })
+                let (source, keys, args) = (call.script.text(false).0, keys(call), args(call, number));
+                (true, Box::pin(async move { client.eval::<FredValue, _, _, _>(source, keys, args).await }) as Sending)
             }
-            Request::Words(words) => {
-                let mut words = words.iter().map(|word| (*word).to_owned());
-                let name = words.next().unwrap_or_default();
-                let words: Vec<FredValue> = words.map(FredValue::from).collect();
-                // fred has no effect of options on scripts, but on this
-                let client = client.with_options(&Options { timeout: Some(limit), ..Options::default() });
-                let command = CustomCommand::new(name, ClusterHash::FirstKey, false);
-                Box::pin(async move { client.custom::<FredValue, _>(command, words).await })
-            }
+            Request::Words(words) => (false, self.words(words, limit)),
         };
-        let answer = InRuntime { runtime: self.own.clone(), future: sending };
+        let sending = InRuntime { runtime: self.own.clone(), future: sending };
         async move {
             // a call to a client that has ended hangs
             if *self.is_ended.borrow() {
                 return Err(Failure::Unsent);
             }
-            let answer = answer.await.map_err(|error| classify(&error))?;
-            self.heard.store(true, Ordering::Release);
-            Ok(value(answer))
+            if is_script {
+                return match sending.await.map_err(|error| classify(&error)) {
+                    Ok(answer) => {
+                        let answer = numbered::reply(number, value(answer)).ok_or_else(|| self.end_shifted())?;
+                        self.heard.store(true, Ordering::Release);
+                        Ok(answer)
+                    }
+                    Err(Failure::Refused(error)) => {
+                        if !is_sent_again(&error) {
+                            self.prove(limit).await?;
+                        }
+                        Err(Failure::Refused(error))
+                    }
+                    Err(failure) => Err(failure),
+                };
+            }
+            let (answer, proof) = join(sending, self.prove(limit)).await;
+            let answer = answer.map_err(|error| classify(&error));
+            if matches!(answer, Ok(_) | Err(Failure::Refused(_))) {
+                proof?;
+            }
+            Ok(value(answer?))
         }
+    }
+
+    /// Sends these words. Queued by the first poll.
+    fn words(&self, words: &[&str], limit: Duration) -> Sending {
+        let mut words = words.iter().map(|word| (*word).to_owned());
+        let name = words.next().unwrap_or_default();
+        let words: Vec<FredValue> = words.map(FredValue::from).collect();
+        // fred has no effect of options on scripts, but on this
+        let client = self.client.with_options(&Options { timeout: Some(limit), ..Options::default() });
+        let command = CustomCommand::new(name, ClusterHash::FirstKey, false);
+        Box::pin(async move { client.custom::<FredValue, _>(command, words).await })
+    }
+
+    /// Sends PING with a word. Another word ends the connection.
+    pub(super) async fn echo(&self, limit: Duration) -> Result<(), Failure> {
+        if *self.is_ended.borrow() {
+            return Err(Failure::Unsent);
+        }
+        let number = self.numbers.fetch_add(1, Ordering::Relaxed);
+        let sending = self.words(&["PING", &number.to_string()], limit);
+        let answer =
+            InRuntime { runtime: self.own.clone(), future: sending }.await.map_err(|error| classify(&error))?;
+        if !numbered::is_pong(number, &value(answer)) {
+            return Err(self.end_shifted());
+        }
+        self.heard.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    /// Whether what came before found its request; a PING that is refused in its turn is as good.
+    async fn prove(&self, limit: Duration) -> Result<(), Failure> {
+        match self.echo(limit).await {
+            Err(Failure::Refused(_)) => Ok(()),
+            proof => proof,
+        }
+    }
+
+    /// Ends the connection: replies do not come to their requests any more.
+    fn end_shifted(&self) -> Failure {
+        self.end();
+        Failure::Ended
     }
 
     /// Subscribes, or unsubscribes. fred answers before that is sent.
@@ -230,14 +288,16 @@ fn keys(call: &Call) -> Vec<Key> {
     call.keys.iter().map(|key| shared(key).into()).collect()
 }
 
-fn args(call: &Call) -> Vec<FredValue> {
+/// A script's arguments, and the number of the request.
+fn args(call: &Call, number: u64) -> Vec<FredValue> {
     let bytes = |arg: &Arg| match arg {
         Arg::Text(text) => shared(text),
         Arg::ChannelOf(name) => name.channel_parts().concat().into(),
         Arg::Number(number) => number.to_string().into(),
         Arg::Bytes(bytes) => Bytes::copy_from_slice(bytes),
     };
-    call.args.iter().map(|arg| FredValue::Bytes(bytes(arg))).collect()
+    let args = call.args.iter().map(|arg| FredValue::Bytes(bytes(arg)));
+    args.chain([number.to_string().into()]).collect()
 }
 
 fn value(value: FredValue) -> Value {

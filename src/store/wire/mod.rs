@@ -4,6 +4,7 @@
 //! connect, and to which epoch a connection belongs.
 
 mod by_fred;
+mod numbered;
 mod own;
 mod resp;
 mod stream;
@@ -19,7 +20,6 @@ use std::{
 use fred::bytes_utils::Str;
 use fred::types::config::{Config as FredConfig, Server, ServerConfig};
 use tokio::runtime::Handle;
-use uuid::Uuid;
 
 pub(super) use self::by_fred::address;
 use self::own::{Part, Reply};
@@ -160,6 +160,11 @@ impl From<Failure> for StoreError {
         };
         Self::new(kind, may_have_executed, why)
     }
+}
+
+/// Whether this error only sends a request elsewhere, or has its script sent along. What is sent then has a reply that names it.
+fn is_sent_again(error: &str) -> bool {
+    matches!(refusal::verdict(error).0, StoreErrorKind::Moved | StoreErrorKind::NoScript)
 }
 
 /// Why there is no connection.
@@ -328,8 +333,13 @@ impl Connection {
     pub(super) async fn call(&self, request: Request<'_>, until: Until) -> Result<Value, Failure> {
         match self {
             Self::Own(own) => {
-                let reply = if matches!(request, Request::Asking(..)) { Reply::Second } else { Reply::Value };
-                own.ask(until, reply, |out| request.encode(out))?.await
+                let encode = |out: &mut Vec<u8>, number| request.encode(number, out);
+                let asked = match request {
+                    Request::Asking(..) => own.ask(until, Reply::Second, encode),
+                    Request::Words(_) => own.ask_and_ping(until, Reply::Unnamed, encode),
+                    _ => own.ask(until, Reply::Script, encode),
+                };
+                asked?.await
             }
             Self::Fred(fred) => fred.call(request, until.over.saturating_duration_since(until.asked)).await,
         }
@@ -342,15 +352,17 @@ impl Connection {
                 let words: Vec<&str> = [verb.word()].into_iter().chain(channels.iter().map(String::as_str)).collect();
                 // where a slot has moved, a server answers twice, or with an error alone: what is asked next ends it
                 let sharded = matches!(verb, Channels::SubscribeSharded | Channels::UnsubscribeSharded);
-                let reply = if sharded { Reply::Echo(None) } else { Reply::Pushes(channels.len()) };
-                let asked = own.ask(until, reply, |out| {
-                    Request::Words(&words).encode(out);
-                    if sharded {
-                        Request::Words(&["PING"]).encode(out);
-                    }
-                    None
-                })?;
-                asked.await.map(drop)
+                let asked = if sharded {
+                    own.ask(until, Reply::Echo(None), |out, number| {
+                        Request::Words(&words).encode(number, out);
+                        resp::write_ping(out, number);
+                        None
+                    })
+                } else {
+                    let encode = |out: &mut Vec<u8>, number| Request::Words(&words).encode(number, out);
+                    own.ask_and_ping(until, Reply::Pushes(channels.len()), encode)
+                };
+                asked?.await.map(drop)
             }
             Self::Fred(fred) => {
                 let asked = fred.channels(verb, channels.to_vec()).await;
@@ -375,14 +387,11 @@ impl Connection {
         }
     }
 
-    /// Sends PING with a word, and compares the answer.
+    /// Sends PING with a word. Another word ends the connection.
     pub(super) async fn echo(&self, until: Until) -> Result<(), Failure> {
-        let word = Uuid::new_v4().to_string();
-        let echo = self.call(Request::Words(&["PING", &word]), until).await?;
-        if echo.as_str() == Some(&word) {
-            Ok(())
-        } else {
-            Err(Failure::Nonsense("PING was answered by something else".into()))
+        match self {
+            Self::Own(own) => own.ping(until)?.await.map(drop),
+            Self::Fred(fred) => fred.echo(until.over.saturating_duration_since(until.asked)).await,
         }
     }
 
@@ -451,14 +460,14 @@ impl Connection {
 
 impl Request<'_> {
     /// How it may go together with others, if it may.
-    fn encode(&self, out: &mut Vec<u8>) -> Option<Part> {
+    fn encode(&self, number: u64, out: &mut Vec<u8>) -> Option<Part> {
         match self {
-            Self::Digest(call, sharded) => call.encode("EVALSHA", call.script.text(*sharded).1, out),
-            Self::Together(call) => return call.encode_part(out),
-            Self::Source(call, sharded) => call.encode("EVAL", call.script.text(*sharded).0, out),
+            Self::Digest(call, sharded) => call.encode("EVALSHA", call.script.text(*sharded).1, number, out),
+            Self::Together(call) => return call.encode_part(number, out),
+            Self::Source(call, sharded) => call.encode("EVAL", call.script.text(*sharded).0, number, out),
             Self::Asking(call, sharded) => {
-                Self::Words(&["ASKING"]).encode(out);
-                Self::Source(call, *sharded).encode(out);
+                Self::Words(&["ASKING"]).encode(number, out);
+                Self::Source(call, *sharded).encode(number, out);
             }
             Self::Words(words) => {
                 resp::write_head(out, words.len());
@@ -472,26 +481,30 @@ impl Request<'_> {
 }
 
 impl Call {
-    fn encode_part(&self, out: &mut Vec<u8>) -> Option<Part> {
+    fn encode_part(&self, number: u64, out: &mut Vec<u8>) -> Option<Part> {
         let begin = out.len();
         self.encode_head("EVALSHA", self.script.text(false).1, out);
         let key = out.len();
         self.encode_keys(out);
         let args = out.len();
         self.encode_args(out);
+        let end = out.len();
+        resp::write_integer(out, number);
         let bundle = self.script.bundle?;
         let digit = bundle.digit(self.script)?;
-        Some(Part { bundle, digit, key: (key - begin) as u32, args: (args - begin) as u32 })
+        let [key, args, number] = [key, args, end].map(|at| (at - begin) as u32);
+        Some(Part { bundle, digit, key, args, number })
     }
 
-    fn encode(&self, verb: &str, script: &str, out: &mut Vec<u8>) {
+    fn encode(&self, verb: &str, script: &str, number: u64, out: &mut Vec<u8>) {
         self.encode_head(verb, script, out);
         self.encode_keys(out);
         self.encode_args(out);
+        resp::write_integer(out, number);
     }
 
     fn encode_head(&self, verb: &str, script: &str, out: &mut Vec<u8>) {
-        resp::write_head(out, 3 + self.keys.len() + self.args.len());
+        resp::write_head(out, 4 + self.keys.len() + self.args.len());
         resp::write_word(out, verb.as_bytes());
         resp::write_word(out, script.as_bytes());
         resp::write_integer(out, self.keys.len() as u64);

@@ -44,8 +44,8 @@ pub(super) use self::{
     out::{Part, Reply},
 };
 use super::{
-    Failure, MOST_UNDER_WAY, Sink, Until, contain,
-    resp::Value,
+    Failure, MOST_UNDER_WAY, Sink, Until, contain, numbered,
+    resp::{self, Value},
     stream::{Reader, Writer},
 };
 use crate::{clock::Instant, error::StoreErrorKind, log};
@@ -78,7 +78,7 @@ pub(in super::super) struct Connection {
     resting: AtomicWaker,
     /// That driver may have the socket again.
     may_return: AtomicBool,
-    /// An answer or a message came since this was asked last.
+    /// A reply came since this was asked last.
     heard: AtomicBool,
     is_ended: watch::Sender<bool>,
     /// Why it has.
@@ -117,7 +117,7 @@ impl Connection {
         let connection = Arc::new_cyclic(|connection| {
             let writable = Arc::new(Writable { is_so: AtomicBool::new(false), connection: Weak::clone(connection) });
             Self {
-                out: Mutex::default(),
+                out: Mutex::new(Out::new(numbered::base())),
                 incoming: Mutex::new(Some(Incoming::new(reader))),
                 writer: Mutex::new(Some(writer)),
                 taken: AtomicU64::new(0),
@@ -158,7 +158,35 @@ impl Connection {
         self: &Arc<Self>,
         until: Until,
         reply: Reply,
-        encode: impl FnOnce(&mut Vec<u8>) -> Option<Part>,
+        encode: impl FnOnce(&mut Vec<u8>, u64) -> Option<Part>,
+    ) -> Result<Asked, Failure> {
+        self.enter(until, reply, false, encode)
+    }
+
+    /// The same for a request whose reply does not name it: a PING stands behind it.
+    pub(super) fn ask_and_ping(
+        self: &Arc<Self>,
+        until: Until,
+        reply: Reply,
+        encode: impl FnOnce(&mut Vec<u8>, u64) -> Option<Part>,
+    ) -> Result<Asked, Failure> {
+        self.enter(until, reply, true, encode)
+    }
+
+    /// A PING with a word.
+    pub(super) fn ping(self: &Arc<Self>, until: Until) -> Result<Asked, Failure> {
+        self.ask(until, Reply::Ping, |out, number| {
+            resp::write_ping(out, number);
+            None
+        })
+    }
+
+    fn enter(
+        self: &Arc<Self>,
+        until: Until,
+        reply: Reply,
+        pings: bool,
+        encode: impl FnOnce(&mut Vec<u8>, u64) -> Option<Part>,
     ) -> Result<Asked, Failure> {
         let (tell, told) = oneshot::channel();
         let mut out = lock(&self.out);
@@ -168,15 +196,18 @@ impl Connection {
         if out.waiting.len() >= MOST_UNDER_WAY {
             return Err(Failure::TooMany);
         }
-        let before = out.buf.len();
-        let part = encode(&mut out.buf);
+        let (number, before) = (out.next_number(), out.buf.len());
+        let part = encode(&mut out.buf, number);
         let length = out.buf.len() - before;
         out.end += length as u64;
-        out.asked += 1;
-        let (end, number) = (out.end, out.asked);
+        let (end, last) = (out.end, until.over);
         // a request that another connection did not send was asked earlier than those in front of it
         out.is_mixed |= out.waiting.back().is_some_and(|last| until.over < last.until.over);
-        out.waiting.push_back(Waiting { tell: Some(tell), end, length, until, last: until.over, reply, part });
+        out.waiting.push_back(Waiting { tell: Some(tell), number, end, length, until, last, reply, part });
+        if pings {
+            out.ping(until);
+        }
+        let asked = out.asked;
         // those who were told together will ask together: half of them are sent as soon as they have asked, so that the server
         // is at work while the others do
         let is_idle = out.waiting.front().is_some_and(|first| first.end > out.from);
@@ -190,7 +221,7 @@ impl Connection {
         if is_early {
             self.sooner.notify_one();
         }
-        Ok(Asked { connection: Arc::clone(self), told, number: (!is_due).then_some(number), was_polled: false })
+        Ok(Asked { connection: Arc::clone(self), told, unsent: (!is_due).then_some(asked), was_polled: false })
     }
 
     /// Writes what has gathered. If somebody else does, it goes on with it.
@@ -325,7 +356,7 @@ impl Connection {
         let _ = self.is_ended.subscribe().wait_for(|ended| *ended).await;
     }
 
-    /// Whether something came since this was asked last.
+    /// Whether a reply came since this was asked last. What a server pushes is none: it may answer nothing any more.
     pub(super) fn was_heard(&self) -> bool {
         self.heard.swap(false, Ordering::AcqRel)
     }
@@ -350,13 +381,13 @@ pub(super) struct Asked {
     connection: Arc<Connection>,
     told: oneshot::Receiver<Told>,
     /// Which one it is; `None`: it was written.
-    number: Option<u64>,
+    unsent: Option<u64>,
     was_polled: bool,
 }
 
 impl Asked {
     fn flush(&mut self) {
-        if let Some(number) = self.number.take()
+        if let Some(number) = self.unsent.take()
             && self.connection.taken.load(Ordering::Acquire) < number
         {
             self.connection.flush(lock(&self.connection.out), Instant::now());
@@ -368,9 +399,9 @@ impl Future for Asked {
     type Output = Told;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Told> {
-        if self.number.is_some() {
+        if self.unsent.is_some() {
             let taken = self.connection.taken.load(Ordering::Acquire);
-            if !mem::replace(&mut self.was_polled, true) && self.number.is_some_and(|number| taken < number) {
+            if !mem::replace(&mut self.was_polled, true) && self.unsent.is_some_and(|number| taken < number) {
                 // others may have something to send, too: after a round of this scheduler all of it goes at once
                 cx.waker().wake_by_ref();
                 return Poll::Pending;

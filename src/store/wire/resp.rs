@@ -283,6 +283,13 @@ pub(super) fn write_parts(out: &mut Vec<u8>, parts: &[&str]) {
     out.extend_from_slice(b"\r\n");
 }
 
+/// Writes a PING with a number as its word.
+pub(super) fn write_ping(out: &mut Vec<u8>, number: u64) {
+    write_head(out, 2);
+    write_word(out, b"PING");
+    write_integer(out, number);
+}
+
 /// Writes a number as a word.
 pub(super) fn write_integer(out: &mut Vec<u8>, number: u64) {
     let (digits, from) = digits(number);

@@ -15,7 +15,7 @@ use std::{
 use nestlock::{Error, LockClient, LockGuard};
 use nestlock_embedded::SpawnedCluster;
 
-use crate::support::within;
+use crate::support::{scripts::naming, within};
 
 /// A redirect to a node that is gone is followed by a look at the map.
 #[tokio::test]
@@ -280,6 +280,8 @@ async fn one_of_three(round: impl AsyncFn() -> nestlock::Result<()>) {
     panic!("{errors:?}");
 }
 
+const HELLO: &str = "%1\r\n+proto\r\n:3\r\n";
+
 /// A node of a cluster of one, that says of scripts and of the map what a test tells it to.
 #[derive(Clone)]
 struct Fake {
@@ -356,20 +358,22 @@ impl Fake {
                 // the first word of it
                 "HELLO" if count == 2 => {
                     std::thread::sleep(*self.greets.lock().unwrap());
-                    "+OK\r\n".into()
+                    HELLO.into()
                 }
+                "HELLO" => HELLO.into(),
                 "PUBSUB" => "*0\r\n".into(),
                 "PING" if count > 1 => format!("${}\r\n{}\r\n", words[1].len(), words[1]),
                 "EVAL" | "EVALSHA" => {
                     self.asked.fetch_add(1, Ordering::AcqRel);
                     let first = self.first.lock().unwrap().pop_front();
-                    first.map_or_else(
+                    let answer = first.map_or_else(
                         || self.scripts.lock().unwrap().clone(),
                         |(pause, answer)| {
                             std::thread::sleep(pause);
                             answer
                         },
-                    )
+                    );
+                    naming(&words[count - 1], &answer)
                 }
                 _ => "+OK\r\n".into(),
             };

@@ -182,8 +182,8 @@ fn out_of_order(lines: impl Iterator<Item = String>, lock: &str) -> (usize, Vec<
     for line in lines {
         let words: Vec<&str> = line.split('"').skip(1).step_by(2).collect();
         match words[..] {
-            // acquire: owner, lease, 1, patience, waits, channel
-            ["EVALSHA" | "EVAL", .., "4", name, _, _, _, owner, _, "1", _, waits, _]
+            // acquire: owner, lease, 1, patience, waits, channel, and the request's number
+            ["EVALSHA" | "EVAL", .., "4", name, _, _, _, owner, _, "1", _, waits, _, _]
                 if name == lock
                     && waits != "0"
                     && holder.as_deref() != Some(owner)
@@ -192,7 +192,7 @@ fn out_of_order(lines: impl Iterator<Item = String>, lock: &str) -> (usize, Vec<
                 asked.push_back(owner.to_owned());
             }
             // release: gives back, gives up, or never waited
-            ["EVALSHA" | "EVAL", .., "4", name, _, _, _, owner, "0", _, _] if name == lock => {
+            ["EVALSHA" | "EVAL", .., "4", name, _, _, _, owner, "0", _, _, _] if name == lock => {
                 asked.retain(|asked| asked != owner);
                 holder = holder.filter(|holder| holder != owner);
             }
@@ -252,10 +252,11 @@ fn the_history_checker_finds_tokens_that_do_not_rise() {
 #[test]
 fn the_history_checker_finds_a_lock_that_is_given_out_of_turn() {
     let ask = |owner: &str| {
-        format!(r#"1.0 [0 127.0.0.1:1] "EVALSHA" "f" "4" "l" "q" "t" "s" "{owner}" "30000" "1" "15000" "7" "c""#)
+        format!(r#"1.0 [0 127.0.0.1:1] "EVALSHA" "f" "4" "l" "q" "t" "s" "{owner}" "30000" "1" "15000" "7" "c" "9""#)
     };
     let give = |owner: &str| format!(r#"1.0 [0 lua] "hset" "l" "{owner}" "1""#);
-    let end = |owner: &str| format!(r#"1.0 [0 127.0.0.1:1] "EVALSHA" "f" "4" "l" "q" "t" "s" "{owner}" "0" "c" "1""#);
+    let end =
+        |owner: &str| format!(r#"1.0 [0 127.0.0.1:1] "EVALSHA" "f" "4" "l" "q" "t" "s" "{owner}" "0" "c" "1" "9""#);
     let check = |lines: &[String]| {
         let (grants, violations) = out_of_order(lines.iter().cloned(), "l");
         (grants, violations.len())

@@ -3,8 +3,9 @@
 //! A *rule* looks at each request and says what becomes of it and of its answer: see [`Action`]. Switches act on the
 //! wire as a whole: [`Proxy::cut`], [`Proxy::black_hole`], [`Proxy::refuse`], [`Proxy::drop_messages`].
 //!
-//! The proxy never does what a network with TCP cannot do: bytes of one connection arrive in order, so an answer that
-//! is late holds up those behind it, and one that is lost takes its connection with it, or nothing comes ever after.
+//! A network with TCP delivers the bytes of one connection in order, so a reply that is late holds up those behind it, and one
+//! that is lost takes its connection with it, or nothing comes ever after. A middlebox that lies can do more: a reply is
+//! swallowed, doubled or swapped, and the connection goes on.
 //! Requests sent into a black hole arrive when it is gone, as TCP repeats them, unless the connection was cut.
 
 use std::{
@@ -55,6 +56,12 @@ pub enum Action {
     /// Executed; half of the answer comes, then the connection is cut.
     #[allow(dead_code, reason = "nestlock-soak's")]
     Truncate,
+    /// Executed; the reply never arrives, those behind it do.
+    Swallow,
+    /// Executed; the reply arrives twice.
+    Double,
+    /// Executed; the reply arrives behind the next one.
+    Swap,
     /// Executed; the answer comes byte by byte, with this pause after each.
     #[allow(dead_code, reason = "nestlock-soak's")]
     Drip(Duration),
@@ -89,7 +96,7 @@ fn script_verbs() -> &'static HashMap<String, Verb> {
                 name if name.starts_with("transfer") => Verb::Transfer,
                 _ => continue,
             };
-            let source = scripts::source(&script);
+            let source = scripts::sent(&script);
             verbs.insert(nestlock::fred::util::sha1_hash(&source), verb);
             verbs.insert(source, verb);
         }
@@ -140,9 +147,9 @@ impl Request {
         &self.parts[3..3 + self.key_count()]
     }
 
-    /// A script's arguments.
+    /// A script's arguments, without the request's number behind them.
     pub fn args(&self) -> &[String] {
-        &self.parts[3 + self.key_count()..]
+        &self.parts[3 + self.key_count()..self.parts.len() - 1]
     }
 
     fn key_count(&self) -> usize {
@@ -166,6 +173,8 @@ struct Switches {
     hole_to_client: bool,
     refuse: bool,
     drop_messages: bool,
+    /// So many of the first connections carry no replies any more, only pushes.
+    only_push: usize,
     cuts: u64,
 }
 
@@ -294,6 +303,12 @@ impl Proxy {
         self.shared.switches.send_modify(|switches| switches.drop_messages = drop);
     }
 
+    /// The connections that there are carry no reply any more: a push comes in place of each.
+    pub fn only_push(&self) {
+        let there_are = self.connections();
+        self.shared.switches.send_modify(|switches| switches.only_push = there_are);
+    }
+
     /// No black hole, no refusals, no rule any more.
     pub fn heal(&self) {
         self.pass();
@@ -344,9 +359,9 @@ impl Drop for Proxy {
 async fn accept(shared: Arc<Shared>, listener: std::net::TcpListener) {
     let listener = TcpListener::from_std(listener).expect("a listener");
     while let Ok((client, _)) = listener.accept().await {
-        shared.connections.fetch_add(1, Ordering::SeqCst);
+        let number = shared.connections.fetch_add(1, Ordering::SeqCst);
         if !shared.switches.borrow().refuse {
-            tokio::spawn(serve(Arc::clone(&shared), client));
+            tokio::spawn(serve(Arc::clone(&shared), client, number));
         }
     }
 }
@@ -357,13 +372,15 @@ enum Fate {
     At(Instant),
     Replace(&'static str),
     Drop,
+    Double,
+    Swap,
     Mute,
     Cut,
     Truncate,
     Drip(Duration),
 }
 
-async fn serve(shared: Arc<Shared>, client: TcpStream) {
+async fn serve(shared: Arc<Shared>, client: TcpStream, number: usize) {
     let mut switches = shared.switches.subscribe();
     let cuts = switches.borrow_and_update().cuts;
     let server = *shared.server.lock().unwrap();
@@ -374,7 +391,7 @@ async fn serve(shared: Arc<Shared>, client: TcpStream) {
     let fates = Mutex::new(VecDeque::new());
     let ghost = tokio::select! {
         ghost = requests(&shared, &fates, client_in, &mut server_out) => ghost.unwrap_or(None),
-        _ = replies(&shared, &fates, &mut server_in, client_out) => None,
+        _ = replies(&shared, &fates, &mut server_in, client_out, number) => None,
         _ = switches.wait_for(|now| now.cuts != cuts) => None,
     };
     // the client's socket is closed by now
@@ -417,6 +434,9 @@ async fn requests(
                 Action::Mute => fate = Fate::Mute,
                 Action::Truncate => fate = Fate::Truncate,
                 Action::Drip(pause) => fate = Fate::Drip(pause),
+                Action::Swallow => fate = Fate::Drop,
+                Action::Double => fate = Fate::Double,
+                Action::Swap => fate = Fate::Swap,
                 Action::CutBefore => return Ok(None),
                 Action::Ghost(delay) => return Ok(Some((delay, frame))),
                 Action::Refuse(error) => {
@@ -446,12 +466,13 @@ async fn replies(
     fates: &Mutex<VecDeque<Fate>>,
     server: &mut OwnedReadHalf,
     mut client: OwnedWriteHalf,
+    number: usize,
 ) -> io::Result<()> {
     let mut switches = shared.switches.subscribe();
-    let mut bytes = Vec::new();
+    let (mut bytes, mut swapped) = (Vec::new(), None);
     loop {
         while let Some(len) = frame_len(&bytes) {
-            let frame: Vec<u8> = bytes.drain(..len).collect();
+            let mut frame: Vec<u8> = bytes.drain(..len).collect();
             let _ = switches.wait_for(|now| !now.hole_to_client).await;
             if frame[0] == b'>' {
                 let is_message = parts(&frame)[0] == "message";
@@ -461,14 +482,24 @@ async fn replies(
                 continue;
             }
             let fate = fates.lock().unwrap().pop_front().unwrap_or(Fate::Pass);
+            if number < switches.borrow().only_push {
+                client.write_all(b">2\r\n$10\r\ninvalidate\r\n*1\r\n$1\r\nk\r\n").await?;
+                continue;
+            }
+            if matches!(fate, Fate::Swap) && swapped.is_none() {
+                swapped = Some(frame);
+                continue;
+            }
+            frame.extend(swapped.take().into_iter().flatten());
             match fate {
-                Fate::Pass => client.write_all(&frame).await?,
+                Fate::Pass | Fate::Swap => client.write_all(&frame).await?,
                 Fate::At(due) => {
                     sleep_until(due).await;
                     client.write_all(&frame).await?;
                 }
                 Fate::Replace(error) => client.write_all(format!("-{error}\r\n").as_bytes()).await?,
                 Fate::Drop => {}
+                Fate::Double => client.write_all(&frame.repeat(2)).await?,
                 Fate::Mute => pending().await,
                 Fate::Cut => return Ok(()),
                 Fate::Truncate => return client.write_all(&frame[..frame.len() / 2]).await,

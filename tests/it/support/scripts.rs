@@ -16,12 +16,33 @@ pub fn names() -> BTreeSet<String> {
     files.map(|path| name(&path)).collect()
 }
 
+fn read(name: &str) -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("lua").join(format!("{name}.lua"));
+    fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// The text that nestlock sends of a script.
+pub fn sent(script: &str) -> String {
+    read("parts/numbered").replace("--SCRIPT", &source(script))
+}
+
+/// What a script sends that answers this, in RESP, to the request of this number.
+pub fn naming(number: &str, reply: &str) -> String {
+    let code = |code: i64| format!(":{}\r\n", number.parse::<i64>().expect("a number") * 16 + code);
+    let (kind, rest) = reply.split_at(1);
+    match kind {
+        ":" => code(rest.trim_end().parse().expect("a code")),
+        "_" => code(7),
+        "*" => {
+            let (parts, rest) = rest.split_once("\r\n").expect("a line");
+            format!("*{}\r\n:{number}\r\n{rest}", parts.parse::<usize>().expect("a length") + 1)
+        }
+        _ => reply.to_owned(),
+    }
+}
+
 /// The text of a script, after those of its parts.
 pub fn source(script: &str) -> String {
-    let read = |name: &str| {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("lua").join(format!("{name}.lua"));
-        fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
-    };
     let own = read(script);
     let parts =
         own.lines().find_map(|line| line.strip_prefix("-- Parts ")).into_iter().flat_map(|line| line.split(','));

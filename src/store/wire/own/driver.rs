@@ -58,6 +58,8 @@ struct Come {
     frames: Vec<Frame>,
     /// Whose answers they are.
     told: Vec<Caller>,
+    /// A PING is to be written, which proves what is held.
+    proves: bool,
 }
 
 enum Read {
@@ -110,9 +112,6 @@ impl Connection {
                 Err(nonsense) => return Err(nonsense.to_string()),
             }
         }
-        if at > 0 {
-            self.heard.store(true, Ordering::Release);
-        }
         incoming.buf.advance(at);
         if incoming.buf.is_empty() && incoming.buf.capacity() > KEPT_BUFFER {
             incoming.buf = BytesMut::new();
@@ -121,8 +120,10 @@ impl Connection {
         let mut out = lock(&self.out);
         for frame in come.frames.extract_if(.., |frame| !is_message(frame)) {
             out.answer(frame, &mut come.told)?;
+            self.heard.store(true, Ordering::Release);
         }
         out.told_together = come.told.len();
+        come.proves = out.prove(Instant::now(), self.limit);
         Ok(Read::Something)
     }
 
@@ -172,6 +173,9 @@ impl Future for Driver {
                 Ok(Read::Something) => {
                     let told = this.come.told.len();
                     tell_all(this.come.told.drain(..));
+                    if mem::take(&mut this.come.proves) {
+                        connection.flush(lock(&connection.out), Instant::now());
+                    }
                     this.came_back = false;
                     if told >= TOLD_AT_ONCE / 2 {
                         cx.waker().wake_by_ref();

@@ -2,17 +2,19 @@
 
 use std::{io, sync::Arc, time::Duration};
 
-use futures_util::future::join_all;
 use tokio::time::timeout;
 
 use super::{Connection, Reply};
 use crate::{
     clock::Instant,
-    store::wire::{Dial, Failure, NotConnected, Request, Until, stream},
+    store::wire::{Dial, Failure, NotConnected, Request, Until, Value, stream},
 };
 
 /// What each step of the handshake may take.
 const HANDSHAKE: Duration = Duration::from_secs(2);
+
+/// What ends a connection before anybody has it.
+const SHIFTED: &str = "the requests of the handshake were answered by something else";
 
 /// Connects, and makes itself known. On the client's own runtime.
 pub(in super::super) async fn connect(dial: &Dial) -> Result<Arc<Connection>, NotConnected> {
@@ -33,29 +35,41 @@ pub(in super::super) async fn connect(dial: &Dial) -> Result<Arc<Connection>, No
     // whoever gives up midway leaves nothing behind
     let ends = Ends(Some(Arc::clone(&connection)));
     let limit = dial.connect_timeout.min(HANDSHAKE);
+    let until = Until::new(Instant::now(), limit);
     let ask = |words: &[&str]| {
-        let asked =
-            connection.ask(Until::new(Instant::now(), limit), Reply::Value, |out| Request::Words(words).encode(out));
+        let asked = connection.ask(until, Reply::Unnamed, |out, number| Request::Words(words).encode(number, out));
         asked.map_err(|failure| connection.because(failure))
     };
     let words: Vec<&str> = hello.iter().map(|word| &**word).collect();
-    let mut asked = vec![ask(&words)?];
-    if let Some(database @ 1..) = dial.server.database {
-        asked.push(ask(&["SELECT", &database.to_string()])?);
-    }
-    let needed = asked.len();
+    let login = ask(&words)?;
+    let database = match dial.server.database {
+        Some(database @ 1..) => Some(ask(&["SELECT", &database.to_string()])?),
+        _ => None,
+    };
+    // a HELLO of its own, which asks for no permission, unlike CLIENT SETNAME: whoever refuses names still lets us in
+    let name = ask(&["HELLO", "3", "SETNAME", &dial.name])?;
     // for whoever reads CLIENT LIST; older servers know no such command
     for (what, name) in [("LIB-NAME", "nestlock"), ("LIB-VER", env!("CARGO_PKG_VERSION"))] {
-        asked.push(ask(&["CLIENT", "SETINFO", what, name])?);
+        drop(ask(&["CLIENT", "SETINFO", what, name])?);
     }
-    // a HELLO of its own, which asks for no permission, unlike CLIENT SETNAME: whoever refuses names still lets us in
-    asked.push(ask(&["HELLO", "3", "SETNAME", &dial.name])?);
+    // one for all, as it would be refused before the login: it proves that each reply is its request's
+    let proof = connection.ping(until).map_err(|failure| connection.because(failure))?;
     // together: one round trip
-    for (n, answer) in join_all(asked).await.into_iter().enumerate() {
-        match answer {
-            Err(Failure::Refused(_)) if n >= needed => {}
-            answer => _ = answer.map_err(|failure| connection.because(failure))?,
-        }
+    let because = |failure| NotConnected::from(connection.because(failure));
+    let login = login.await.map_err(because)?;
+    let selected = match database {
+        Some(database) => database.await.map_err(because)?.as_str() == Some("OK"),
+        None => true,
+    };
+    let is_same = match name.await {
+        Ok(named) => id(&named) == id(&login),
+        Err(Failure::Refused(_)) => true,
+        Err(failure) => return Err(because(failure)),
+    };
+    match proof.await {
+        Ok(_) | Err(Failure::Refused(_)) if matches!(login, Value::Array(_)) && selected && is_same => {}
+        Ok(_) | Err(Failure::Refused(_)) => return Err(because(Failure::Nonsense(SHIFTED.into()))),
+        Err(failure) => return Err(because(failure)),
     }
     if let Some(driver) = &dial.driver {
         connection.drive_on(driver);
@@ -79,6 +93,12 @@ impl Drop for Ends {
             connection.end("nobody waits for it any more");
         }
     }
+}
+
+/// The number that the server has given to the connection, as HELLO says.
+fn id(hello: &Value) -> Option<&Value> {
+    let Value::Array(parts) = hello else { return None };
+    parts.chunks_exact(2).find(|field| field[0].as_str() == Some("id")).map(|field| &field[1])
 }
 
 /// The first request.

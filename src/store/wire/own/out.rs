@@ -1,6 +1,6 @@
 //! What goes out, and who waits for the answer.
 
-use std::{collections::VecDeque, mem};
+use std::{collections::VecDeque, mem, time::Duration};
 
 use smallvec::SmallVec;
 use tokio::sync::oneshot;
@@ -13,7 +13,7 @@ use crate::{
         bundle::Bundle,
         refusal,
         wire::{
-            Failure, Until,
+            Failure, Until, is_sent_again, numbered,
             resp::{self, Frame, Value},
         },
     },
@@ -22,7 +22,7 @@ use crate::{
 /// How many requests go together at most. Of more, the first would wait for the last one's answer.
 const MOST_TOGETHER: usize = 32;
 /// What ends a connection.
-const ANOTHER: &str = "an answer to another request";
+const ANOTHER: &str = "a reply to another request";
 
 /// What goes out, and who waits for the answer.
 #[derive(Default)]
@@ -37,6 +37,10 @@ pub(super) struct Out {
     pub(super) end: u64,
     /// In the order of their requests.
     pub(super) waiting: VecDeque<Waiting>,
+    /// The replies to the first of those, which do not name their requests: told when a later reply names its own.
+    held: VecDeque<Told>,
+    /// The number of the first request on the wire is one more. No two connections' numbers are alike.
+    base: u64,
     /// The time of some may be over before that of others in front of them.
     pub(super) is_mixed: bool,
     /// When the keeper looks next whose time is over; `None`: it looks now.
@@ -68,6 +72,8 @@ pub(in super::super) struct Part {
     /// Where the key and the arguments begin.
     pub(in super::super) key: u32,
     pub(in super::super) args: u32,
+    /// Where the request's number begins.
+    pub(in super::super) number: u32,
 }
 
 /// Whether somebody writes.
@@ -81,8 +87,10 @@ pub(super) enum Turn {
 }
 
 pub(super) struct Waiting {
-    /// `None`: its time was over; its answer is still to come.
+    /// `None`: its time was over, and its reply is still to come; or it is a PING that proves what came before.
     pub(super) tell: Option<oneshot::Sender<Told>>,
+    /// What its reply names.
+    pub(super) number: u64,
     /// Its place in the stream of requests: the end, and how long it is.
     pub(super) end: u64,
     pub(super) length: usize,
@@ -94,79 +102,167 @@ pub(super) struct Waiting {
     pub(super) part: Option<Part>,
 }
 
-/// What the answer to a request is.
+/// What the reply to a request is.
 #[derive(Debug, PartialEq, Eq)]
 pub(in super::super) enum Reply {
-    /// A value.
-    Value,
-    /// So many pushes.
-    Pushes(usize),
-    /// A value, after one that says nothing.
+    /// A script's: it names the request.
+    Script,
+    /// The same, after a reply that says nothing.
     Second,
-    /// A value, that of a PING; or the error that came before it.
+    /// The word of a PING, which is the request's number.
+    Ping,
+    /// The same; or the error that came before it.
     Echo(Option<String>),
-    /// A value for each of so many requests, which went together; this is the first.
+    /// A value that names no request.
+    Unnamed,
+    /// The same, as so many pushes.
+    Pushes(usize),
+    /// A script's, over so many requests that went together; this is the first.
     Each(usize),
     /// One of the others.
     OfEach,
 }
 
 impl Out {
-    /// Gives an answer to whom it belongs; an error: there is nobody.
+    pub(super) fn new(base: u64) -> Self {
+        Self { base, ..Self::default() }
+    }
+
+    /// The number of the next request.
+    pub(super) fn next_number(&mut self) -> u64 {
+        self.asked += 1;
+        self.base + self.asked
+    }
+
+    /// Appends a PING with its number, which has so long: its reply proves that those before it found their requests.
+    pub(super) fn ping(&mut self, until: Until) {
+        let (number, before) = (self.next_number(), self.buf.len());
+        resp::write_ping(&mut self.buf, number);
+        let length = self.buf.len() - before;
+        self.end += length as u64;
+        let (end, last, reply) = (self.end, until.over, Reply::Ping);
+        self.waiting.push_back(Waiting { tell: None, number, end, length, until, last, reply, part: None });
+    }
+
+    /// Sees to it that what is held is told, or found wrong, soon. `true`: there is something to be written.
+    pub(super) fn prove(&mut self, now: Instant, limit: Duration) -> bool {
+        let is_asked = self.waiting.get(self.held.len()).is_some_and(|next| next.end <= self.written());
+        let proves = !self.held.is_empty() && !is_asked;
+        if proves {
+            self.ping(Until::new(now, limit));
+        }
+        proves
+    }
+
+    /// The place in the stream up to which the socket has what was asked, or somebody is about to give it to it.
+    fn written(&self) -> u64 {
+        if self.turn == Turn::Free { self.from } else { self.end }
+    }
+
+    /// Gives a reply to its request; an error: it is no request's, or another one's.
+    ///
+    /// A script's reply names its request, and so does a PING's. What else comes may have been shifted by a reply that was lost,
+    /// or that came twice: it is held until a later reply names its request.
     pub(super) fn answer(&mut self, frame: Frame, callers: &mut Vec<Caller>) -> Result<(), String> {
-        let written = if self.turn == Turn::Free { self.from } else { self.end };
-        let Some(first) = self.waiting.front_mut().filter(|first| first.end <= written) else {
-            return Err("an answer to nothing".into());
+        let (at, written) = (self.held.len(), self.written());
+        let Some(waiting) = self.waiting.get_mut(at).filter(|waiting| waiting.end <= written) else {
+            return Err("a reply to no request".into());
         };
-        let told = match (&mut first.reply, frame) {
+        let number = waiting.number;
+        let told = match (&mut waiting.reply, frame) {
             (Reply::Second, Frame::Value(_) | Frame::Error(_)) => {
-                first.reply = Reply::Value;
+                waiting.reply = Reply::Script;
                 return Ok(());
             }
             (Reply::Echo(refused), Frame::Error(error)) => {
                 refused.get_or_insert(error);
                 return Ok(());
             }
-            (Reply::Echo(refused), Frame::Value(value)) => {
-                refused.take().map_or(Ok(value), |error| Err(Failure::Refused(error)))
-            }
-            (Reply::Each(many), frame) => {
-                let many = *many;
-                return self.answer_each(many, frame, callers);
-            }
-            (_, Frame::Error(error)) => Err(Failure::Refused(error)),
-            (Reply::Value, Frame::Value(value)) => Ok(value),
-            (Reply::Pushes(missing), Frame::Push(_)) => {
+            (Reply::Pushes(missing @ 2..), Frame::Push(_)) => {
                 *missing -= 1;
-                if *missing > 0 {
-                    return Ok(());
+                return Ok(());
+            }
+            (Reply::Each(many), Frame::Error(error)) => {
+                let many = *many;
+                let refused = self.refused_together(error);
+                for at in at..at + many {
+                    self.hold(at, Err(refused.clone()), callers);
                 }
-                Ok(Value::Null)
+                self.tell_what_is_proven(callers);
+                return Ok(());
+            }
+            (Reply::Pushes(_), Frame::Push(_)) => Ok(Value::Null),
+            (Reply::Unnamed, Frame::Value(value)) => Ok(value),
+            (Reply::Script | Reply::Ping | Reply::Unnamed | Reply::Pushes(_), Frame::Error(error)) => {
+                Err(Failure::Refused(error))
+            }
+            // these name their request
+            (Reply::Each(many), Frame::Value(value)) => {
+                let many = *many;
+                let told = numbered::each(number, value, many).ok_or(ANOTHER)?;
+                self.tell_held(callers);
+                for (waiting, told) in self.waiting.drain(..many).zip(told) {
+                    callers.extend(waiting.tell.map(|tell| (tell, told)));
+                }
+                return Ok(());
+            }
+            (Reply::Script, Frame::Value(value)) => {
+                let told = numbered::reply(number, value).ok_or(ANOTHER)?;
+                self.tell_held(callers);
+                self.tell_first(Ok(told), callers);
+                return Ok(());
+            }
+            (Reply::Ping | Reply::Echo(_), Frame::Value(value)) => {
+                let refused = if let Reply::Echo(refused) = &mut waiting.reply { refused.take() } else { None };
+                if !numbered::is_pong(number, &value) {
+                    return Err(ANOTHER.into());
+                }
+                self.tell_held(callers);
+                self.tell_first(refused.map_or(Ok(Value::Null), |error| Err(Failure::Refused(error))), callers);
+                return Ok(());
             }
             _ => return Err(ANOTHER.into()),
         };
-        callers.extend(self.waiting.pop_front().and_then(|first| first.tell).map(|tell| (tell, told)));
+        self.hold(at, told, callers);
+        self.tell_what_is_proven(callers);
         Ok(())
     }
 
-    /// The same for so many, which went together.
-    fn answer_each(&mut self, many: usize, frame: Frame, callers: &mut Vec<Caller>) -> Result<(), String> {
-        let mut answers = match frame {
-            Frame::Value(Value::Array(answers)) if answers.len() == many => Ok(answers.into_iter()),
-            Frame::Error(error) => Err(self.refused_together(error)),
-            _ => return Err(ANOTHER.into()),
+    /// Holds the reply to this request, unless it only sends the request elsewhere, or has it sent in another form: that is done at
+    /// once or not at all, and what is sent then has a reply that names it.
+    fn hold(&mut self, at: usize, told: Told, callers: &mut Vec<Caller>) {
+        let is_told = match &told {
+            Err(Failure::Refused(error)) => is_sent_again(error),
+            Err(Failure::RefusedTogether(_)) => true,
+            _ => false,
         };
-        for waiting in self.waiting.drain(..many) {
-            let told = match &mut answers {
-                Ok(answers) => match answers.next() {
-                    Some(Value::Refused(error)) => Err(Failure::Refused(error)),
-                    answer => Ok(answer.unwrap_or(Value::Null)),
-                },
-                Err(failure) => Err(failure.clone()),
-            };
-            callers.extend(waiting.tell.map(|tell| (tell, told)));
+        if is_told && let Some(tell) = self.waiting.get_mut(at).and_then(|waiting| waiting.tell.take()) {
+            callers.push((tell, told.clone()));
         }
-        Ok(())
+        self.held.push_back(told);
+    }
+
+    fn tell_first(&mut self, told: Told, callers: &mut Vec<Caller>) {
+        callers.extend(self.waiting.pop_front().and_then(|first| first.tell).map(|tell| (tell, told)));
+    }
+
+    /// What is held has found its requests.
+    fn tell_held(&mut self, callers: &mut Vec<Caller>) {
+        while let Some(told) = self.held.pop_front() {
+            self.tell_first(told, callers);
+        }
+    }
+
+    /// A server that refuses PING, as it is loading, has refused what was asked before it if there are as many replies as requests.
+    fn tell_what_is_proven(&mut self, callers: &mut Vec<Caller>) {
+        let last = self.held.len().checked_sub(1).and_then(|last| self.waiting.get(last));
+        if last.is_some_and(|last| last.reply == Reply::Ping && last.end == self.written()) {
+            self.tell_held(callers);
+        }
+        while !self.held.is_empty() && self.waiting.front().is_some_and(|first| first.tell.is_none()) {
+            self.held.pop_front();
+            self.waiting.pop_front();
+        }
     }
 
     /// What those are told who went together, and were refused together.
@@ -236,7 +332,7 @@ impl Out {
         let (verb, script) =
             if mem::replace(&mut self.bundles.are_known, true) { ("EVALSHA", sha1) } else { ("EVAL", source) };
         let begin = self.buf.len();
-        resp::write_head(&mut self.buf, 3 + many * 5);
+        resp::write_head(&mut self.buf, 4 + many * 5);
         resp::write_word(&mut self.buf, verb.as_bytes());
         resp::write_word(&mut self.buf, script.as_bytes());
         resp::write_integer(&mut self.buf, many as u64);
@@ -244,16 +340,17 @@ impl Out {
             let mut from = 0;
             for waiting in self.waiting.range(at..at + many) {
                 let Some(part) = &waiting.part else { return };
-                let (key, args) = (from + part.key as usize, from + part.args as usize);
+                let [key, args, number] = [part.key, part.args, part.number].map(|at| from + at as usize);
                 from += waiting.length;
                 if is_key {
                     self.buf.extend_from_slice(&bytes[key..args]);
                 } else {
                     resp::write_word(&mut self.buf, &[part.digit]);
-                    self.buf.extend_from_slice(&bytes[args..from]);
+                    self.buf.extend_from_slice(&bytes[args..number]);
                 }
             }
         }
+        resp::write_integer(&mut self.buf, self.waiting[at].number);
         let length = self.buf.len() - begin;
         let last = self.waiting.range(at..at + many).map(|waiting| waiting.last).max();
         for (n, waiting) in self.waiting.range_mut(at..at + many).enumerate() {
@@ -306,6 +403,7 @@ impl Out {
 
     /// The connection is over: who is to be told what. Bytes from this place on were not written.
     pub(super) fn give_up(&mut self, written: u64) -> Vec<Caller> {
+        self.held.clear();
         let waiting = self.waiting.drain(..);
         let tell = |waiting: Waiting| {
             let why = if waiting.end <= written { Failure::Ended } else { Failure::Unsent };

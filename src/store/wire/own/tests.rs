@@ -25,17 +25,31 @@ fn connect(bytes: usize, sink: Option<Sink>) -> (Arc<Connection>, DuplexStream) 
     (Connection::start(Reader::Played(reader), Writer::Played(writer), sink, LONG, own), there)
 }
 
-/// A request that reads `*1 $length word`.
+/// A request that reads `*1 $length word`. Its number, from 1, is its place among those of its connection.
 fn ask(connection: &Arc<Connection>, word: &str, limit: Duration) -> Asked {
-    let asked =
-        connection.ask(Until::new(Instant::now(), limit), Reply::Value, |out| Request::Words(&[word]).encode(out));
+    ask_at(connection, word, Instant::now(), limit)
+}
+
+fn ask_at(connection: &Arc<Connection>, word: &str, asked: Instant, limit: Duration) -> Asked {
+    let encode = |out: &mut Vec<u8>, number| Request::Words(&[word]).encode(number, out);
+    let asked = connection.ask(Until::new(asked, limit), Reply::Script, encode);
     asked.unwrap_or_else(|failure| panic!("{failure:?}"))
+}
+
+/// What a script answers to the request of this number.
+fn says(number: i64, code: i64) -> String {
+    format!(":{}\r\n", number * 16 + code)
+}
+
+/// What scripts answer to so many requests from the first one on: 1, 2, 3 ..
+fn says_each(numbers: std::ops::RangeInclusive<i64>) -> String {
+    numbers.map(|number| says(number, number % 7)).collect()
 }
 
 fn bytes(words: &[&str]) -> Vec<u8> {
     let mut out = Vec::new();
     for word in words {
-        Request::Words(&[word]).encode(&mut out);
+        Request::Words(&[word]).encode(0, &mut out);
     }
     out
 }
@@ -83,8 +97,8 @@ async fn answers_find_their_callers_after_some_gave_up() {
     let kept = ask(&connection, "kept", LONG);
     let answers = async {
         read(&mut peer, &["late", "dropped", "kept"]).await;
-        for byte in b":1\r\n:2\r\n:3\r\n" {
-            peer.write_all(&[*byte]).await.unwrap();
+        for byte in says_each(1..=3).bytes() {
+            peer.write_all(&[byte]).await.unwrap();
             tokio::task::yield_now().await;
         }
     };
@@ -101,10 +115,10 @@ async fn what_was_not_sent_in_time_never_is() {
     assert_eq!(late.await, Err(Failure::LateUnsent));
     let answers = async {
         read(&mut peer, &["first", "last"]).await;
-        peer.write_all(b":1\r\n:2\r\n").await.unwrap();
+        peer.write_all((says(1, 1) + &says(3, 3)).as_bytes()).await.unwrap();
     };
     let (first, last, ()) = tokio::join!(first, last, answers);
-    assert_eq!((first, last), (Ok(Value::Integer(1)), Ok(Value::Integer(2))));
+    assert_eq!((first, last), (Ok(Value::Integer(1)), Ok(Value::Integer(3))));
 }
 
 /// The rest of a request cannot be kept back: it would be executed late, or not at all.
@@ -118,7 +132,7 @@ async fn a_request_that_was_sent_in_part_and_is_late_ends_the_connection() {
     let mut come = Vec::new();
     peer.read_to_end(&mut come).await.unwrap();
     assert_eq!(come, bytes(&["first"])[..5]);
-    assert!(connection.ask(Until::new(Instant::now(), LONG), Reply::Value, |_| None).is_err());
+    assert!(connection.ask(Until::new(Instant::now(), LONG), Reply::Script, |_, _| None).is_err());
 }
 
 /// Polled once, while others are under way, or after others were told together with its caller: it goes out.
@@ -130,11 +144,11 @@ async fn what_is_polled_once_goes_out() {
     assert!(poll_immediate(&mut first).await.is_none());
     assert!(poll_immediate(&mut second).await.is_none());
     read(&mut peer, &["first"]).await;
-    peer.write_all(b":1\r\n").await.unwrap();
+    peer.write_all(says(1, 1).as_bytes()).await.unwrap();
     read(&mut peer, &["second"]).await;
     let mut third = ask(&connection, "third", LONG);
     assert!(poll_immediate(&mut third).await.is_none());
-    peer.write_all(b":2\r\n").await.unwrap();
+    peer.write_all(says(2, 2).as_bytes()).await.unwrap();
     read(&mut peer, &["third"]).await;
     let mut fourth = ask(&connection, "fourth", LONG);
     assert!(poll_immediate(&mut fourth).await.is_none());
@@ -144,7 +158,7 @@ async fn what_is_polled_once_goes_out() {
     drop((ask(&connection, "6", LONG), ask(&connection, "7", LONG)));
     read(&mut peer, &["6", "7"]).await;
     let told = tokio::spawn(third);
-    peer.write_all(b":3\r\n:4\r\n:5\r\n:6\r\n:7\r\n").await.unwrap();
+    peer.write_all(says_each(3..=7).as_bytes()).await.unwrap();
     told.await.unwrap().unwrap();
     let mut last = ask(&connection, "last", LONG);
     assert!(poll_immediate(&mut last).await.is_none());
@@ -171,8 +185,18 @@ async fn what_was_asked_goes_out_though_nobody_polls_it() {
 async fn what_no_server_says_ends_the_connection() {
     for nonsense in [
         "HTTP/1.1 400 Bad Request\r\n\r\n",
-        ":1\r\n:2\r\n",
-        ":1\r\n>3\r\n+subscribe\r\n+c\r\n:1\r\n",
+        ":17\r\n:2\r\n",
+        ":17\r\n>3\r\n+subscribe\r\n+c\r\n:1\r\n",
+        // another request's, or none
+        ":1\r\n",
+        ":33\r\n",
+        ":24\r\n",
+        ":-9223372036854775808\r\n",
+        "_\r\n",
+        "+OK\r\n",
+        "*0\r\n",
+        "*2\r\n:2\r\n:1\r\n",
+        "*2\r\n-ERR x\r\n:1\r\n",
         ">3\r\n+subscribe\r\n+c\r\n:1\r\n",
         "$99999999999\r\n",
         "*99999999\r\n",
@@ -207,24 +231,36 @@ async fn channels_are_subscribed_to_when_the_server_has_said_so_of_each() {
     });
     let (connection, mut peer) = connect(1 << 16, Some(sink));
     let subscribe = |acks| {
-        let encode = |out: &mut Vec<u8>| Request::Words(&["SUBSCRIBE"]).encode(out);
+        let encode = |out: &mut Vec<u8>, number| Request::Words(&["SUBSCRIBE"]).encode(number, out);
         connection
-            .ask(Until::new(Instant::now(), LONG), Reply::Pushes(acks), encode)
+            .ask_and_ping(Until::new(Instant::now(), LONG), Reply::Pushes(acks), encode)
             .unwrap_or_else(|failure| panic!("{failure:?}"))
     };
     let mut two = subscribe(2);
-    let (refused, ping) = (tokio::spawn(subscribe(3)), tokio::spawn(ask(&connection, "PING", LONG)));
-    read(&mut peer, &["SUBSCRIBE", "SUBSCRIBE", "PING"]).await;
+    let (refused, next) = (tokio::spawn(subscribe(3)), tokio::spawn(ask(&connection, "next", LONG)));
+    let (mut come, mut expected) = (Vec::new(), bytes(&["SUBSCRIBE"]));
+    resp::write_ping(&mut expected, 2);
+    expected.extend(bytes(&["SUBSCRIBE"]));
+    resp::write_ping(&mut expected, 4);
+    expected.extend(bytes(&["next"]));
+    come.resize(expected.len(), 0);
+    peer.read_exact(&mut come).await.unwrap();
+    assert_eq!(String::from_utf8_lossy(&come), String::from_utf8_lossy(&expected));
     peer.write_all(b">3\r\n+subscribe\r\n+a\r\n:1\r\n>3\r\n+message\r\n+a\r\n+0\r\n").await.unwrap();
     while heard.lock().unwrap().is_empty() {
         tokio::task::yield_now().await;
     }
     assert!(poll_immediate(&mut two).await.is_none(), "one of two");
     peer.write_all(b">3\r\n+subscribe\r\n+b\r\n:2\r\n>3\r\n+message\r\n+b\r\n+1\r\n").await.unwrap();
+    while heard.lock().unwrap().len() < 2 {
+        tokio::task::yield_now().await;
+    }
+    assert!(poll_immediate(&mut two).await.is_none(), "its PING was not answered");
+    peer.write_all(b"$1\r\n2\r\n").await.unwrap();
     assert_eq!(two.await, Ok(Value::Null));
-    peer.write_all(b"-NOPERM no such channel\r\n>3\r\n+message\r\n+a\r\n+0\r\n+PONG\r\n").await.unwrap();
+    peer.write_all(b"-NOPERM no such channel\r\n>3\r\n+message\r\n+a\r\n+0\r\n$1\r\n4\r\n:81\r\n").await.unwrap();
     assert_eq!(refused.await.unwrap(), Err(Failure::Refused("NOPERM no such channel".into())));
-    assert_eq!(ping.await.unwrap(), Ok(Value::text("PONG")));
+    assert_eq!(next.await.unwrap(), Ok(Value::Integer(1)));
     assert_eq!(*heard.lock().unwrap(), ["a 0", "b 1", "a 0"]);
 }
 
@@ -240,12 +276,16 @@ async fn each_of_many_has_its_own_answer() {
             tokio::spawn(async move {
                 for n in 0..100 {
                     let number = task * 1_000 + n;
-                    let asked = ask(&connection, &number.to_string(), LONG);
+                    let encode = |out: &mut Vec<u8>, named: u64| {
+                        let word = format!("{named} {number}");
+                        Request::Words(&[&word]).encode(named, out)
+                    };
+                    let asked = connection.ask(Until::new(Instant::now(), LONG), Reply::Script, encode).unwrap();
                     // now and then somebody loses interest
                     if number % 7 == 0 {
                         drop(asked);
                     } else {
-                        assert_eq!(asked.await, Ok(Value::Integer(number)));
+                        assert_eq!(asked.await, Ok(Value::Array(vec![Value::Integer(number)])));
                     }
                 }
             })
@@ -258,7 +298,7 @@ async fn each_of_many_has_its_own_answer() {
     }
 }
 
-/// Answers each number with itself, until nobody reads.
+/// Answers each request with the number that it names, and the one that it brings, until nobody reads.
 async fn answer_in_pieces(peer: DuplexStream) {
     let (mut requests, mut answers) = tokio::io::split(peer);
     let (mut come, mut chunk) = (Vec::new(), [0; 77]);
@@ -266,7 +306,8 @@ async fn answer_in_pieces(peer: DuplexStream) {
         // a request is an array of one word, so it reads as an answer
         while let Ok((Frame::Value(Value::Array(words)), length)) = resp::decode(&come, &mut resp::Scan::default()) {
             come.drain(..length);
-            let answer = format!(":{}\r\n", words[0].as_number().unwrap());
+            let (named, number) = words[0].as_str().unwrap().split_once(' ').unwrap();
+            let answer = format!("*2\r\n:{named}\r\n:{number}\r\n");
             for piece in answer.as_bytes().chunks(2) {
                 if answers.write_all(piece).await.is_err() {
                     return;
@@ -284,21 +325,17 @@ async fn time_is_over_for_each_by_itself() {
         tokio::task::yield_now().await;
     }
     let now = Instant::now();
-    let ask_at = |word: &'static str, asked, limit| {
-        let asked = connection.ask(Until::new(asked, limit), Reply::Value, |out| Request::Words(&[word]).encode(out));
-        asked.unwrap_or_else(|failure| panic!("{failure:?}"))
-    };
-    let first = ask_at("first", now, LONG);
-    let kept = ask_at("kept", now, LONG);
-    let late = ask_at("too late", now - LONG + Duration::from_millis(30), LONG);
-    let last = ask_at("last", now, LONG);
+    let first = ask_at(&connection, "first", now, LONG);
+    let kept = ask_at(&connection, "kept", now, LONG);
+    let late = ask_at(&connection, "too late", now - LONG + Duration::from_millis(30), LONG);
+    let last = ask_at(&connection, "last", now, LONG);
     // nobody is asked to write it; the keeper knows, though it did not expect it so soon
     let asked = std::time::Instant::now();
     assert_eq!(late.await, Err(Failure::LateUnsent));
     assert!(asked.elapsed() < Duration::from_secs(5));
     let answers = async {
         read(&mut peer, &["first", "kept", "last"]).await;
-        peer.write_all(b":1\r\n:2\r\n:3\r\n").await.unwrap();
+        peer.write_all((says_each(1..=2) + &says(4, 3)).as_bytes()).await.unwrap();
     };
     let (first, kept, last, ()) = tokio::join!(first, kept, last, answers);
     assert_eq!((first, kept, last), (Ok(Value::Integer(1)), Ok(Value::Integer(2)), Ok(Value::Integer(3))));
@@ -316,8 +353,10 @@ fn whoever_reads_may_stop() {
         use std::io::{Read, Write};
         let (mut stream, mut chunk) = (listener.accept().unwrap().0, [0; 1 << 10]);
         // one request at a time
+        let mut number = 0;
         while let Ok(1..) = stream.read(&mut chunk) {
-            stream.write_all(b":1\r\n").unwrap();
+            number += 1;
+            stream.write_all(says(number, 1).as_bytes()).unwrap();
         }
     });
     let connection = own.block_on(own.spawn(async move {
@@ -378,7 +417,7 @@ fn what_was_read_is_told_though_whoever_read_it_stops() {
         let mut stream = listener.accept().unwrap().0;
         stream.read_exact(&mut vec![0; length]).unwrap();
         let messages = ">3\r\n+message\r\n+c\r\n$1\r\n0\r\n".repeat(MANY);
-        stream.write_all(format!("{}{messages}", ":1\r\n".repeat(asked.len())).as_bytes()).unwrap();
+        stream.write_all(format!("{}{messages}", says_each(1..=asked.len() as i64)).as_bytes()).unwrap();
         // until it is over
         let _ = stream.read(&mut [0]);
     });
@@ -434,7 +473,7 @@ async fn a_peer_that_only_trickles_is_not_heard() {
     let (connection, mut peer) = connect(1 << 16, None);
     let asked = ask(&connection, "asked", LONG);
     read(&mut peer, &["asked"]).await;
-    peer.write_all(b"*2\r\n").await.unwrap();
+    peer.write_all(b"*3\r\n:1\r\n").await.unwrap();
     for _ in 0..3 {
         peer.write_all(b"*1\r\n").await.unwrap();
         tokio::task::yield_now().await;
@@ -444,6 +483,13 @@ async fn a_peer_that_only_trickles_is_not_heard() {
     peer.write_all(b":1\r\n:2\r\n").await.unwrap();
     asked.await.unwrap();
     assert!(connection.was_heard() && !connection.was_heard());
+    // nor is one that only pushes
+    let heard = connection.reads.load(Ordering::Acquire);
+    peer.write_all(b">3\r\n+message\r\n+a\r\n+0\r\n").await.unwrap();
+    while connection.reads.load(Ordering::Acquire) == heard {
+        tokio::task::yield_now().await;
+    }
+    assert!(!connection.was_heard());
 }
 
 struct Panics;
@@ -469,7 +515,7 @@ async fn a_waker_that_panics_harms_nobody_else() {
     };
     let asked = (ask_and_panic("answered", LONG), ask(&connection, "next", LONG));
     read(&mut peer, &["answered"]).await;
-    peer.write_all(b":1\r\n>3\r\n+message\r\n+a\r\n+0\r\n:2\r\n").await.unwrap();
+    peer.write_all(b":17\r\n>3\r\n+message\r\n+a\r\n+0\r\n:34\r\n").await.unwrap();
     assert_eq!(asked.1.await, Ok(Value::Integer(2)));
     assert_eq!(asked.0.await, Ok(Value::Integer(1)));
     // the same for what is not answered

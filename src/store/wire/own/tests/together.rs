@@ -7,8 +7,15 @@ use crate::store::tests::one_of_two;
 
 fn ask_part(connection: &Arc<Connection>, name: &str, limit: Duration) -> Asked {
     let call = one_of_two(name, name.ends_with('o'));
-    let asked =
-        connection.ask(Until::new(Instant::now(), limit), Reply::Value, |out| Request::Together(&call).encode(out));
+    let encode = |out: &mut Vec<u8>, number| Request::Together(&call).encode(number, out);
+    let asked = connection.ask(Until::new(Instant::now(), limit), Reply::Script, encode);
+    asked.unwrap_or_else(|failure| panic!("{failure:?}"))
+}
+
+/// A request that reads `*1 $length number word`.
+fn ask_numbered(connection: &Arc<Connection>, word: &str, limit: Duration) -> Asked {
+    let encode = |out: &mut Vec<u8>, number| Request::Words(&[&format!("{number} {word}")]).encode(number, out);
+    let asked = connection.ask(Until::new(Instant::now(), limit), Reply::Script, encode);
     asked.unwrap_or_else(|failure| panic!("{failure:?}"))
 }
 
@@ -36,6 +43,7 @@ fn names(words: &[String]) -> Vec<String> {
         [word] => vec![word.clone()],
         [verb, _, many, rest @ ..] if verb.starts_with("EVAL") => {
             let (keys, args) = rest.split_at(many.parse().unwrap());
+            let args = args.split_last().unwrap().1;
             let each = args.len() / keys.len();
             for (key, args) in keys.iter().zip(args.chunks(each)) {
                 assert_eq!(args[each - 3..], ["owner", "2", ""], "{key}");
@@ -52,34 +60,50 @@ fn names(words: &[String]) -> Vec<String> {
 async fn two(connection: &Arc<Connection>, peer: &mut DuplexStream) -> [Asked; 2] {
     let first = ask(connection, "first", LONG);
     assert_eq!(names(&next(peer).await), ["first"]);
+    let number = lock(&connection.out).asked as i64;
     let two = ["a", "bo"].map(|name| ask_part(connection, name, LONG));
-    peer.write_all(b"+OK\r\n").await.unwrap();
+    peer.write_all(says(number, 1).as_bytes()).await.unwrap();
     first.await.unwrap();
     two
+}
+
+/// What the server says to the request of these words, which end with its number. Where it refuses them, it answers the PING
+/// that proves it.
+async fn answer(peer: &mut DuplexStream, words: &[String], reply: &str) {
+    let number: i64 = words.last().unwrap().parse().unwrap();
+    let reply = reply.replace("{n}", &number.to_string()).replace("{1}", &(number * 16 + 1).to_string());
+    peer.write_all(reply.as_bytes()).await.unwrap();
+    if reply.starts_with('-') {
+        let ping = next(peer).await;
+        assert_eq!(ping[0], "PING");
+        peer.write_all(format!("+{}\r\n", ping[1]).as_bytes()).await.unwrap();
+    }
 }
 
 #[tokio::test]
 async fn each_has_an_answer_of_its_own() {
     let (connection, mut peer) = connect(1 << 16, None);
-    for (answer, expected) in [
+    for (reply, expected) in [
         (
-            "*2\r\n:1\r\n*2\r\n:0\r\n:9\r\n",
+            "*3\r\n:{n}\r\n:1\r\n*2\r\n:0\r\n:9\r\n",
             [Ok(Value::Integer(1)), Ok(Value::Array(vec![Value::Integer(0), Value::Integer(9)]))],
         ),
-        ("*2\r\n-OOM x\r\n_\r\n", [Err(Failure::Refused("OOM x".into())), Ok(Value::Null)]),
+        ("*3\r\n:{n}\r\n-OOM x\r\n_\r\n", [Err(Failure::Refused("OOM x".into())), Ok(Value::Null)]),
         // nobody knows what went wrong
         ("-ERR x\r\n", [Err(Failure::Refused("ERR x".into())), Err(Failure::Refused("ERR x".into()))]),
     ] {
         let [a, b] = two(&connection, &mut peer).await;
-        assert_eq!(names(&next(&mut peer).await), ["a", "bo"]);
-        peer.write_all(answer.as_bytes()).await.unwrap();
+        let words = next(&mut peer).await;
+        assert_eq!(names(&words), ["a", "bo"]);
+        answer(&mut peer, &words, reply).await;
         assert_eq!([a.await, b.await], expected);
     }
-    for nonsense in ["*1\r\n:1\r\n", ":1\r\n", "*3\r\n:1\r\n:1\r\n:1\r\n"] {
+    let nonsense = ["*2\r\n:{n}\r\n:1\r\n", ":{1}\r\n", "*4\r\n:{n}\r\n:1\r\n:1\r\n:1\r\n"];
+    for reply in nonsense.into_iter().chain(["*3\r\n:1\r\n:1\r\n:1\r\n", "*2\r\n:1\r\n:1\r\n"]) {
         let (connection, mut peer) = connect(1 << 16, None);
         let [a, b] = two(&connection, &mut peer).await;
-        next(&mut peer).await;
-        peer.write_all(nonsense.as_bytes()).await.unwrap();
+        let words = next(&mut peer).await;
+        answer(&mut peer, &words, reply).await;
         assert_eq!([a.await, b.await], [Err(Failure::Ended), Err(Failure::Ended)]);
         assert!(connection.has_ended());
     }
@@ -89,18 +113,18 @@ async fn each_has_an_answer_of_its_own() {
 #[tokio::test]
 async fn what_is_refused_together_was_not_executed() {
     let (connection, mut peer) = connect(1 << 16, None);
-    for (verb, answer) in [
+    for (verb, reply) in [
         ("EVAL", "-LOADING x\r\n"),
         ("EVALSHA", "-NOSCRIPT x\r\n"),
-        ("EVAL", "*2\r\n:1\r\n:1\r\n"),
+        ("EVAL", "*3\r\n:{n}\r\n:1\r\n:1\r\n"),
         ("EVALSHA", "-NOPERM x\r\n"),
     ] {
         let [a, b] = two(&connection, &mut peer).await;
         let words = next(&mut peer).await;
         assert_eq!((&*words[0], words[1].len() == 40), (verb, verb == "EVALSHA"));
-        peer.write_all(answer.as_bytes()).await.unwrap();
+        answer(&mut peer, &words, reply).await;
         let told = [a.await, b.await];
-        if let Some(error) = answer.strip_prefix('-') {
+        if let Some(error) = reply.strip_prefix('-') {
             let refused = Failure::RefusedTogether(error.trim_end().into());
             assert_eq!(told, [Err(refused.clone()), Err(refused)]);
             assert!(!StoreError::from(told[0].clone().unwrap_err()).may_have_executed());
@@ -108,9 +132,10 @@ async fn what_is_refused_together_was_not_executed() {
     }
     let [a, b] = two(&connection, &mut peer).await;
     for name in ["a", "bo"] {
-        assert_eq!(names(&next(&mut peer).await), [name], "alone from then on");
+        let words = next(&mut peer).await;
+        assert_eq!(names(&words), [name], "alone from then on");
+        answer(&mut peer, &words, ":{1}\r\n").await;
     }
-    peer.write_all(b":1\r\n:1\r\n").await.unwrap();
     assert_eq!([a.await, b.await], [Ok(Value::Integer(1)), Ok(Value::Integer(1))]);
 }
 
@@ -121,10 +146,20 @@ async fn no_two_about_one_lock_go_together() {
     let first = ask(&connection, "first", LONG);
     let asked = ["a", "b", "a", "c", "a"].map(|name| ask_part(&connection, name, LONG));
     let all = tokio::spawn(async move { (first.await, join_all(asked).await) });
-    for expected in [&["first"][..], &["a", "b"], &["a", "c"], &["a"]] {
-        assert_eq!(names(&next(&mut peer).await), expected);
+    for (expected, reply) in [
+        (&["first"][..], ":17\r\n"),
+        (&["a", "b"], "*3\r\n:{n}\r\n:1\r\n:1\r\n"),
+        (&["a", "c"], "*3\r\n:{n}\r\n:1\r\n:1\r\n"),
+        (&["a"], ":{1}\r\n"),
+    ] {
+        let words = next(&mut peer).await;
+        assert_eq!(names(&words), expected);
+        if expected == ["first"] {
+            peer.write_all(reply.as_bytes()).await.unwrap();
+        } else {
+            answer(&mut peer, &words, reply).await;
+        }
     }
-    peer.write_all(b":1\r\n*2\r\n:1\r\n:1\r\n*2\r\n:1\r\n:1\r\n:1\r\n").await.unwrap();
     assert!(all.await.unwrap().1.iter().all(Result::is_ok));
 }
 
@@ -134,8 +169,8 @@ async fn a_cut_at_each_byte_of_two_tells_what_may_have_been_executed() {
     // the digest: the server has the text
     let learn = async |connection: &Arc<Connection>, peer: &mut DuplexStream| {
         let told = two(connection, peer).await;
-        next(peer).await;
-        peer.write_all(b"*2\r\n:1\r\n:1\r\n").await.unwrap();
+        let words = next(peer).await;
+        answer(peer, &words, "*3\r\n:{n}\r\n:1\r\n:1\r\n").await;
         join_all(told).await;
     };
     let whole = {
@@ -144,7 +179,7 @@ async fn a_cut_at_each_byte_of_two_tells_what_may_have_been_executed() {
         let _asked = two(&connection, &mut peer).await;
         let mut out = Vec::new();
         let words = next(&mut peer).await;
-        Request::Words(&words.iter().map(String::as_str).collect::<Vec<_>>()).encode(&mut out);
+        Request::Words(&words.iter().map(String::as_str).collect::<Vec<_>>()).encode(0, &mut out);
         out.len()
     };
     for cut in 0..=whole {
@@ -186,7 +221,8 @@ async fn two_of_which_a_part_was_sent_end_the_connection_when_both_are_late() {
             if !is_in_part {
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 read(&mut peer, &["first", &"x".repeat(fits), "last"]).await;
-                peer.write_all(b":1\r\n:2\r\n:3\r\n").await.unwrap();
+                // the two are gone
+                peer.write_all((says(1, 1) + &says(2, 2) + &says(5, 3)).as_bytes()).await.unwrap();
             }
         };
         let (_, _, (a, a_took), (b, b_took), last, ()) = tokio::join!(first, filled, a, b, last, answers);
@@ -224,13 +260,20 @@ proptest! {
                 let mut sent = Vec::new();
                 loop {
                     let words = next(&mut peer).await;
+                    let (words, number) = match words.as_slice() {
+                        [word] => {
+                            let (number, word) = word.split_once(' ').unwrap();
+                            (vec![word.to_owned()], number.to_owned())
+                        }
+                        _ => (words.clone(), words.last().unwrap().clone()),
+                    };
                     if words == ["over"] {
-                        peer.write_all(b"+OK\r\n").await.unwrap();
+                        peer.write_all(format!("*2\r\n:{number}\r\n+over\r\n").as_bytes()).await.unwrap();
                         return sent;
                     }
                     let of_it = super::together::names(&words);
                     let answers: Vec<String> = of_it.iter().map(|name| format!("+{name}\r\n")).collect();
-                    let answer = if of_it.len() > 1 { format!("*{}\r\n{}", of_it.len(), answers.concat()) } else { answers.concat() };
+                    let answer = format!("*{}\r\n:{number}\r\n{}", of_it.len() + 1, answers.concat());
                     sent.extend(of_it);
                     peer.write_all(answer.as_bytes()).await.unwrap();
                 }
@@ -241,7 +284,7 @@ proptest! {
                     for (name, (kind, fate)) in names.iter().zip(&asked).skip(at).take(group) {
                         // some have no time left
                         let limit = if *fate == 1 { Duration::ZERO } else { LONG };
-                        let request = if *kind < 2 { ask_part(&connection, name, limit) } else { ask(&connection, name, limit) };
+                        let request = if *kind < 2 { ask_part(&connection, name, limit) } else { ask_numbered(&connection, name, limit) };
                         if *fate < 2 {
                             kept.push((name.clone(), tokio::spawn(request)));
                         }
@@ -251,13 +294,15 @@ proptest! {
                 }
                 for (name, told) in kept {
                     match told.await.unwrap() {
+                        // of a bundle, each has its own
+                        Ok(Value::Array(told)) => assert_eq!(told, [Value::text(&name)]),
                         Ok(told) => assert_eq!(told, Value::text(&name)),
                         Err(Failure::LateUnsent) => unsent.push(name),
                         Err(Failure::Late) => {}
                         Err(failure) => panic!("{name}: {failure:?}"),
                     }
                 }
-                ask(&connection, "over", LONG).await.unwrap();
+                ask_numbered(&connection, "over", LONG).await.unwrap();
                 unsent
             };
             let (sent, unsent) = tokio::join!(server, client);

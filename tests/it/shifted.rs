@@ -1,0 +1,167 @@
+//! A middlebox that lies: one reply is swallowed, doubled or swapped, and the connection goes on. Each later reply would be taken
+//! for another request's.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU32, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use futures::future::join_all;
+use nestlock::{LockClient, LockClientBuilder, LockGuard};
+use rand::{Rng, SeedableRng, rngs::StdRng};
+
+use crate::support::{
+    Server,
+    proxy::{Action, Proxy, Request},
+    within,
+};
+
+pub(crate) const LIES: [Action; 3] = [Action::Swallow, Action::Double, Action::Swap];
+const THEIRS: usize = 20;
+const TIMEOUT: Duration = Duration::from_millis(500);
+
+/// Locks that another client holds, validly.
+pub(crate) async fn theirs(direct: &LockClient, name: impl Fn(String) -> String) -> Vec<LockGuard> {
+    let locks = (0..THEIRS).map(|n| direct.mutex(name(format!("theirs:{n}"))).unwrap());
+    join_all(locks.map(|lock| async move { lock.lock().await.unwrap() })).await
+}
+
+/// Tasks of a client that want free locks and theirs, for so long: how many acquires succeeded. None of theirs may.
+pub(crate) async fn work(client: &LockClient, name: impl Fn(String) -> String + Clone, time: Duration) -> u32 {
+    let (acquired, stolen) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(0)));
+    let began = Instant::now();
+    let tasks = (0..8).map(|task| {
+        let (acquired, stolen, name) = (Arc::clone(&acquired), Arc::clone(&stolen), name.clone());
+        async move {
+            for n in 0.. {
+                if began.elapsed() >= time {
+                    return;
+                }
+                let is_theirs = n % 2 == 0;
+                let what = if is_theirs { format!("theirs:{}", n % THEIRS) } else { format!("free:{task}") };
+                if let Ok(Some(guard)) = client.mutex(name(what)).unwrap().try_lock().await {
+                    let count = if is_theirs { &stolen } else { &acquired };
+                    count.fetch_add(1, Ordering::Relaxed);
+                    let _ = guard.unlock().await;
+                }
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        }
+    });
+    join_all(tasks).await;
+    assert_eq!(stolen.load(Ordering::Relaxed), 0, "locks were acquired that another client holds");
+    acquired.load(Ordering::Relaxed)
+}
+
+/// Every twentieth script meets this.
+pub(crate) fn now_and_then(action: Action) -> impl FnMut(&Request) -> Action + Send {
+    let mut left = 20;
+    move |request| {
+        if request.is("EVALSHA") {
+            left -= 1;
+            if left == 0 {
+                left = 20;
+                return action;
+            }
+        }
+        Action::Pass
+    }
+}
+
+pub(crate) async fn works_again(client: &LockClient, name: String) {
+    within(Duration::from_secs(15), "it works again", || async {
+        match client.mutex(name.clone()).unwrap().try_lock().await {
+            Ok(Some(guard)) => guard.unlock().await.is_ok(),
+            _ => false,
+        }
+    })
+    .await;
+}
+
+pub(crate) fn builder(bundle: bool) -> LockClientBuilder {
+    LockClient::builder().command_timeout(TIMEOUT).watchdog_timeout(4 * TIMEOUT).bundle(bundle)
+}
+
+/// F23: the reply of one request is never taken for that of another one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_reply_that_strays_gives_no_lock_to_two() {
+    let server = Server::start();
+    let (proxy, direct) = (Proxy::start(&server), server.client().await);
+    let held = theirs(&direct, |name| name).await;
+    for bundle in [false, true] {
+        for lie in LIES {
+            let client = builder(bundle).connect(proxy.url()).await.unwrap();
+            works_again(&client, "warm".into()).await;
+            proxy.rule(now_and_then(lie));
+            let acquired = work(&client, |name| name, Duration::from_secs(2)).await;
+            assert!(acquired > 0, "{lie:?}, bundle({bundle}): the client acquires nothing");
+            proxy.pass();
+            works_again(&client, "warm".into()).await;
+        }
+    }
+    assert!(held.iter().all(|guard| !guard.is_lost()));
+}
+
+/// Errors and other replies that name no request are not believed before a later reply names its own.
+#[tokio::test]
+async fn an_error_that_strays_refuses_nobody_else() {
+    let server = Server::start();
+    let proxy = Proxy::start(&server);
+    let client = builder(false).connect(proxy.url()).await.unwrap();
+    works_again(&client, "warm".into()).await;
+    server.call(&["SET", "text", "t"]);
+    // the first reply is swallowed; the second one is an error, and comes in its place
+    let is_first = AtomicBool::new(true);
+    proxy.rule(move |request| {
+        if request.is("EVALSHA") && is_first.swap(false, Ordering::Relaxed) { Action::Swallow } else { Action::Pass }
+    });
+    let (free, text) = (client.reentrant_lock("free").unwrap(), client.reentrant_lock("text").unwrap());
+    let (free, text) = tokio::join!(free.try_lock(), text.try_lock());
+    for (name, told) in [("free", free.map(|got| got.is_some())), ("text", text.map(|got| got.is_some()))] {
+        assert!(matches!(told, Err(nestlock::Error::Unconfirmed { .. })), "{name}: {told:?}");
+    }
+    proxy.pass();
+    works_again(&client, "free".into()).await;
+}
+
+/// A connection that answers nothing but still pushes is given up as one that is silent.
+#[tokio::test]
+async fn a_connection_that_only_pushes_is_given_up() {
+    let server = Server::start();
+    let proxy = Proxy::start(&server);
+    let client = builder(true).watchdog_timeout(Duration::from_secs(30)).connect(proxy.url()).await.unwrap();
+    let held = client.mutex("held").unwrap().lock().await.unwrap();
+    proxy.only_push();
+    works_again(&client, "other".into()).await;
+    assert!(!held.is_lost());
+    held.unlock().await.unwrap();
+}
+
+/// Whatever request of whichever connection it is, handshakes too: the client works again, and nobody has what others hold.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whatever_reply_strays_the_client_works_again() {
+    let server = Server::start();
+    let (proxy, direct) = (Proxy::start(&server), server.client().await);
+    let _held = theirs(&direct, |name| name).await;
+    let seed = 20_261_126;
+    println!("seed {seed}");
+    for round in 0..24 {
+        let mut random = StdRng::seed_from_u64(seed + round);
+        let client = builder(round % 2 == 0).connect(proxy.url()).await.unwrap();
+        works_again(&client, "warm".into()).await;
+        let signal = client.signal_lock("s").unwrap();
+        let waits = tokio::spawn(async move { signal.try_lock_for(Duration::from_secs(1)).await.map(drop) });
+        proxy.rule(move |_| if random.random_bool(0.05) { LIES[random.random_range(0..3)] } else { Action::Pass });
+        if round % 3 == 0 {
+            // so that there are handshakes, too
+            proxy.cut();
+        }
+        work(&client, |name| name, Duration::from_millis(400)).await;
+        proxy.pass();
+        works_again(&client, "warm".into()).await;
+        let _ = waits.await.unwrap();
+    }
+}
