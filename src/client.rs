@@ -38,6 +38,9 @@ impl LockClient {
     /// `redis+unix:///path/to/socket`, `redis-cluster://[login@]a,b,c`, `redis-sentinel://[login@]a,b,c/service[/database]`, or
     /// `redis://a,b` for one service at several addresses: see [the guide](crate::guide::configuration).
     ///
+    /// On a runtime without I/O (`enable_io` was not called) the program's panic hook runs once: tokio answers whether there is any by
+    /// a panic, which is caught.
+    ///
     /// # Errors
     ///
     /// [`Error::InvalidConfig`] for a URL that cannot be read, and for one that leads to a sentinel as if it were a server;

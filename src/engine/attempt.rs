@@ -9,7 +9,7 @@ use std::{
 
 use super::{
     core::Core,
-    failure::{NO_RECEIPT, TOO_LATE, not_replicated, silent, store_error},
+    failure::{NO_RECEIPT, not_entered, not_replicated, silent, store_error},
     generation::{Copied, Grant, Ticket},
     hold::{Hold, Next},
     kind::{Adopts, Kind, Terms, Turn, Wake},
@@ -222,8 +222,8 @@ impl<'a> Acquire<'a> {
                 match self.take_in(hold, &request, since, token, (epoch, replicas))? {
                     Some(ticket) => Ok(Attempt::Entered((Arc::clone(hold), ticket))),
                     // nor would another answer come in time
-                    None if self.from.is_some() => Err(store_error(kind.name(), silent(TOO_LATE))),
-                    None => self.failed(silent(TOO_LATE)),
+                    None if self.from.is_some() => Err(store_error(kind.name(), not_entered(hold.is_orphaned()))),
+                    None => self.failed(not_entered(hold.is_orphaned())),
                 }
             }
             Ok((Acquired::Busy { ttl, ahead, place }, epoch)) => {

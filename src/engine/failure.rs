@@ -7,7 +7,8 @@ use crate::{
 };
 
 pub(super) const NO_ANSWER: &str = "no answer before the wait was over";
-pub(super) const TOO_LATE: &str = "the answer came when the lease was over already";
+const TOO_LATE: &str = "the reply came when the lease was over already";
+const NOT_POLLED: &str = "the call was not polled for longer than a request may take; what it got is being undone";
 pub(super) const NO_RECEIPT: &str = "nobody has asked which replicas have it";
 
 /// A failure of the store, told as one of this lock.
@@ -22,6 +23,11 @@ pub(super) fn store_error(lock: &str, source: StoreError) -> Error {
 
 pub(super) fn silent(what: &'static str) -> StoreError {
     StoreError::new(StoreErrorKind::Timeout, true, what)
+}
+
+/// What the server has granted was not entered: too late for its lease, or for a future that is polled again after it was given up.
+pub(super) fn not_entered(is_orphaned: bool) -> StoreError {
+    silent(if is_orphaned { NOT_POLLED } else { TOO_LATE })
 }
 
 /// What was written is not where it must be.

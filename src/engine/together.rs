@@ -10,7 +10,7 @@ use futures_util::future::join_all;
 use super::{
     attempt::{Acquire, Entered},
     core::{Core, LOCKS_AT_ONCE},
-    failure::{NO_ANSWER, TOO_LATE, silent, store_error},
+    failure::{NO_ANSWER, not_entered, silent, store_error},
     hold::{Hold, Next},
     kind::{Kind, Together, Wake},
     settle::UnderWay,
@@ -111,7 +111,7 @@ impl Acquire<'_> {
                     for (hold, ticket) in &entered {
                         core.release_later(hold, ticket);
                     }
-                    return self.no_answer(silent(TOO_LATE));
+                    return self.no_answer(not_entered(requests.iter().any(|(hold, _)| hold.is_orphaned())));
                 }
                 Ok(Outcome::Entered(entered))
             }

@@ -54,6 +54,26 @@ async fn dropped_guards_are_released_whatever_others_do_not_poll() {
     assert!(b.reentrant_lock("job:999").unwrap().try_lock().await.unwrap().is_none());
 }
 
+/// It is told why, whatever its lease: not that this is over.
+#[tokio::test]
+async fn a_try_that_was_not_polled_is_told_so() {
+    let server = Server::start();
+    let client = server.client_with(|builder| builder.command_timeout(ms(300))).await;
+    let lock = client.reentrant_lock("l").unwrap();
+    let parked = loop {
+        let mut tries = Box::pin(lock.try_lock_with(AcquireOptions::new().lease(Duration::from_secs(30))));
+        if poll_fn(|cx| Poll::Ready(tries.as_mut().poll(cx))).await.is_pending() {
+            break tries;
+        }
+        eventually("it is free", || async { !server.exists("l") }).await;
+    };
+    eventually("it has the lock", || async { server.exists("l") }).await;
+    eventually("it is given up", || async { !server.exists("l") }).await;
+    let error = parked.await.unwrap_err();
+    assert!(matches!(error, nestlock::Error::Unconfirmed { .. }), "{error:?}");
+    assert!(error.to_string().contains("not polled"), "{error}");
+}
+
 /// An acquire that was sent, and whose answer nobody takes, does not hold the lock for its lease.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_acquire_that_is_not_polled_holds_the_lock_no_longer_than_a_request_may_take() {

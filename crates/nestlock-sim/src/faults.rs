@@ -40,6 +40,8 @@ pub(crate) enum Fault {
     Forgets,
     /// The server's clock jumps.
     ClockJumps,
+    /// Replies are swallowed, doubled or swapped, and their connections go on.
+    Strays,
 }
 
 /// What a server says instead of running a script.
@@ -55,7 +57,7 @@ const REFUSALS: [&str; 8] = [
 ];
 
 impl Fault {
-    pub(crate) const ALL: [Self; 17] = [
+    pub(crate) const ALL: [Self; 18] = [
         Self::Silence,
         Self::SilenceUp,
         Self::SilenceDown,
@@ -73,6 +75,7 @@ impl Fault {
         Self::Shutdown,
         Self::Forgets,
         Self::ClockJumps,
+        Self::Strays,
     ];
 }
 
@@ -138,6 +141,11 @@ pub(crate) async fn strike(plan: &Plan, world: &mut World, rng: &mut Rng) {
             // it may have crashed meanwhile
             cut(Cut::Late(late));
         }
+        Fault::Strays => net::with(|net| {
+            for server in &servers {
+                net.paths[victim][*server].strays_until = until;
+            }
+        }),
         Fault::CutLost => cut(Cut::Lost),
         Fault::CutLate => cut(Cut::Late(until)),
         Fault::PauseProcess | Fault::PauseUsers => {

@@ -5,6 +5,9 @@ compile_error!("the simulator needs Linux on x86-64; everything else: cargo test
 
 mod checks;
 mod faults;
+#[allow(unreachable_pub, clippy::pedantic, clippy::unwrap_used, reason = "the tests'")]
+#[path = "../../../tests/it/support/frames.rs"]
+mod frames;
 mod kernel;
 mod memory;
 mod net;

@@ -20,6 +20,7 @@ use tokio::{
 
 use crate::{
     checks::book,
+    frames::frame_len,
     kernel::{self, MILLI, Rng, note, now},
     plan::{MOST_PROCESSES, Plan},
 };
@@ -32,6 +33,8 @@ pub(crate) struct Path {
     pub(crate) down_silent_until: u64,
     pub(crate) slow_until: u64,
     pub(crate) slow_ms: u64,
+    /// Until then a middlebox lies.
+    pub(crate) strays_until: u64,
 }
 
 /// One of the servers.
@@ -227,6 +230,8 @@ struct Carrier {
     connection: Connection,
     up: Line,
     down: Line,
+    /// A reply that comes behind the next one.
+    swapped: Vec<u8>,
 }
 
 impl Carrier {
@@ -246,9 +251,41 @@ impl Carrier {
 
     fn collect(&mut self) {
         let output = self.at_server(Connection::output);
+        let output = if self.strays() { self.stray(&output) } else { output };
         if !output.is_empty() {
             self.down.send(self.process, self.server, output);
         }
+    }
+
+    fn strays(&self) -> bool {
+        with(|net| net.paths[self.process][self.server].strays_until > now()) || !self.swapped.is_empty()
+    }
+
+    /// What a middlebox makes of replies that the server gives at once: of five, one is swallowed, doubled or swapped.
+    fn stray(&mut self, output: &[u8]) -> Vec<u8> {
+        let (mut rest, mut all) = (output, Vec::new());
+        while let Some(length) = frame_len(rest) {
+            let (frame, behind) = rest.split_at(length);
+            rest = behind;
+            let lie = if frame[0] == b'>' { 14 } else { with(|net| net.rng.as_mut().map_or(14, |rng| rng.below(15))) };
+            match lie {
+                0 => note("swallowed", frame),
+                1 => {
+                    note("doubled", frame);
+                    all.extend_from_slice(&frame.repeat(2));
+                }
+                2 if self.swapped.is_empty() => {
+                    note("swapped", frame);
+                    self.swapped = frame.to_vec();
+                }
+                _ => {
+                    all.extend_from_slice(frame);
+                    all.append(&mut self.swapped);
+                }
+            }
+        }
+        all.extend_from_slice(rest);
+        all
     }
 
     /// The connection was cut: `stream` is gone for the process.
@@ -296,7 +333,8 @@ async fn carry(stream: UnixStream, process: usize, server: usize) {
     });
     let connection = kernel::as_process(clock, || machine.connect());
     let output = Rc::clone(&connection.wake);
-    let mut carrier = Carrier { process, server, clock, connection, up: Line::default(), down: Line::default() };
+    let mut carrier =
+        Carrier { process, server, clock, connection, up: Line::default(), down: Line::default(), swapped: Vec::new() };
     let mut open = true;
     loop {
         let how: Option<Cut> = *cut.borrow();

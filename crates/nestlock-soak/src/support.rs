@@ -3,6 +3,9 @@
 use std::net::SocketAddr;
 
 #[allow(dead_code, unreachable_pub, clippy::pedantic, clippy::unwrap_used, reason = "they are the tests'")]
+#[path = "../../../tests/it/support/frames.rs"]
+pub(crate) mod frames;
+#[allow(dead_code, unreachable_pub, clippy::pedantic, clippy::unwrap_used, reason = "they are the tests'")]
 #[path = "../../../tests/it/support/proxy.rs"]
 pub(crate) mod proxy;
 #[allow(dead_code, unreachable_pub, clippy::pedantic, clippy::unwrap_used, reason = "they are the tests'")]
@@ -25,7 +28,7 @@ pub(crate) mod scripts {
         Vec::new()
     }
 
-    pub(crate) fn source(name: &str) -> String {
+    pub(crate) fn sent(name: &str) -> String {
         unreachable!("no script has a name here: {name}")
     }
 }

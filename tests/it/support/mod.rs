@@ -3,6 +3,7 @@
 pub mod answers;
 pub mod child;
 pub mod clock;
+pub mod frames;
 pub mod history;
 pub mod proxy;
 pub mod redisson;

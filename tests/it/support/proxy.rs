@@ -31,7 +31,11 @@ use tokio::{
     time::{Instant, sleep, sleep_until, timeout},
 };
 
-use super::{Server, scripts};
+use super::{
+    Server,
+    frames::{frame_len, line},
+    scripts,
+};
 
 /// What becomes of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -515,32 +519,6 @@ async fn replies(
             return Ok(());
         }
     }
-}
-
-/// The first line, without its sign, and where it ends.
-fn line(bytes: &[u8]) -> Option<(&str, usize)> {
-    let end = bytes.windows(2).position(|pair| pair == b"\r\n")?;
-    Some((std::str::from_utf8(&bytes[1..end]).unwrap_or(""), end + 2))
-}
-
-/// How long the first frame is (RESP2 and RESP3), if all of it is there.
-fn frame_len(bytes: &[u8]) -> Option<usize> {
-    let (first, mut at) = line(bytes)?;
-    let count = first.parse::<i64>().unwrap_or(0);
-    let children = match bytes[0] {
-        b'$' | b'!' | b'=' if count >= 0 => {
-            at += usize::try_from(count).expect("a length") + 2;
-            0
-        }
-        b'*' | b'~' | b'>' => count,
-        b'%' => 2 * count,
-        b'|' => 2 * count + 1,
-        _ => 0,
-    };
-    for _ in 0..children {
-        at += frame_len(bytes.get(at..)?)?;
-    }
-    (at <= bytes.len()).then_some(at)
 }
 
 /// The elements of a list of strings and numbers, or the words of a line (fred's HELLO is one).

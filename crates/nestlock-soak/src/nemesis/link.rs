@@ -5,7 +5,7 @@ use std::{io, thread, time::Duration};
 use super::{Effect, Fault};
 use crate::support::proxy::{Action, Proxy, Request, Way};
 
-pub(super) const SORTS: [(&str, u64, u64); 15] = [
+pub(super) const SORTS: [(&str, u64, u64); 18] = [
     // delivered after the cut; no handshakes, else nothing of an older connection could meet a newer one
     ("ghost", 50, 400),
     ("ghosts", 50, 400),
@@ -20,6 +20,10 @@ pub(super) const SORTS: [(&str, u64, u64); 15] = [
     ("one-way-out", 50, 1200),
     ("one-way-in", 50, 1200),
     ("mute", 50, 600),
+    // a middlebox that lies
+    ("swallow", 50, 400),
+    ("double", 50, 400),
+    ("swap", 50, 400),
     ("refuse", 50, 1200),
     ("no-messages", 200, 2000),
 ];
@@ -60,6 +64,9 @@ pub(super) fn strike(proxy: &Proxy, fault: &Fault) -> io::Result<Effect> {
         "one-way-out" => proxy.black_hole(Way::ToClient),
         "one-way-in" => proxy.black_hole(Way::ToServer),
         "mute" => some(1, Action::Mute),
+        "swallow" => some(1 + fault.arg as u32 % 3, Action::Swallow),
+        "double" => some(1 + fault.arg as u32 % 3, Action::Double),
+        "swap" => some(1 + fault.arg as u32 % 3, Action::Swap),
         "refuse" => {
             proxy.refuse();
             proxy.cut();

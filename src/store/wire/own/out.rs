@@ -165,6 +165,7 @@ impl Out {
     /// or that came twice: it is held until a later reply names its request.
     pub(super) fn answer(&mut self, frame: Frame, callers: &mut Vec<Caller>) -> Result<(), String> {
         let (at, written) = (self.held.len(), self.written());
+        let next = self.waiting.get(at + 1).map(|next| next.number);
         let Some(waiting) = self.waiting.get_mut(at).filter(|waiting| waiting.end <= written) else {
             return Err("a reply to no request".into());
         };
@@ -192,7 +193,9 @@ impl Out {
                 return Ok(());
             }
             (Reply::Pushes(_), Frame::Push(_)) => Ok(Value::Null),
-            (Reply::Unnamed, Frame::Value(value)) => Ok(value),
+            (Reply::Unnamed, Frame::Value(value)) if !next.is_some_and(|next| numbered::is_pong(next, &value)) => {
+                Ok(value)
+            }
             (Reply::Script | Reply::Ping | Reply::Unnamed | Reply::Pushes(_), Frame::Error(error)) => {
                 Err(Failure::Refused(error))
             }
