@@ -35,8 +35,9 @@ impl LockClient {
     /// Connects with the default configuration.
     ///
     /// The URL reads `redis://[[user]:password@]host[:port][/database]`, `rediss://` for TLS (feature `rustls`),
-    /// `redis+unix:///path/to/socket`, `redis-cluster://[login@]a,b,c`, `redis-sentinel://[login@]a,b,c/service[/database]`, or
-    /// `redis://a,b` for one service at several addresses: see [the guide](crate::guide::configuration).
+    /// `redis+unix://[[user]:password@]/path/to/socket`, `redis-cluster://[login@]a,b,c`,
+    /// `redis-sentinel://[login@]a,b,c/service[/database]`, or `redis://a,b` for one service at several addresses: see
+    /// [the guide](crate::guide::configuration). It is read whole or refused.
     ///
     /// On a runtime without I/O (`enable_io` was not called) the program's panic hook runs once: tokio answers whether there is any by
     /// a panic, which is caught.

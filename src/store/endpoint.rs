@@ -6,11 +6,14 @@ use fred::types::config::{Config as FredConfig, Server, ServerConfig};
 
 #[cfg(feature = "rustls")]
 use super::Tls;
-use super::wire;
+use super::{
+    url::{Leads, Url, refuse},
+    wire,
+};
 #[cfg(feature = "fred-config")]
 use crate::topology::{NodeRole, TopologyNode};
 use crate::{
-    error::{Error, Result},
+    error::Result,
     options::{Config, Login, Wire},
 };
 
@@ -83,20 +86,6 @@ impl From<FredConfig> for Endpoint {
     }
 }
 
-/// What a scheme asks for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Scheme {
-    Server,
-    Cluster,
-    Sentinel,
-}
-
-const FORMS: &str = "use redis://, redis-cluster:// or redis-sentinel://, with rediss for TLS, or redis+unix://";
-
-fn refuse<T>(reason: impl Into<String>) -> Result<T> {
-    Err(Error::InvalidConfig { reason: reason.into() })
-}
-
 impl Endpoint {
     fn new(server: FredConfig, place: Place, wire: Option<Wire>) -> Self {
         Self {
@@ -110,68 +99,26 @@ impl Endpoint {
         }
     }
 
-    /// Reads `redis://`, `redis-cluster://`, `redis-sentinel://`, the same with TLS (`rediss..`), each with user, password,
-    /// several addresses between commas, a database, and options after `?`; or `redis+unix://`.
+    /// What a URL says: see [`Url::read`].
     pub(crate) fn from_url(url: &str) -> Result<Self> {
-        let Some((name, rest)) = url.split_once("://") else { return refuse(format!("it is no URL; {FORMS}")) };
-        // what follows the scheme may hold a password: no error quotes it
-        let (tls, scheme) = match name {
-            "redis+unix" => return Self::of_socket(url),
-            "redis" | "valkey" => (false, Scheme::Server),
-            "rediss" | "valkeys" => (true, Scheme::Server),
-            "redis-cluster" | "valkey-cluster" => (false, Scheme::Cluster),
-            "rediss-cluster" | "valkeys-cluster" => (true, Scheme::Cluster),
-            "redis-sentinel" | "valkey-sentinel" => (false, Scheme::Sentinel),
-            "rediss-sentinel" | "valkeys-sentinel" => (true, Scheme::Sentinel),
-            _ => return refuse(format!("the URL's scheme is {name:?}; {FORMS}")),
+        let url = Url::read(url)?;
+        let centralized = |at: &[Server]| match at.first() {
+            Some(server) => Ok(ServerConfig::Centralized { server: server.clone() }),
+            None => refuse("the URL names no host"),
         };
-        if tls && !cfg!(feature = "rustls") {
-            return refuse(format!("{name}:// needs TLS; enable the feature `rustls` of nestlock"));
-        }
-        let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
-        let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
-        let (login, hosts) = match authority.rsplit_once('@') {
-            Some((login, hosts)) => (format!("{login}@"), hosts),
-            None => (String::new(), authority),
-        };
-        let mut options = Options::read(query)?;
-        let (database, service) = match scheme {
-            Scheme::Sentinel => {
-                let (service, database) = path.split_once('/').unwrap_or((path, ""));
-                let service = options.service.take().unwrap_or_else(|| service.to_owned());
-                if service.is_empty() {
-                    return refuse(
-                        "the URL names no service; write it behind the addresses: redis-sentinel://a,b,c/name",
-                    );
-                }
-                (database, service)
+        let (server, place) = match url.leads {
+            Leads::Socket(path) => (ServerConfig::Unix { path }, Place::Server),
+            Leads::Servers(at) => (centralized(&at)?, if at.len() == 1 { Place::Server } else { Place::List(at) }),
+            Leads::Cluster(at) => (centralized(&at)?, Place::Cluster(at)),
+            Leads::Sentinels { at, service, login } => {
+                (centralized(&at)?, Place::Sentinel(Sentinels { at, service, login }))
             }
-            _ => (path, String::new()),
         };
-        if scheme == Scheme::Cluster && !matches!(database, "" | "0") {
-            return refuse("a cluster has one database; leave it out of the URL");
-        }
-        let port = if scheme == Scheme::Sentinel { 26379 } else { 6379 };
-        let mut at = Vec::new();
-        for host in hosts.split(',').chain(options.nodes.iter().map(String::as_str)) {
-            let parsed = parse(&format!("redis://{host}"))?;
-            let Some(server) = first(&parsed) else { return refuse("the URL names no host") };
-            let behind = host.rsplit_once(']').map_or(host, |(_, rest)| rest);
-            at.push(if behind.contains(':') { server } else { Server { port, ..server } });
-        }
-        let Some(address) = at.first().cloned() else { return refuse("the URL names no host") };
-        let mut server = parse(&format!("redis://{login}localhost/{database}"))?;
-        server.server = ServerConfig::Centralized { server: address };
-        let sentinel_login = options.login()?;
-        let place = match scheme {
-            Scheme::Cluster => Place::Cluster(at),
-            Scheme::Sentinel => Place::Sentinel(Sentinels { at, service, login: sentinel_login }),
-            Scheme::Server if at.len() == 1 => Place::Server,
-            Scheme::Server => Place::List(at),
-        };
-        let endpoint = Self::new(server, place, options.wire);
+        let Login { user, password } = url.login.unwrap_or_default();
+        let server = FredConfig { server, username: user, password, database: url.database, ..FredConfig::default() };
+        let endpoint = Self::new(server, place, url.wire);
         #[cfg(feature = "rustls")]
-        let endpoint = Self { is_secret: tls, ..endpoint };
+        let endpoint = Self { is_secret: url.is_secret, ..endpoint };
         Ok(endpoint)
     }
 
@@ -221,12 +168,6 @@ impl Endpoint {
         Ok(config)
     }
 
-    fn of_socket(url: &str) -> Result<Self> {
-        let (url, query) = url.split_once('?').unwrap_or((url, ""));
-        let options = Options::read(query)?;
-        Ok(Self::new(parse(url)?, Place::Server, options.wire))
-    }
-
     /// Which client carries requests and messages.
     pub(crate) fn wire(&self, config: &Config) -> Wire {
         self.wire.unwrap_or(config.wire)
@@ -243,67 +184,10 @@ impl Endpoint {
     }
 }
 
-/// What stands after `?`.
-#[derive(Default)]
-struct Options {
-    wire: Option<Wire>,
-    nodes: Vec<String>,
-    service: Option<String>,
-    user: Option<String>,
-    password: Option<String>,
-}
-
-impl Options {
-    fn read(query: &str) -> Result<Self> {
-        let mut options = Self::default();
-        for option in query.split('&').filter(|option| !option.is_empty()) {
-            let (name, value) = option.split_once('=').unwrap_or((option, ""));
-            match (name, value) {
-                ("wire", "own") => options.wire = Some(Wire::Own),
-                ("wire", "fred") => options.wire = Some(Wire::Fred),
-                ("node", node) => options.nodes.push(node.to_owned()),
-                ("sentinelServiceName", service) => options.service = Some(service.to_owned()),
-                ("sentinelUsername", user) => options.user = Some(user.to_owned()),
-                ("sentinelPassword", password) => options.password = Some(password.to_owned()),
-                _ => {
-                    return refuse(
-                        "the URL has an option after `?` that is none of wire=own, wire=fred, node=host:port, \
-                         sentinelServiceName=, sentinelUsername= and sentinelPassword=",
-                    );
-                }
-            }
-        }
-        Ok(options)
-    }
-
-    /// The sentinels' user and password, which are written as those of a URL.
-    fn login(&self) -> Result<Option<Login>> {
-        if self.user.is_none() && self.password.is_none() {
-            return Ok(None);
-        }
-        let [user, password] = [&self.user, &self.password].map(|word| word.as_deref().unwrap_or(""));
-        let read = parse(&format!("redis://{user}:{password}@localhost"))?;
-        Ok(Some(Login { user: read.username, password: read.password }))
-    }
-}
-
-fn parse(url: &str) -> Result<FredConfig> {
-    match FredConfig::from_url(url) {
-        Ok(server) => Ok(server),
-        Err(error) => refuse(format!("the URL cannot be read ({})", error.kind().to_str())),
-    }
-}
-
-fn first(server: &FredConfig) -> Option<Server> {
-    match &server.server {
-        ServerConfig::Centralized { server } => Some(server.clone()),
-        _ => None,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::Error;
 
     fn at(url: &str) -> Endpoint {
         Endpoint::from_url(url).unwrap_or_else(|error| panic!("{url}: {error}"))
@@ -318,7 +202,7 @@ mod tests {
             ("redis-cluster://u:p@a:1,b,[::1]:3", "a:1,b:6379,[::1]:3"),
             ("valkey-cluster://[::1]", "[::1]:6379"),
             ("redis-cluster://a:1?node=b:2&node=c:3", "a:1,b:2,c:3"),
-            ("redis-sentinel://p%40@a,b:2/my/5", "a:26379,b:2/my"),
+            ("redis-sentinel://:p%40@a,b:2/my/5", "a:26379,b:2/my"),
             ("redis-sentinel://a?sentinelServiceName=my", "a:26379/my"),
         ] {
             assert_eq!(at(url).address(), address, "{url}");
@@ -334,7 +218,7 @@ mod tests {
     #[test]
     fn what_is_no_such_url_is_refused() {
         for url in [
-            "redis-cluster://a/1",
+            "redis-cluster://a/x",
             "redis-sentinel://a",
             "redis-sentinel://a,b/",
             "redis://a,,b",

@@ -15,6 +15,7 @@ mod route;
 mod script;
 #[cfg(feature = "rustls")]
 mod tls;
+mod url;
 mod wire;
 
 use std::{fmt, sync::Arc, time::Duration};

@@ -578,7 +578,7 @@ async fn urls_that_cannot_be_read_are_refused_without_showing_the_password() {
         format!("redis://user:{PASSWORD}@[::1"),
         format!("redis://user:{PASSWORD}@:6379:6379"),
         format!("redis://user:{PASSWORD}@localhost/no-number"),
-        format!("redis-cluster://user:{PASSWORD}@localhost:6379/1"),
+        format!("redis-cluster://user:{PASSWORD}@localhost:6379/x"),
         format!("redis-sentinel://user:{PASSWORD}@localhost:6379"),
         String::new(),
         "redis:".into(),

@@ -64,6 +64,7 @@ mod support;
 mod tls;
 mod unpolled;
 mod untold;
+mod urls;
 mod waiters;
 mod watchdog;
 mod wire_format;

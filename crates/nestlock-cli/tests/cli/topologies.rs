@@ -406,7 +406,7 @@ fn a_url_that_leads_nowhere_is_told() {
         ("redis://127.0.0.1:1,redis://127.0.0.1:2", "several URLs"),
         ("http://127.0.0.1:1", "scheme is \"http\""),
         ("redis-sentinel://127.0.0.1:1", "names no service"),
-        ("redis-cluster://127.0.0.1:1/3", "one database"),
+        ("redis-cluster://127.0.0.1:1/x", "the database must be a number"),
     ] {
         for args in [&["ls"][..], &["doctor"], &["who", "l"], &["exec", "l", "--", "true"]] {
             let (code, _, errors) = Place::at(url).said(args);

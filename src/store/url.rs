@@ -1,0 +1,276 @@
+//! A URL, read whole or refused: each part that is given is used, and none is read as another part.
+
+use std::{net::Ipv6Addr, path::PathBuf};
+
+use fred::types::config::Server;
+
+use crate::{
+    error::{Error, Result},
+    options::{Login, Wire},
+};
+
+const FORMS: &str = "use redis://, redis-cluster:// or redis-sentinel://, with rediss for TLS, or redis+unix://";
+
+/// What a URL says.
+pub(super) struct Url {
+    pub(super) leads: Leads,
+    pub(super) login: Option<Login>,
+    pub(super) database: Option<u8>,
+    pub(super) wire: Option<Wire>,
+    pub(super) is_secret: bool,
+}
+
+/// Where a URL leads: one address at least.
+pub(super) enum Leads {
+    Servers(Vec<Server>),
+    Cluster(Vec<Server>),
+    Sentinels { at: Vec<Server>, service: String, login: Option<Login> },
+    Socket(PathBuf),
+}
+
+/// What a scheme asks for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Scheme {
+    Server,
+    Cluster,
+    Sentinel,
+    Socket,
+}
+
+/// What follows the scheme may hold a password: no error quotes it.
+pub(super) fn refuse<T>(reason: impl Into<String>) -> Result<T> {
+    Err(Error::InvalidConfig { reason: reason.into() })
+}
+
+impl Url {
+    /// Reads `redis://`, `redis-cluster://`, `redis-sentinel://`, the same with TLS (`rediss..`), each with user, password,
+    /// several addresses between commas, a database, and options after `?`; or `redis+unix://`.
+    pub(super) fn read(url: &str) -> Result<Self> {
+        let Some((name, rest)) = url.split_once("://") else { return refuse(format!("it is no URL; {FORMS}")) };
+        let (scheme, is_secret) = match name {
+            "redis+unix" | "valkey+unix" => (Scheme::Socket, false),
+            "redis" | "valkey" => (Scheme::Server, false),
+            "rediss" | "valkeys" => (Scheme::Server, true),
+            "redis-cluster" | "valkey-cluster" => (Scheme::Cluster, false),
+            "rediss-cluster" | "valkeys-cluster" => (Scheme::Cluster, true),
+            "redis-sentinel" | "valkey-sentinel" => (Scheme::Sentinel, false),
+            "rediss-sentinel" | "valkeys-sentinel" => (Scheme::Sentinel, true),
+            _ => return refuse(format!("the URL's scheme is {name:?}; {FORMS}")),
+        };
+        if is_secret && !cfg!(feature = "rustls") {
+            return refuse(format!("{name}:// needs TLS; enable the feature `rustls` of nestlock"));
+        }
+        if let Some(blank) = rest.chars().find(|c| c.is_whitespace() || c.is_control()) {
+            return refuse(format!(
+                "the URL has {blank:?} in it; leave it out, or {}",
+                percent_encode(blank, "the URL")
+            ));
+        }
+        let (authority, behind) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
+        if let Some(end) = behind.chars().next()
+            && behind.contains('@')
+            // else it is the path of a socket, and no login can end there
+            && !(scheme == Scheme::Socket && authority.is_empty())
+        {
+            let password = percent_encode(end, "the password");
+            return refuse(format!(
+                "the URL has an `@` behind `{end}`; {password}, or, behind the address, `@` as %40"
+            ));
+        }
+        if behind.contains('#') {
+            return refuse(format!("the URL has a fragment, which means nothing; {}", percent_encode('#', "the URL")));
+        }
+        let (login, hosts) = match authority.rsplit_once('@') {
+            Some((login, hosts)) => (Some(read_login(login)?), hosts),
+            None => (None, authority),
+        };
+        let (path, query) = behind.split_once('?').unwrap_or((behind, ""));
+        let mut options = Options::read(query, scheme)?;
+        let wire = match options.take("wire").as_deref() {
+            None => None,
+            Some("own") => Some(Wire::Own),
+            Some("fred") => Some(Wire::Fred),
+            Some(_) => return refuse("the option `wire` must be own or fred"),
+        };
+        if scheme == Scheme::Socket {
+            if !matches!(hosts, "" | "localhost") {
+                return refuse("a socket has no host; write redis+unix://user:password@/path/to/socket");
+            }
+            let path = decoded("the path", path)?;
+            // others read `/a/../b` as `/b`, which may be another one
+            if path.len() < 2 || path.contains('\0') || path.split('/').any(|name| matches!(name, "." | "..")) {
+                return refuse(
+                    "the path must be that of a socket, without `.` and `..`; write redis+unix:///path/to/socket",
+                );
+            }
+            let database = options.take("db").as_deref().map_or(Ok(None), read_database)?;
+            let of_options = login_of(options.take("user"), options.take("pass"))?;
+            if login.is_some() && of_options.is_some() {
+                return refuse("the login is given twice, before `@` and after `?`; leave one out");
+            }
+            let (leads, login) = (Leads::Socket(path.into()), login.or(of_options));
+            return Ok(Self { leads, login, database, wire, is_secret });
+        }
+        let port = if scheme == Scheme::Sentinel { 26379 } else { 6379 };
+        let mut at = hosts.split(',').map(|host| read_address(host, port)).collect::<Result<Vec<_>>>()?;
+        while let Some(node) = options.take("node") {
+            at.push(read_address(&node, port)?);
+        }
+        let path = path.strip_prefix('/').unwrap_or(path);
+        let (leads, database) = match scheme {
+            Scheme::Sentinel => {
+                let (service, database) = match options.take("sentinelServiceName") {
+                    // as fred has it: the path is the database alone
+                    Some(service) => (service, path),
+                    None => {
+                        let (service, database) = path.split_once('/').unwrap_or((path, ""));
+                        (decoded("the name of the service", service)?, database)
+                    }
+                };
+                if service.is_empty() {
+                    return refuse(
+                        "the URL names no service; write it behind the addresses: redis-sentinel://a,b,c/name",
+                    );
+                }
+                let login = login_of(options.take("sentinelUsername"), options.take("sentinelPassword"))?;
+                (Leads::Sentinels { at, service, login }, database)
+            }
+            Scheme::Cluster => (Leads::Cluster(at), path),
+            Scheme::Server | Scheme::Socket => (Leads::Servers(at), path),
+        };
+        Ok(Self { leads, login, database: read_database(database)?, wire, is_secret })
+    }
+}
+
+/// What stands after `?`, decoded.
+struct Options(Vec<(String, String)>);
+
+impl Options {
+    /// Refuses what means nothing in this form, or is said twice.
+    fn read(query: &str, scheme: Scheme) -> Result<Self> {
+        let known: &[&str] = match scheme {
+            Scheme::Server | Scheme::Cluster => &["wire", "node"],
+            Scheme::Sentinel => &["wire", "node", "sentinelServiceName", "sentinelUsername", "sentinelPassword"],
+            Scheme::Socket => &["wire", "db", "user", "pass"],
+        };
+        let mut options: Vec<(String, String)> = Vec::new();
+        for option in query.split('&').filter(|_| !query.is_empty()) {
+            let (name, value) = option.split_once('=').unwrap_or((option, ""));
+            if !known.contains(&name) {
+                let known = known.join("=, ");
+                return refuse(format!("the URL has an option after `?` that is none of {known}="));
+            }
+            if name != "node" && options.iter().any(|(known, _)| known == name) {
+                return refuse(format!("the option `{name}` is given twice; leave one out"));
+            }
+            let what = format!("the option `{name}`");
+            if value.is_empty() {
+                return refuse(format!("{what} has no value"));
+            }
+            if value.contains('+') {
+                // others read it as a blank
+                return refuse(percent_encode('+', &what));
+            }
+            options.push((name.to_owned(), decoded(&what, value)?));
+        }
+        Ok(Self(options))
+    }
+
+    /// The first of this name.
+    fn take(&mut self, name: &str) -> Option<String> {
+        let at = self.0.iter().position(|(known, _)| known == name)?;
+        Some(self.0.remove(at).1)
+    }
+}
+
+/// User and password, before `@`.
+fn read_login(login: &str) -> Result<Login> {
+    let (user, password) = login.split_once(':').unwrap_or((login, ""));
+    let read = |part: &str, what: &str| match part.chars().find(|c| matches!(c, '@' | '[' | ']')) {
+        Some(reserved) => refuse(percent_encode(reserved, what)),
+        None => Ok(Some(decoded(what, part)?).filter(|part| !part.is_empty())),
+    };
+    let (user, password) = (read(user, "the user")?, read(password, "the password")?);
+    match login_of(user, password)? {
+        Some(login) => Ok(login),
+        None => refuse("the login before `@` is empty; leave out the `@`"),
+    }
+}
+
+fn login_of(user: Option<String>, password: Option<String>) -> Result<Option<Login>> {
+    match (&user, &password) {
+        (None, None) => Ok(None),
+        (Some(_), None) => refuse(
+            "the password is missing; write user:password@, or :password@ for the user `default`; where a user has none, any \
+             will do",
+        ),
+        _ => Ok(Some(Login { user, password })),
+    }
+}
+
+fn read_address(address: &str, default: u16) -> Result<Server> {
+    let (host, port) = if let Some(rest) = address.strip_prefix('[') {
+        let read = |(ip, port): (&str, _)| Some((ip.parse::<Ipv6Addr>().ok()?, port));
+        match rest.split_once(']').and_then(read) {
+            Some((ip, port)) => (format!("[{ip}]"), port),
+            None => return refuse("the host between [ and ] must be an IPv6 address"),
+        }
+    } else {
+        let (host, port) = address.split_at(address.find(':').unwrap_or(address.len()));
+        if host.is_empty() {
+            return refuse("the URL names no host, or an address between commas is empty");
+        }
+        if !host.bytes().all(|c| c.is_ascii_alphanumeric() || matches!(c, b'.' | b'-' | b'_')) {
+            return refuse(
+                "the host must be a name of ASCII letters, digits, `.`, `-` and `_`, an IPv4 address, or an IPv6 address \
+                 between [ and ]",
+            );
+        }
+        (host.to_owned(), port)
+    };
+    let port = match port.strip_prefix(':') {
+        None if port.is_empty() => Some(default),
+        None => None,
+        Some(port) => number(port).filter(|port| *port > 0),
+    };
+    match port {
+        Some(port) => Ok(Server::new(host, port)),
+        None => refuse("the port must be a number from 1 to 65535; an IPv6 address stands between [ and ]"),
+    }
+}
+
+fn read_database(database: &str) -> Result<Option<u8>> {
+    if database.is_empty() {
+        return Ok(None);
+    }
+    match number(database) {
+        Some(database) => Ok(Some(database)),
+        None => refuse("the database must be a number from 0 to 255"),
+    }
+}
+
+/// Digits, and nothing else.
+fn number<N: std::str::FromStr>(text: &str) -> Option<N> {
+    text.bytes().all(|c| c.is_ascii_digit()).then(|| text.parse().ok())?
+}
+
+/// What is percent-encoded, as it is meant.
+fn decoded(what: &str, text: &str) -> Result<String> {
+    let mut pieces = text.split('%');
+    let mut bytes = pieces.next().unwrap_or_default().as_bytes().to_vec();
+    for piece in pieces {
+        let hex = piece.get(..2).filter(|hex| hex.bytes().all(|c| c.is_ascii_hexdigit()));
+        let Some(byte) = hex.and_then(|hex| u8::from_str_radix(hex, 16).ok()) else {
+            return refuse(percent_encode('%', what));
+        };
+        bytes.push(byte);
+        bytes.extend_from_slice(&piece.as_bytes()[2..]);
+    }
+    String::from_utf8(bytes).or_else(|_| refuse(format!("{what} must be UTF-8 once it is decoded")))
+}
+
+/// What to do about a character.
+fn percent_encode(c: char, what: &str) -> String {
+    let encoded: String = c.encode_utf8(&mut [0; 4]).bytes().map(|byte| format!("%{byte:02X}")).collect();
+    format!("percent-encode `{}` in {what} as {encoded}", c.escape_default())
+}
