@@ -6,6 +6,7 @@
 use std::{
     fmt,
     future::Future,
+    io,
     pin::Pin,
     sync::{
         Arc,
@@ -22,7 +23,7 @@ use fred::{
     interfaces::{ClientLike, EventInterface, LuaInterface, PubsubInterface},
     types::{
         Builder, ClusterHash, CustomCommand, Key, RespVersion, Value as FredValue,
-        config::{Config as FredConfig, Options, ServerConfig},
+        config::{Config as FredConfig, Options, Server, ServerConfig},
     },
 };
 use futures_util::future::join;
@@ -33,7 +34,9 @@ use tokio::{
     time::timeout,
 };
 
-use super::{Channels, Dial, Failure, Heard, MOST_UNDER_WAY, NotConnected, Request, Value, is_sent_again, numbered};
+use super::{
+    Channels, Dial, Failure, Heard, MOST_UNDER_WAY, NotConnected, Request, Value, is_sent_again, numbered, reach, stream::bare,
+};
 use crate::{
     error::StoreErrorKind,
     store::{
@@ -78,7 +81,7 @@ impl Drop for Connection {
 
 /// Connects, once. On the client's own runtime.
 pub(super) async fn connect(dial: &Dial) -> Result<Arc<Connection>, NotConnected> {
-    let client = build(dial)?;
+    let client = build(dial, reachable(&dial.server).await?)?;
     let (mut messages, mut connects) = (client.message_rx(), client.reconnect_rx());
     let late = |_| Err(FredError::new(FredKind::Timeout, "no connection in time"));
     let limit = dial.connect_timeout.saturating_add(HANDSHAKE);
@@ -311,9 +314,22 @@ fn value(value: FredValue) -> Value {
     }
 }
 
+/// The same server by the address that answers: fred waits for a name's addresses one after the other.
+async fn reachable(server: &FredConfig) -> io::Result<FredConfig> {
+    let mut server = server.clone();
+    if let ServerConfig::Centralized { server: at } = &mut server.server
+        && let Some(address) = reach::which(bare(&at.host), at.port).await?
+    {
+        let known = Server::new(address.ip().to_string(), at.port);
+        #[cfg(feature = "rustls")]
+        let known = Server { tls_server_name: at.tls_server_name.clone().or_else(|| Some(at.host.clone())), ..known };
+        *at = known;
+    }
+    Ok(server)
+}
+
 /// A client that sends each command once at most, with bounds on everything.
-fn build(dial: &Dial) -> Result<Client, NotConnected> {
-    let mut server = dial.server.clone();
+fn build(dial: &Dial, mut server: FredConfig) -> Result<Client, NotConnected> {
     server.version = RespVersion::RESP3; // pushes and answers on one connection
     server.fail_fast = true;
     let mut builder = Builder::from_config(server);

@@ -6,6 +6,7 @@
 mod by_fred;
 mod numbered;
 mod own;
+mod reach;
 mod resp;
 mod stream;
 

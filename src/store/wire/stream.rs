@@ -11,6 +11,8 @@ use tokio::{
     net::{TcpStream, tcp},
 };
 
+use super::reach;
+
 /// Where a server is.
 #[derive(Debug, Clone)]
 pub(super) enum Address {
@@ -30,14 +32,11 @@ impl Address {
             ServerConfig::Unix { path } => return Ok(Self::Unix(path.clone())),
             _ => return Err(io::Error::other("not one server")),
         };
-        // as a URL writes an IPv6 address, which nothing else takes
-        let bare =
-            |host: &str| host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host).to_owned();
-        let host = bare(&at.host);
+        let host = bare(&at.host).to_owned();
         #[cfg(feature = "rustls")]
         if let Some(tls) = &server.tls {
             let fred::types::config::TlsConnector::Rustls(connector) = &tls.connector;
-            let name = at.tls_server_name.as_deref().map_or_else(|| host.clone(), bare);
+            let name = at.tls_server_name.as_deref().map_or_else(|| host.clone(), |name| bare(name).to_owned());
             return Ok(Self::Tls(host, at.port, tls::Connector(connector.clone(), name)));
         }
         Ok(Self::Tcp(host, at.port))
@@ -64,8 +63,13 @@ impl Address {
     }
 }
 
+/// Without the brackets in which a URL has an IPv6 address, and which nothing else takes.
+pub(super) fn bare(host: &str) -> &str {
+    host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host)
+}
+
 async fn tcp(host: &str, port: u16) -> io::Result<TcpStream> {
-    let stream = TcpStream::connect((host, port)).await?;
+    let stream = reach::connect(host, port).await?;
     stream.set_nodelay(true)?;
     Ok(stream)
 }

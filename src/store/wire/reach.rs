@@ -1,0 +1,184 @@
+//! Which of a name's addresses is connected to: each is tried, one a moment after the other, and the first to answer is it
+//! (RFC 8305). An address that swallows what is sent there costs a moment, and not the time to connect.
+
+use std::{io, net::SocketAddr, time::Duration};
+
+use futures_util::stream::{FuturesUnordered, StreamExt};
+use tokio::{
+    net::{TcpStream, lookup_host},
+    time::sleep,
+};
+
+/// How long an address is waited for before the next one is tried beside it: the RFC's recommended delay.
+const NEXT: Duration = Duration::from_millis(250);
+
+/// Connects to a host, whichever of its addresses answers. The caller limits it.
+pub(super) async fn connect(host: &str, port: u16) -> io::Result<TcpStream> {
+    first(addresses(host, port).await?).await
+}
+
+/// The address to give to a client that would wait for one after the other. `None`: there is but one.
+pub(super) async fn which(host: &str, port: u16) -> io::Result<Option<SocketAddr>> {
+    let addresses = addresses(host, port).await?;
+    if addresses.len() < 2 {
+        return Ok(None);
+    }
+    first(addresses).await?.peer_addr().map(Some)
+}
+
+/// In the order of the system; IPv6 and IPv4 by turns, so that neither waits for all of the other.
+async fn addresses(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
+    #[cfg(test)]
+    if let Some(known) = tests::addresses(host) {
+        return Ok(known);
+    }
+    Ok(by_turns(lookup_host((host, port)).await?))
+}
+
+fn by_turns(found: impl Iterator<Item = SocketAddr>) -> Vec<SocketAddr> {
+    let (mut ours, mut others): (Vec<SocketAddr>, Vec<SocketAddr>) = (Vec::new(), Vec::new());
+    for address in found {
+        let is_ours = ours.first().is_none_or(|first| first.is_ipv6() == address.is_ipv6());
+        let family = if is_ours { &mut ours } else { &mut others };
+        if !family.contains(&address) {
+            family.push(address);
+        }
+    }
+    let mut others = others.into_iter();
+    let mut by_turns: Vec<_> = ours.into_iter().flat_map(|address| [Some(address), others.next()]).flatten().collect();
+    by_turns.extend(others);
+    by_turns
+}
+
+async fn first(addresses: Vec<SocketAddr>) -> io::Result<TcpStream> {
+    let (mut left, mut tried) = (addresses.into_iter(), FuturesUnordered::new());
+    let mut failed = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
+    loop {
+        match left.next() {
+            Some(address) => tried.push(TcpStream::connect(address)),
+            None if tried.is_empty() => return Err(failed),
+            None => {}
+        }
+        let is_last = left.len() == 0;
+        tokio::select! {
+            biased;
+            Some(answer) = tried.next() => match answer {
+                Ok(stream) => return Ok(stream),
+                Err(error) => failed = error,
+            },
+            () = sleep(NEXT), if !is_last => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        collections::HashMap,
+        net::{TcpListener, TcpStream as StdStream},
+        sync::{Arc, LazyLock, Mutex},
+        time::Instant,
+    };
+
+    use tokio::runtime::{Builder, Handle};
+
+    use super::*;
+    use crate::{
+        options::{Config, Wire},
+        store::{link::Link, pace::Pace, tests::dials},
+    };
+
+    /// Names that tests have made up. The name is of one test only, as they run beside each other.
+    static NAMES: LazyLock<Mutex<HashMap<String, Vec<SocketAddr>>>> = LazyLock::new(Mutex::default);
+
+    pub(super) fn addresses(host: &str) -> Option<Vec<SocketAddr>> {
+        NAMES.lock().unwrap().get(host).cloned()
+    }
+
+    fn name(host: &str, addresses: &[SocketAddr]) {
+        NAMES.lock().unwrap().insert(host.to_owned(), addresses.to_vec());
+    }
+
+    /// An address that swallows what is sent there: a port that listens, and takes nobody any more.
+    struct Hole(SocketAddr, #[expect(dead_code, reason = "it is kept open")] socket2::Socket, Vec<StdStream>);
+
+    impl Hole {
+        fn dig() -> Self {
+            let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+            socket.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();
+            socket.listen(0).unwrap();
+            let at = socket.local_addr().unwrap().as_socket().unwrap();
+            let mut hole = Self(at, socket, Vec::new());
+            while let Ok(taken) = StdStream::connect_timeout(&at, Duration::from_millis(300)) {
+                hole.2.push(taken);
+                assert!(hole.2.len() < 10_000, "it takes everybody");
+            }
+            hole
+        }
+    }
+
+    #[test]
+    fn families_take_turns() {
+        let [a, b, c] = ["[::1]:1", "[::2]:1", "[::3]:1"].map(|address| address.parse().unwrap());
+        let [x, y] = ["1.0.0.1:1", "1.0.0.2:1"].map(|address| address.parse().unwrap());
+        for (found, tried) in [
+            (vec![a, b, c, x, y], vec![a, x, b, y, c]),
+            (vec![x, a, b, a], vec![x, a, b]),
+            (vec![x, y, x], vec![x, y]),
+            (vec![], vec![]),
+        ] {
+            assert_eq!(by_turns(found.into_iter()), tried);
+        }
+    }
+
+    /// Each connection that is made, by either wire: the first one, and those that are made anew.
+    #[test]
+    fn a_dead_first_address_costs_a_moment_each_time() {
+        let server = nestlock_embedded::SpawnedServer::start().unwrap();
+        let hole = Hole::dig();
+        name("a.hole.and.a.server", &[hole.0, server.addr()]);
+        let url = format!("redis://a.hole.and.a.server:{}", server.addr().port());
+        let own = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        for wire in [Wire::Own, Wire::Fred] {
+            own.block_on(async {
+                let config = Config { wire, connect_timeout: Duration::from_secs(20), ..Config::default() };
+                let dial = dials(&url, config, Handle::current()).for_scripts();
+                let begun = Instant::now();
+                let link = Link::connect(dial, &Arc::new(Pace::new())).await.unwrap();
+                assert!(begun.elapsed() < Duration::from_secs(5), "{wire:?}: {:?}", begun.elapsed());
+                for _ in 0..3 {
+                    let begun = Instant::now();
+                    link.reset().await;
+                    link.wait_up().await;
+                    assert!(begun.elapsed() < Duration::from_secs(5), "{wire:?}: {:?}", begun.elapsed());
+                    link.barrier().await.unwrap();
+                }
+                link.abandon();
+            });
+        }
+    }
+
+    #[tokio::test]
+    async fn the_first_address_that_answers_is_taken() {
+        let holes = [Hole::dig(), Hole::dig()];
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let there = listener.local_addr().unwrap();
+        let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        for (addresses, at_least) in [
+            (vec![there, holes[0].0], 0),
+            (vec![holes[0].0, there], 1),
+            (vec![holes[0].0, holes[1].0, there], 2),
+            // one that is refused holds up nobody
+            (vec![closed, closed, there], 0),
+            (vec![holes[0].0, closed, there], 1),
+        ] {
+            let (begun, what) = (Instant::now(), format!("{addresses:?}"));
+            let stream = first(addresses).await.unwrap_or_else(|error| panic!("{what}: {error}"));
+            assert_eq!(stream.peer_addr().unwrap(), there, "{what}");
+            let took = begun.elapsed();
+            assert!(took >= NEXT * at_least && took < NEXT * (at_least + 3), "{what}: {took:?}");
+        }
+        assert_eq!(first(vec![closed, closed]).await.unwrap_err().kind(), io::ErrorKind::ConnectionRefused);
+        assert_eq!(first(Vec::new()).await.unwrap_err().kind(), io::ErrorKind::NotFound);
+    }
+}
