@@ -587,7 +587,9 @@ impl LockClientBuilder {
         self
     }
 
-    /// How long [`LockClientBuilder::connect`] may take. Default 5 s.
+    /// How long [`LockClientBuilder::connect`] may take, and any attempt to connect again: what a credential provider takes, the
+    /// look-up of the name, TLS and the handshake together. The first attempt after a connection was lost has a third of the
+    /// watchdog timeout, if that is less, but no less than a second. Default 5 s.
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {
         self.config.connect_timeout = timeout;
         self

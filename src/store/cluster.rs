@@ -234,7 +234,7 @@ impl Cluster {
 
     async fn ask_seed<'s>(dials: &Arc<Dials>, seed: &'s Server) -> Result<(View, bool), (&'s Server, StoreError)> {
         let failed = |error: StoreError| (seed, error);
-        let connected = dials.for_scripts().at(seed).connect().await;
+        let connected = dials.for_scripts().at(seed).connect(dials.config.connect_timeout).await;
         let ends = Ends::new(connected.map_err(|refused| failed(refused.error))?);
         let limit = dials.config.command_timeout();
         let ask =

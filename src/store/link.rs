@@ -181,7 +181,7 @@ impl Link {
     /// Connects, and keeps connected until [`Link::close`]. Must run on the client's own runtime.
     pub(super) async fn connect(dial: Dial, pace: &Arc<Pace>) -> Result<Arc<Self>, StoreError> {
         let link = Self::new(dial, pace, Carries::Requests);
-        let connection = link.dial.connect().await.map_err(|refused| refused.error)?;
+        let connection = link.dial.connect(link.dial.connect_timeout).await.map_err(|refused| refused.error)?;
         link.set_up(&connection);
         link.dial.own.spawn(Arc::clone(&link).supervise(Some(connection)));
         link.dial.own.spawn(Arc::clone(&link).beat());
@@ -260,15 +260,20 @@ impl Link {
     /// Connects as soon as the server lets us in; `None`: closed meanwhile.
     async fn reconnect(&self, before: Option<Instant>) -> Option<Connection> {
         let lost = Instant::now();
+        let mut limit = self.dial.first_limit;
         loop {
             if self.is_closed() {
                 self.set(State::Down);
                 return None;
             }
-            match self.pace.knock(before, self.dial.connect()).await {
+            match self.pace.knock(before, self.dial.connect(limit)).await {
                 Ok(connection) if self.is_closed() => connection.end(),
                 Ok(connection) => return Some(connection),
                 Err(NotConnected { error, nobody_listens }) => {
+                    if error.kind() == StoreErrorKind::Timeout {
+                        // it may be slow, and not hang
+                        limit = (2 * limit).min(self.dial.connect_timeout);
+                    }
                     // else it may have broken once more, on the way
                     if nobody_listens || lost.elapsed() > self.patience {
                         self.set(State::Down);
@@ -704,9 +709,9 @@ impl Link {
         self.dial.own.spawn(async move {
             let over = Instant::now() + link.limit();
             let is_silent = link.waits_since().is_some_and(|since| since.elapsed() >= HEARTBEAT);
-            let knock = timeout(if is_silent { HANGS } else { 10 * HANGS }, link.dial.connect());
+            let knock = link.dial.connect(if is_silent { HANGS } else { 10 * HANGS });
             let (knock, ()) = tokio::join!(knock, sleep(HANGS));
-            if let Ok(Ok(connection)) = knock {
+            if let Ok(connection) = knock {
                 connection.end();
                 while link.under_way() > 0 && Instant::now() < over {
                     sleep(HANGS / 10).await;

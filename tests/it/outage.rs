@@ -2,11 +2,20 @@
 
 use std::{
     net::{Ipv4Addr, TcpListener},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU32, Ordering},
+    },
     time::{Duration, Instant},
 };
 
-use nestlock::{Error, LockClient, LockClientBuilder, LossReason, StoreErrorKind};
+use nestlock::{
+    Error, LockClient, LockClientBuilder, LossReason, StoreErrorKind, Wire,
+    fred::{
+        error::Error as FredError,
+        types::config::{Config, CredentialProvider, Server as FredServer},
+    },
+};
 
 use crate::support::{
     Server, eventually,
@@ -20,6 +29,59 @@ const LEASE: Duration = Duration::from_millis(1_500);
 
 fn quick() -> LockClientBuilder {
     LockClient::builder().watchdog_timeout(LEASE).command_timeout(Duration::from_millis(400))
+}
+
+// --- who provides the login ---
+
+/// Says the password, or hangs the next time.
+#[derive(Debug, Clone, Default)]
+struct Provider {
+    hangs: Arc<AtomicBool>,
+    hung: Arc<AtomicU32>,
+}
+
+#[async_trait::async_trait]
+impl CredentialProvider for Provider {
+    async fn fetch(&self, _: Option<&FredServer>) -> Result<(Option<String>, Option<String>), FredError> {
+        if self.hangs.swap(false, Ordering::AcqRel) {
+            self.hung.fetch_add(1, Ordering::AcqRel);
+            std::future::pending::<()>().await;
+        }
+        Ok((Some("default".into()), Some("pw".into())))
+    }
+}
+
+/// One that hangs once, as a token service may, costs one attempt to connect; that is inside the lease, so the holder keeps
+/// its lock.
+#[tokio::test]
+async fn a_credential_provider_that_hangs_once_costs_no_lease() {
+    for wire in [Wire::Own, Wire::Fred] {
+        let server = Server::start_with(&["--requirepass", "pw"]);
+        let provider = Provider::default();
+        let mut config = Config::from_url(&format!("redis://{}", server.addr())).unwrap();
+        config.credential_provider = Some(Arc::new(provider.clone()));
+        let builder = || LockClient::builder().wire(wire).watchdog_timeout(Duration::from_secs(9));
+        let client = builder().connect_to(config.clone()).await.unwrap();
+        let guard = client.mutex("held").unwrap().lock().await.unwrap();
+        provider.hangs.store(true, Ordering::Release);
+        let mut admin = server.wire();
+        admin.call(&["AUTH", "pw"]).unwrap();
+        admin.call(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]).unwrap();
+        within(SLACK, "it hangs", || async { provider.hung.load(Ordering::Acquire) == 1 }).await;
+        let (since, lock) = (Instant::now(), client.mutex("other").unwrap());
+        let other = lock.try_lock_for(Duration::from_secs(20)).await.unwrap().expect("nobody has it");
+        let took = since.elapsed();
+        assert!(took < Duration::from_secs(3) + SLACK, "{wire:?}: {took:?}");
+        assert!(!guard.is_lost(), "{wire:?}");
+        other.unlock().await.unwrap();
+        guard.unlock().await.unwrap();
+        // at connect it has the time that there is
+        provider.hangs.store(true, Ordering::Release);
+        let (since, limit) = (Instant::now(), Duration::from_millis(500));
+        let error = builder().connect_timeout(limit).connect_to(config).await.unwrap_err();
+        let Error::Connect { source, .. } = &error else { panic!("{wire:?}: {error:?}") };
+        assert!(source.kind() == StoreErrorKind::Timeout && since.elapsed() < limit + SLACK, "{wire:?}: {error:?}");
+    }
 }
 
 // --- at connect ---

@@ -31,7 +31,6 @@ use tokio::{
     runtime::Handle,
     sync::{broadcast::error::RecvError, watch},
     task::AbortHandle,
-    time::timeout,
 };
 
 use super::{
@@ -51,8 +50,6 @@ use crate::{
 const MESSAGE_CAPACITY: usize = 4096;
 /// The same where no messages come.
 const NEWS_CAPACITY: usize = 32;
-/// What the handshake may take, beyond the time to connect.
-const HANDSHAKE: Duration = Duration::from_secs(8);
 
 /// One connection of fred's.
 pub(in super::super) struct Connection {
@@ -79,14 +76,11 @@ impl Drop for Connection {
     }
 }
 
-/// Connects, once. On the client's own runtime.
+/// Connects, once. On the client's own runtime. The caller limits it.
 pub(super) async fn connect(dial: &Dial) -> Result<Arc<Connection>, NotConnected> {
     let client = build(dial, reachable(&dial.server).await?)?;
     let (mut messages, mut connects) = (client.message_rx(), client.reconnect_rx());
-    let late = |_| Err(FredError::new(FredKind::Timeout, "no connection in time"));
-    let limit = dial.connect_timeout.saturating_add(HANDSHAKE);
-    let router =
-        timeout(limit, client.init()).await.unwrap_or_else(late).map_err(|error| NotConnected::from_fred(&error))?;
+    let router = client.init().await.map_err(|error| NotConnected::from_fred(&error))?;
     // told, and not waited for: nobody needs it
     let (named, name) = (client.clone(), dial.name.to_string());
     dial.own.spawn(async move {

@@ -20,7 +20,7 @@ use std::{
 #[cfg(feature = "rustls")]
 use fred::bytes_utils::Str;
 use fred::types::config::{Config as FredConfig, Server, ServerConfig};
-use tokio::runtime::Handle;
+use tokio::{runtime::Handle, time::timeout};
 
 pub(super) use self::by_fred::address;
 use self::own::{Part, Reply};
@@ -41,6 +41,9 @@ use crate::{
 
 /// How many requests may be under way on one connection.
 const MOST_UNDER_WAY: usize = 50_000;
+
+/// The first attempt to connect again has a third of the lease, and no less than this: one that hangs costs no lease.
+const AGAIN: Duration = Duration::from_secs(1);
 
 /// The time of a request.
 #[derive(Debug, Clone, Copy)]
@@ -240,6 +243,8 @@ pub(super) struct Dial {
     pub(super) server_name: Option<Str>,
     pub(super) wire: Wire,
     pub(super) connect_timeout: Duration,
+    /// The same for the first attempt to connect again.
+    pub(super) first_limit: Duration,
     pub(super) command_timeout: Duration,
     /// What the connection is called, for whoever reads CLIENT LIST.
     pub(super) name: Arc<str>,
@@ -265,6 +270,7 @@ impl Dial {
             server_name: dials.endpoint.server_name.clone(),
             wire: dials.endpoint.wire(&dials.config),
             connect_timeout: dials.config.connect_timeout,
+            first_limit: dials.config.connect_timeout.min((dials.config.watchdog_timeout / 3).max(AGAIN)),
             command_timeout: dials.config.command_timeout(),
             name: Arc::clone(&dials.name),
             own: dials.own.clone(),
@@ -287,15 +293,24 @@ impl Dial {
         self
     }
 
-    /// Connects, once. On the client's own runtime.
-    pub(super) async fn connect(&self) -> Result<Connection, NotConnected> {
-        match &self.master {
-            Some(master) => master.connect(self).await,
-            None => self.open().await,
-        }
+    /// Connects, once, within this limit for all that it takes: who the master is, the login from who provides it, the name's
+    /// addresses, TLS, the handshake. On the client's own runtime.
+    pub(super) async fn connect(&self, limit: Duration) -> Result<Connection, NotConnected> {
+        let attempt = async {
+            match &self.master {
+                Some(master) => master.connect(self).await,
+                None => self.open().await,
+            }
+        };
+        let late = |_| {
+            let late = format!("no connection within {limit:?}");
+            let error = StoreError::new(StoreErrorKind::Timeout, false, late);
+            Err(NotConnected { error, nobody_listens: false })
+        };
+        timeout(limit, attempt).await.unwrap_or_else(late)
     }
 
-    /// Connects to the server that is written here.
+    /// Connects to the server that is written here. The caller limits it.
     pub(super) async fn open(&self) -> Result<Connection, NotConnected> {
         match self.wire {
             Wire::Own => own::connect(self).await.map(Connection::Own),

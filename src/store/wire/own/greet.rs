@@ -1,8 +1,6 @@
 //! How a connection is made, and makes itself known.
 
-use std::{io, sync::Arc, time::Duration};
-
-use tokio::time::timeout;
+use std::{sync::Arc, time::Duration};
 
 use super::{Connection, Reply};
 use crate::{
@@ -16,7 +14,7 @@ const HANDSHAKE: Duration = Duration::from_secs(2);
 /// What ends a connection before anybody has it.
 const SHIFTED: &str = "the requests of the handshake were answered by something else";
 
-/// Connects, and makes itself known. On the client's own runtime.
+/// Connects, and makes itself known. On the client's own runtime. The caller limits it.
 pub(in super::super) async fn connect(dial: &Dial) -> Result<Arc<Connection>, NotConnected> {
     let address = stream::Address::of(&dial.server)?;
     let credentials = (dial.server.username.clone(), dial.server.password.clone());
@@ -29,8 +27,7 @@ pub(in super::super) async fn connect(dial: &Dial) -> Result<Arc<Connection>, No
         None => credentials,
     };
     let hello = hello(credentials.0, credentials.1);
-    let late = |_| Err(io::ErrorKind::TimedOut.into());
-    let (reader, writer) = timeout(dial.connect_timeout, address.open()).await.unwrap_or_else(late)?;
+    let (reader, writer) = address.open().await?;
     let connection = Connection::start(reader, writer, dial.sink.clone(), dial.command_timeout, dial.own.clone());
     // whoever gives up midway leaves nothing behind
     let ends = Ends(Some(Arc::clone(&connection)));
