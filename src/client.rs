@@ -35,7 +35,7 @@ impl LockClient {
     /// Connects with the default configuration.
     ///
     /// The URL reads `redis://[[user]:password@]host[:port][/database]`, `rediss://` for TLS (feature `rustls`),
-    /// `redis+unix://[[user]:password@]/path/to/socket`, `redis-cluster://[login@]a,b,c`,
+    /// `redis+unix://[[user]:password@]/path/to/socket`, `redis-cluster://[login@]a,b,c[/database]`,
     /// `redis-sentinel://[login@]a,b,c/service[/database]`, or `redis://a,b` for one service at several addresses: see
     /// [the guide](crate::guide::configuration). It is read whole or refused.
     ///

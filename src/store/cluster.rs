@@ -165,9 +165,6 @@ impl Cluster {
                 "fred's client cannot be used with a cluster (it follows redirects by itself); leave out wire=fred",
             );
         }
-        if dials.endpoint.server.database.is_some_and(|database| database > 0) {
-            return refuse("a cluster has one database; leave the number out");
-        }
         let limit = dials.config.connect_timeout;
         let late = |_| Err(dials.unreachable(dials.late()));
         let (view, sharded) = timeout(limit, Self::ask_seeds(dials, seeds)).await.unwrap_or_else(late)?;
@@ -222,6 +219,15 @@ impl Cluster {
                     let text = error.to_string();
                     if text.contains("cluster support disabled") {
                         let reason = format!("{seed} is not a node of a cluster; connect with redis://");
+                        return Err(Error::InvalidConfig { reason });
+                    }
+                    // those of Valkey 9 may have several
+                    let refusals = ["SELECT is not allowed in cluster mode", "DB index is out of range"];
+                    if refusals.into_iter().any(|refusal| text.contains(refusal)) {
+                        let reason = format!(
+                            "the cluster of {seed} has no such database ({text}); a cluster has one database, unless its \
+                             `cluster-databases` says more: leave the number out of the URL"
+                        );
                         return Err(Error::InvalidConfig { reason });
                     }
                     kind = error.kind();

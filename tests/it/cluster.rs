@@ -194,6 +194,39 @@ async fn what_cannot_work_in_a_cluster_says_so_before_anything_is_sent() {
     assert!(matches!(&error, Error::InvalidConfig { reason, .. } if reason.contains("redis://")), "{error}");
 }
 
+/// Those of Valkey 9 have as many as they are told to; all others have one.
+#[tokio::test]
+async fn a_cluster_may_have_several_databases() {
+    let Ok(cluster) = SpawnedCluster::start_with(3, 0, ["--cluster-node-timeout", "15000", "--cluster-databases", "4"])
+    else {
+        let cluster = start(3, 0).await;
+        let error = LockClient::connect(format!("{}/3", cluster.url())).await.unwrap_err();
+        assert!(matches!(&error, Error::InvalidConfig { reason, .. } if reason.contains("one database")), "{error}");
+        return;
+    };
+    let (first, third) = (format!("{}/0", cluster.url()), format!("{}/3", cluster.url()));
+    let [first, third, other] = [first, third.clone(), third];
+    let [first, third, other] = [LockClient::connect(first), LockClient::connect(third), LockClient::connect(other)];
+    let (first, third, other) = futures::join!(first, third, other);
+    let (first, third, other) = (first.unwrap(), third.unwrap(), other.unwrap());
+    for name in ["a", "b", "c", "d"] {
+        let guard = third.mutex(name).unwrap().lock().await.unwrap();
+        // the same lock in another database is another lock
+        assert!(first.mutex(name).unwrap().try_lock().await.unwrap().is_some());
+        let lock = other.mutex(name).unwrap();
+        assert!(lock.try_lock().await.unwrap().is_none());
+        let waiter = tokio::spawn(async move { lock.lock().await.unwrap().unlock().await });
+        // a connection that is made anew is to the same database
+        for node in cluster.nodes() {
+            Wire::connect(node.addr()).unwrap().call(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]).unwrap();
+        }
+        guard.unlock().await.unwrap();
+        waiter.await.unwrap().unwrap();
+    }
+    let error = LockClient::connect(format!("{}/4", cluster.url())).await.unwrap_err();
+    assert!(matches!(&error, Error::InvalidConfig { reason, .. } if reason.contains("no such database")), "{error}");
+}
+
 /// One node of several is not the server that it looks like.
 #[tokio::test]
 async fn a_node_of_a_cluster_is_no_server_of_its_own() {

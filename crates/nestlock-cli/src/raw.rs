@@ -86,9 +86,14 @@ fn elsewhere(error: &Error, node: &Node) -> Option<(String, bool)> {
         _ => return None,
     };
     let address = said.nth(1)?;
-    // a server may not know its own host
-    let here = address.strip_prefix(':').or_else(|| address.strip_prefix("?:"));
-    Some((here.map_or_else(|| address.to_owned(), |port| format!("{}:{port}", node.host())), asking))
+    let address = match address.rsplit_once(':')? {
+        // it is on this one's host
+        ("", port) => format!("{}:{port}", node.host()),
+        // nobody knows where it is
+        ("?", _) => return None,
+        _ => address.to_owned(),
+    };
+    Some((address, asking))
 }
 
 impl<'s> Raw<'s> {

@@ -12,7 +12,8 @@ pub(super) const SLOTS: usize = 16_384;
 /// A master, as a node knows it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Master {
-    pub(super) server: Server,
+    /// `None`: that node does not know.
+    server: Option<Server>,
     /// What it calls itself.
     pub(super) id: String,
     /// Whether somebody may take over from it.
@@ -30,7 +31,7 @@ pub(super) struct View {
 }
 
 impl View {
-    /// Reads an answer to CLUSTER SLOTS. `asked`: the host that was asked, for what a server does not know of itself.
+    /// Reads an answer to CLUSTER SLOTS. `asked`: the host that was asked, for nodes of which no other is said.
     pub(super) fn read(slots: &Value, asked: &str) -> Result<Self, StoreError> {
         let nonsense =
             || StoreError::new(StoreErrorKind::Protocol, false, "CLUSTER SLOTS was answered by something else");
@@ -43,21 +44,25 @@ impl View {
             let (Some(from), Some(to), Some((server, id))) = (slot(from), slot(to), node(master, asked)) else {
                 return Err(nonsense());
             };
-            let at = view.masters.iter().position(|known| known.server == server).unwrap_or_else(|| {
+            let is_it = |known: &Master| known.server == server && (server.is_some() || known.id == id);
+            let at = view.masters.iter().position(is_it).unwrap_or_else(|| {
                 view.masters.push(Master { server, id: id.to_owned(), has_replicas: false });
                 view.masters.len() - 1
             });
             for (replica, _) in replicas.iter().filter_map(|replica| node(replica, asked)) {
                 view.masters[at].has_replicas = true;
-                if !view.replicas.contains(&replica) {
-                    view.replicas.push(replica);
-                }
+                view.replicas.extend(replica.filter(|replica| !view.replicas.contains(replica)));
             }
             view.ranges.push((from, to, at));
         }
         if view.ranges.is_empty() {
             let none = "the cluster serves no slots; was it created?";
             return Err(StoreError::new(StoreErrorKind::ClusterDown, false, none));
+        }
+        if view.masters.iter().all(|master| master.server.is_none()) {
+            let unknown = "the cluster names no node's host, but `?`: its nodes have no host names; set \
+                           cluster-announce-hostname, or cluster-preferred-endpoint-type to ip";
+            return Err(StoreError::new(StoreErrorKind::ClusterDown, false, unknown));
         }
         view.ranges.sort_unstable();
         Ok(view)
@@ -74,27 +79,33 @@ impl View {
 
     /// What it says of the master at this address.
     pub(super) fn master(&self, server: &Server) -> Option<&Master> {
-        self.masters.iter().find(|master| master.server == *server)
+        self.masters.iter().find(|master| master.server.as_ref() == Some(server))
     }
 
     fn owner(&self, slot: u16) -> Option<&Server> {
         let at = self.ranges.partition_point(|(from, ..)| *from <= slot).checked_sub(1)?;
         let (_, to, at) = self.ranges[at];
-        (slot <= to).then(|| &self.masters[at].server)
+        self.masters[at].server.as_ref().filter(|_| slot <= to)
     }
 }
 
-/// A node's address, and what it calls itself.
-fn node<'a>(said: &'a Value, asked: &str) -> Option<(Server, &'a str)> {
+/// A node's address, if it is known, and what it calls itself.
+fn node<'a>(said: &'a Value, asked: &str) -> Option<(Option<Server>, &'a str)> {
     let Value::Array(said) = said else { return None };
     let [host, port, rest @ ..] = said.as_slice() else { return None };
-    let server = Server::new(host_of(host.as_str(), asked), u16::try_from(port.as_number()?).ok()?);
+    let port = u16::try_from(port.as_number()?).ok()?;
+    let server = host_of(host.as_str(), asked).map(|host| Server::new(host, port));
     Some((server, rest.first().and_then(Value::as_str).unwrap_or_default()))
 }
 
-/// The host of a node. One that does not know its own says nothing, or `?`: it is the one that was asked.
-pub(super) fn host_of<'a>(said: Option<&'a str>, asked: &'a str) -> &'a str {
-    said.filter(|host| !host.is_empty() && *host != "?").unwrap_or(asked)
+/// The host of a node. Null, or nothing: the one that was asked, as the protocol has it (nodes behind one balancer, or one that
+/// does not know its own). `None`: `?`, a node that has no host name where those are preferred; it may be anywhere.
+pub(super) fn host_of<'a>(said: Option<&'a str>, asked: &'a str) -> Option<&'a str> {
+    match said {
+        None | Some("") => Some(asked),
+        Some("?") => None,
+        host => host,
+    }
 }
 
 /// What most of them say of a slot. `None`: nobody serves it, or two others are named as often.
@@ -143,6 +154,30 @@ mod tests {
         ] {
             assert_eq!(view.owner(slot).map(|server| (&*server.host, server.port)), master, "{slot}");
         }
+    }
+
+    /// Null and nothing are the host that was asked, and `?` is none. Two of those are two masters.
+    #[test]
+    fn a_node_without_a_host_is_what_the_protocol_says() {
+        let node = |host: Value, id| Value::Array(vec![host, Value::Integer(7), Value::text(id)]);
+        let range = |from, to, host, id| {
+            Value::Array(vec![Value::Integer(from), Value::Integer(to), node(host, id), node(Value::text("?"), "r")])
+        };
+        let slots = Value::Array(vec![
+            range(0, 1, Value::Null, "a"),
+            range(2, 3, Value::text(""), "a"),
+            range(4, 5, Value::text("?"), "b"),
+            range(6, 7, Value::text("?"), "c"),
+            range(8, 9, Value::text("?"), "b"),
+        ]);
+        let view = View::read(&slots, "asked").unwrap();
+        for (slot, host) in [(0, Some("asked")), (3, Some("asked")), (4, None), (7, None), (8, None)] {
+            assert_eq!(view.owner(slot).map(|server| &*server.host), host, "{slot}");
+        }
+        assert_eq!(view.masters().len(), 3);
+        assert!(view.replicas().is_empty() && view.masters()[0].has_replicas);
+        let unknown = View::read(&Value::Array(vec![range(0, 16_383, Value::text("?"), "b")]), "asked").unwrap_err();
+        assert!(unknown.to_string().contains("cluster-announce-hostname"), "{unknown}");
     }
 
     #[test]

@@ -62,12 +62,11 @@ impl Cluster {
                 let mut words = said.split(' ');
                 let (verb, slot, to) = (words.next()?, words.next()?.parse().ok()?, words.next()?);
                 let slot = Some(slot).filter(|slot| usize::from(*slot) < SLOTS)?;
-                let to = server(to, over)?;
-                if verb == "MOVED" {
-                    self.ring();
-                    return Some(Next::To(self.moved(slot, &to, over)));
+                if verb != "MOVED" {
+                    return Some(Next::Asking(self.importing(&server(to, over)?)));
                 }
-                Some(Next::Asking(self.importing(&to)))
+                self.ring();
+                Some(Next::To(self.moved(slot, &server(to, over)?, over)))
             }
             // half of them are there: whoever renews many asks for fewer
             K::TryAgain if call.script.is_over_many() && call.keys.len() > 1 => None,
@@ -111,8 +110,8 @@ impl Cluster {
     }
 }
 
-/// An address as redirects have it.
+/// An address as redirects have it. `None`: nobody knows where that is.
 fn server(said: &str, over: &Link) -> Option<Server> {
     let (host, port) = said.rsplit_once(':')?;
-    Some(Server::new(host_of(Some(host), &over.host()), port.parse().ok()?))
+    Some(Server::new(host_of(Some(host), &over.host())?, port.parse().ok()?))
 }

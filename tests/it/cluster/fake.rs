@@ -259,6 +259,41 @@ async fn a_slow_master_that_is_left_may_refuse_what_is_under_way() {
     .await;
 }
 
+/// A node of which no host is said is on the host that was asked; one whose host is `?` may be anywhere, and is not asked.
+#[tokio::test]
+async fn a_node_without_a_host_is_what_the_protocol_says() {
+    let slot = SpawnedCluster::slot_of("l");
+    let host = "$9\r\n127.0.0.1\r\n";
+    for (said, is_known) in [("_\r\n", true), ("$0\r\n\r\n", true), ("$1\r\n?\r\n", false)] {
+        let (here, there) = (Fake::start(), Fake::start());
+        let map = slots(&[(&there, slot..=slot), (&here, 0..=slot - 1), (&here, slot + 1..=16_383)]);
+        for fake in [&here, &there] {
+            *fake.map.lock().unwrap() = map.replacen(host, said, 1);
+            fake.says(&[], ":1\r\n");
+        }
+        let client = LockClient::connect(format!("redis-cluster://{}", here.addr)).await.unwrap();
+        let is_known_now = || client.topology().nodes.iter().any(|node| node.address == there.addr.to_string());
+        assert_eq!(is_known_now(), is_known, "{said:?}");
+        // what a redirect says
+        let host = if is_known { "" } else { "?" };
+        here.says(&[], &format!("-MOVED {slot} {host}:{}\r\n", there.addr.port()));
+        let got = client.mutex("l").unwrap().try_lock().await;
+        let asked = there.asked.load(Ordering::Acquire);
+        if is_known {
+            assert!(got.unwrap().is_some() && asked == 1, "{said:?}");
+        } else {
+            let error = got.unwrap_err();
+            assert!(matches!(error, Error::Store { .. }) && error.is_transient(), "{error:?}");
+            assert_eq!((asked, is_known_now()), (0, false));
+        }
+    }
+    // nobody can be asked
+    let fake = Fake::start();
+    *fake.map.lock().unwrap() = fake.all_slots().replace(host, "$1\r\n?\r\n");
+    let error = LockClient::connect(format!("redis-cluster://{}", fake.addr)).await.unwrap_err();
+    assert!(error.to_string().contains("cluster-announce-hostname"), "{error}");
+}
+
 /// A map.
 fn slots(of: &[(&Fake, RangeInclusive<u16>)]) -> String {
     let range = |(fake, slots): &(&Fake, RangeInclusive<u16>)| {
