@@ -6,7 +6,7 @@
 -- ARGV[2]  to       string   who holds it then, once
 -- ARGV[3]  lease    integer  milliseconds, at least 1: the TTL from now on, also where that is less
 -- Parts    held, moves, token
--- Returns  {1, token}  `to` holds it; if it did so before, the token is the one that it was given
+-- Returns  {1, token}  `to` holds it; if it did so before, only a token that is gone is written, anew
 --          -2          LOST: neither holds it
 local moves = held_by(lock, from)
 if not moves and not held_by(lock, to) then return -2 end
@@ -14,7 +14,8 @@ if last and not moves then return {1, tonumber(last)} end
 
 -- a write that needs no memory lets the next ones pass on a server that is out of memory
 redis.call('hdel', lock, '')
-redis.call('hset', lock, to, '1')
+-- one that comes late leaves the count, which may be nested by now
+if moves then redis.call('hset', lock, to, '1') end
 local given, refused = next_token()
 if moves and not refused then
     local set = redis.pcall('pexpire', lock, lease)

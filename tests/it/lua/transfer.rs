@@ -80,6 +80,34 @@ fn a_token_that_is_gone_is_drawn_anew_also_for_who_has_it_already() {
     assert!(bench.refused("fenced/transfer", &[LOCK, TOKEN], &[B, C, "30000"]).contains("token"));
 }
 
+/// Its adopter may have nested by then, and the token key may have been swept away.
+#[test]
+fn a_late_transfer_leaves_the_hold_count_as_it_is() {
+    for script in ALL.into_iter().filter(|script| *script != "string/transfer") {
+        let bench = Bench::new();
+        let (side, mode) = match script.strip_prefix("read_write/") {
+            Some("write_transfer") => (":write", "write"),
+            Some(_) => ("", "read"),
+            None => ("", ""),
+        };
+        if !mode.is_empty() {
+            bench.set_up(&["HSET", LOCK, "mode", mode]);
+        }
+        bench.set_up(&["HSET", LOCK, &format!("{A}{side}"), "1"]);
+        bench.set_up(&["PEXPIRE", LOCK, "30000"]);
+        bench.set_up(&["SET", &format!("{HOLDS}{A}:rwlock_timeout:1"), "1", "PX", "30000"]);
+        bench.moves(script, A, B, "30000");
+        bench.set_up(&["HSET", LOCK, &format!("{B}{side}"), "3"]);
+        let before = bench.call(&["HGETALL", LOCK]);
+        bench.moves(script, A, B, "90000");
+        bench.set_up(&["DEL", TOKEN]);
+        let late = bench.moves(script, A, B, "90000");
+        assert!(!late.is_error() && late != LOST, "{script}: {late:?}");
+        assert_eq!(bench.call(&["HGETALL", LOCK]), before, "{script}");
+        bench.lives(LOCK, 30_000);
+    }
+}
+
 #[test]
 fn a_string_moves_with_a_ttl_or_without() {
     let bench = Bench::new();
