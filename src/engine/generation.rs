@@ -211,7 +211,7 @@ impl Generation {
     /// Tells its guards that it has ended, and whoever counts. `lost`: why, and how many holds its guards had.
     pub(crate) fn tell_end(&self, kind: &Arc<dyn Kind>, meter: Meter, lost: Option<(LossReason, u32)>) {
         self.ended.notify_waiters();
-        if let Some((reason, holds)) = lost {
+        if let Some((reason, holds)) = lost.filter(|(reason, _)| *reason != LossReason::ShutDown) {
             log::later!(WARN, lock = kind.name(), owner = self.owner, holds = holds, reason = reason; "lock lost");
         }
         if !meter::IS_ON && !log::is_heard(Level::DEBUG) {

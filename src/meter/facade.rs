@@ -57,6 +57,7 @@ struct Handles {
     cancelled: OnceLock<Histogram>,
     released: OnceLock<Histogram>,
     lost: OnceLock<Histogram>,
+    shut_down: OnceLock<Histogram>,
     forgotten: OnceLock<Histogram>,
     renewed: OnceLock<Counter>,
 }
@@ -98,6 +99,7 @@ fn find(kind: &'static str, class: &'static str) -> &'static Handles {
             cancelled: OnceLock::new(),
             released: OnceLock::new(),
             lost: OnceLock::new(),
+            shut_down: OnceLock::new(),
             forgotten: OnceLock::new(),
             renewed: OnceLock::new(),
         }))
@@ -151,6 +153,7 @@ impl Meter {
         let Handles { kind, class, .. } = *known;
         let kept = match end {
             HoldEnd::Released => &known.released,
+            HoldEnd::Lost(LossReason::ShutDown) => &known.shut_down,
             HoldEnd::Lost(_) => &known.lost,
             HoldEnd::Forgotten => &known.forgotten,
         };
@@ -161,7 +164,8 @@ impl Meter {
                 LossReason::LeaseExpired => "lease_expired",
                 LossReason::RecordMissing => "record_missing",
                 LossReason::TakenOver => "taken_over",
-                LossReason::ShutDown => "shut_down",
+                // what a program ends itself is no loss
+                LossReason::ShutDown => return,
             };
             counter!("nestlock.losses", "kind" => kind, "class" => class, "reason" => reason).increment(1);
         }

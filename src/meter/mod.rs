@@ -69,6 +69,7 @@ impl HoldEnd {
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Released => "released",
+            Self::Lost(LossReason::ShutDown) => "shut_down",
             Self::Lost(_) => "lost",
             Self::Forgotten => "forgotten",
         }

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::float_cmp)]
 
 use std::{
-    env,
+    env, fmt,
     io::{self, Write},
     process::Command,
     sync::{
@@ -15,10 +15,19 @@ use std::{
 };
 
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
-use nestlock::{AcquireOptions, LockClient};
+use nestlock::{AcquireOptions, Error, LockClient, LossReason};
 use nestlock_embedded::EmbeddedServer;
 use tokio::time::{Instant, sleep, timeout};
-use tracing_subscriber::fmt::format::FmtSpan;
+use tracing::{
+    Event, Level, Subscriber,
+    field::{Field, Visit},
+};
+use tracing_subscriber::{
+    Layer,
+    fmt::format::FmtSpan,
+    layer::{Context, SubscriberExt},
+    util::SubscriberInitExt,
+};
 
 static RECORDER: LazyLock<PrometheusHandle> = LazyLock::new(|| {
     let builder = PrometheusBuilder::new().set_buckets(&[0.001, 0.01, 0.1, 1.0]).unwrap();
@@ -99,6 +108,19 @@ async fn losses_and_renewals_are_counted() {
     assert_eq!(value(&of("nestlock_losses_total", "reason=\"lease_expired\"")), None);
 }
 
+/// A deploy ends clients with locks: that raises no alert.
+#[tokio::test]
+async fn a_hold_that_a_shutdown_ends_is_no_loss() {
+    let server = EmbeddedServer::start().unwrap();
+    let client = client(&server, |_| "deploy").await;
+    let guard = client.mutex("l").unwrap().lock().await.unwrap();
+    client.shutdown().await.unwrap();
+    assert!(matches!(guard.lost().await, Error::Lost { reason: LossReason::ShutDown, .. }));
+    let ended = ["nestlock_hold_duration_seconds_count", "class=\"deploy\"", "end=\"shut_down\""];
+    eventually(&ended, |ended| ended == 1.0).await;
+    assert_eq!(value(&["nestlock_losses_total", "class=\"deploy\""]), None);
+}
+
 #[tokio::test]
 async fn waiters_and_what_woke_them_are_counted() {
     let server = EmbeddedServer::start().unwrap();
@@ -169,6 +191,73 @@ async fn an_acquire_is_a_span() {
     guard.unlock().await.unwrap();
 }
 
+/// The fields of an event.
+#[derive(Debug, Default)]
+struct Told(Vec<(String, String)>);
+
+impl Visit for Told {
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        self.0.push((field.name().to_owned(), format!("{value:?}")));
+    }
+}
+
+#[derive(Clone, Default)]
+struct Events(Arc<Mutex<Vec<(Level, Told)>>>);
+
+impl<S: Subscriber> Layer<S> for Events {
+    fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
+        let mut told = Told::default();
+        event.record(&mut told);
+        self.0.lock().unwrap().push((*event.metadata().level(), told));
+    }
+}
+
+impl Events {
+    /// The first event that says this: its level, and a field of it.
+    async fn first(&self, message: &str, field: &str) -> (Level, String) {
+        let start = Instant::now();
+        loop {
+            let found = self.0.lock().unwrap().iter().find_map(|(level, Told(fields))| {
+                let of = |name: &str| fields.iter().find(|(field, _)| field == name).map(|(_, value)| value.clone());
+                (of("message")? == message).then(|| (*level, of(field).unwrap_or_default()))
+            });
+            if let Some(found) = found {
+                return found;
+            }
+            assert!(start.elapsed() < SOON, "{message}: {:?}", self.0.lock().unwrap());
+            sleep(Duration::from_millis(10)).await;
+        }
+    }
+}
+
+/// Told by a thread of the process, so the subscriber is the process's.
+#[tokio::test]
+#[ignore = "run by `what_has_a_process_of_its_own`"]
+async fn a_shutdown_is_no_warning() {
+    let events = Events::default();
+    tracing_subscriber::registry().with(events.clone()).init();
+    let server = EmbeddedServer::start().unwrap();
+    let guard = client(&server, |_| "events").await.mutex("l").unwrap().lock().await.unwrap();
+    guard.unlock().await.unwrap();
+    let (level, held) = events.first("hold ended", "held_ms").await;
+    assert!(level == Level::DEBUG && !held.is_empty(), "{held}");
+
+    events.0.lock().unwrap().clear();
+    let ends = client(&server, |_| "events").await;
+    let guard = ends.mutex("l").unwrap().lock().await.unwrap();
+    ends.shutdown().await.unwrap();
+    assert_eq!(events.first("hold ended", "end").await, (Level::DEBUG, "shut_down".to_owned()));
+    let warns = |events: &[(Level, Told)]| events.iter().any(|(level, _)| *level <= Level::WARN);
+    assert!(!warns(&events.0.lock().unwrap()), "{:?}", events.0.lock().unwrap());
+    drop(guard);
+
+    let other = client(&server, |_| "events").await;
+    let guard = other.mutex("l").unwrap().lock().await.unwrap();
+    other.mutex("l").unwrap().force_unlock().await.unwrap();
+    guard.lost().await;
+    assert_eq!(events.first("lock lost", "holds").await, (Level::WARN, "1".to_owned()));
+}
+
 /// A recorder is the user's code, and so is what makes classes of names: no lease is lost though it hangs.
 #[tokio::test]
 async fn what_hangs_while_it_counts_loses_no_lease() {
@@ -195,7 +284,7 @@ async fn what_hangs_while_it_counts_loses_no_lease() {
 /// One leaves no classes for others; and whether a span is wanted is decided once for all threads.
 #[test]
 fn what_has_a_process_of_its_own() {
-    for test in ["an_acquire_is_a_span", "classes_are_limited"] {
+    for test in ["an_acquire_is_a_span", "classes_are_limited", "a_shutdown_is_no_warning"] {
         let output = Command::new(env::current_exe().unwrap()).args(["--exact", test, "--ignored"]).output().unwrap();
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         assert!(output.status.success() && text.contains("1 passed"), "{text}");
