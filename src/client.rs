@@ -67,7 +67,7 @@ impl LockClient {
     /// The mutex of this name: each acquire is an owner of its own, as with `tokio::sync::Mutex`. If in doubt, this.
     ///
     /// Whoever has a guard holds the lock, wherever the guard is moved; everybody else waits, including the task that
-    /// locked. To take the lock again inside of functions that take it themselves, use
+    /// locked: [`hold_count`](Lock::hold_count) of [`current_owner`](Self::current_owner) is 0 while it holds the lock. To take the lock again inside of functions that take it themselves, use
     /// [`reentrant_lock`](Self::reentrant_lock): the record is the same, so that one name excludes both.
     ///
     /// Nothing is sent. Locks of one name are one lock, however often they are made.

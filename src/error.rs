@@ -241,7 +241,7 @@ impl Error {
     /// [`TooManyHolds`](Self::TooManyHolds), [`NoToken`](Self::NoToken). A lock that somebody else holds is no error.
     /// HTTP: 409, as for `Ok(None)`.
     #[must_use]
-    pub fn is_busy(&self) -> bool {
+    pub fn is_conflict(&self) -> bool {
         matches!(
             self,
             Self::NotReentrant { .. } | Self::UpgradeRefused { .. } | Self::TooManyHolds { .. } | Self::NoToken { .. }

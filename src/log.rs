@@ -5,6 +5,7 @@
 //! thread of the process, in order. What does not fit into its queue is dropped: an event is worth less than a lease.
 
 use std::{
+    fmt::Display,
     sync::{
         OnceLock,
         mpsc::{SyncSender, sync_channel},
@@ -12,7 +13,11 @@ use std::{
     thread,
 };
 
-use tracing::{Level, level_filters::LevelFilter};
+use tracing::{
+    Level,
+    field::{DisplayValue, display},
+    level_filters::LevelFilter,
+};
 
 /// Events that may wait for a subscriber that hangs.
 const QUEUE: usize = 1024;
@@ -42,12 +47,41 @@ pub(crate) fn tell(event: impl FnOnce() + Send + 'static) {
     }
 }
 
-/// `later!(WARN, lock = name, error = error; "cannot settle")`: an event with these fields, by their `Display`.
+/// A field that is told as a number. A method call finds this before [`Text`], which is one reference further away.
+pub(crate) trait Number {
+    fn told(&self) -> u64;
+}
+
+macro_rules! numbers {
+    ($($number:ty),*) => {
+        $(impl Number for $number {
+            fn told(&self) -> u64 {
+                u64::try_from(*self).unwrap_or(u64::MAX)
+            }
+        })*
+    };
+}
+numbers!(u32, u64, u128, usize);
+
+/// Any other field, by its `Display`.
+pub(crate) trait Text {
+    fn told(&self) -> DisplayValue<String>;
+}
+
+impl<T: Display + ?Sized> Text for &T {
+    fn told(&self) -> DisplayValue<String> {
+        display(self.to_string())
+    }
+}
+
+/// `later!(WARN, lock = name, holds = 2; "lock lost")`: an event with these fields: numbers, or by their `Display`.
 macro_rules! later {
     ($level:ident, $($field:ident = $value:expr),*; $what:literal) => {
         if $crate::log::is_heard(tracing::Level::$level) {
-            $(let $field = $value.to_string();)*
-            $crate::log::tell(move || tracing::event!(tracing::Level::$level, $($field = %$field,)* $what));
+            #[allow(unused_imports, reason = "not each event has fields of both sorts")]
+            use $crate::log::{Number as _, Text as _};
+            $(let $field = (&$value).told();)*
+            $crate::log::tell(move || tracing::event!(tracing::Level::$level, $($field = $field,)* $what));
         }
     };
 }

@@ -58,6 +58,8 @@ pub trait RLock: sealed::Sealed + fmt::Debug + Send + Sync {
     async fn inspect(&self) -> Result<Option<Inspection>>;
     /// As [`Lock::is_locked`].
     async fn is_locked(&self) -> Result<bool>;
+    /// As [`Lock::is_held_by`].
+    async fn is_held_by(&self, owner: &OwnerId) -> Result<bool>;
     /// As [`Lock::hold_count`].
     async fn hold_count(&self, owner: &OwnerId) -> Result<u32>;
     /// As [`Lock::holder`].
@@ -127,6 +129,10 @@ impl RLock for Lock {
 
     async fn is_locked(&self) -> Result<bool> {
         Self::is_locked(self).await
+    }
+
+    async fn is_held_by(&self, owner: &OwnerId) -> Result<bool> {
+        Self::is_held_by(self, owner).await
     }
 
     async fn hold_count(&self, owner: &OwnerId) -> Result<u32> {

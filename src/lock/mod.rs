@@ -525,7 +525,34 @@ impl Lock {
         }
     }
 
+    /// Whether `owner` holds the lock, as the server saw it a moment ago: [`hold_count`](Self::hold_count) above 0, and as there,
+    /// never so of a task and a [`mutex`](crate::LockClient::mutex). Of a lock in one's own hands the
+    /// [guard](LockGuard::is_lost) tells, without a request.
+    ///
+    /// ```no_run
+    /// # async fn example(client: nestlock::LockClient, lock: nestlock::Lock) -> nestlock::Result<()> {
+    /// let guard = lock.lock().await?;
+    /// assert!(lock.is_held_by(&guard.owner()).await?);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`inspect`](Self::inspect).
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe.
+    pub async fn is_held_by(&self, owner: &OwnerId) -> Result<bool> {
+        Ok(self.hold_count(owner).await? > 0)
+    }
+
     /// How often `owner` holds the lock, as the server saw it a moment ago.
+    ///
+    /// Each acquire of a [`mutex`](crate::LockClient::mutex) is an owner of its own: there the count of
+    /// [`current_owner`](crate::LockClient::current_owner) is 0 also while the task holds it, and the guard's
+    /// [`owner`](LockGuard::owner) is who to ask for.
     ///
     /// ```no_run
     /// # async fn example(client: nestlock::LockClient, lock: nestlock::Lock) -> nestlock::Result<()> {

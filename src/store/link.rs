@@ -120,6 +120,12 @@ impl fmt::Display for Epoch {
     }
 }
 
+impl log::Number for Epoch {
+    fn told(&self) -> u64 {
+        self.0
+    }
+}
+
 /// What a server says of itself.
 #[derive(Debug, Default)]
 pub(super) struct About {

@@ -690,7 +690,7 @@ async fn a_unix_socket_works() {
 async fn errors_say_whether_to_answer_409_or_503_and_for_which_lock() {
     let server = Server::start();
     let client = server.client().await;
-    let kinds = |error: &Error| (error.is_busy(), error.is_transient(), error.is_lost());
+    let kinds = |error: &Error| (error.is_conflict(), error.is_transient(), error.is_lost());
     let lock = client.non_reentrant_lock("l").unwrap();
     let guard = lock.lock().await.unwrap();
     let again = lock.lock().await.unwrap_err();

@@ -880,7 +880,7 @@ fn the_guide_has_every_error() {
         assert!(rows.insert(name, cells[2]).is_none(), "{name} has two rows");
     }
     assert_eq!(rows.keys().copied().collect::<BTreeSet<_>>(), variants);
-    for predicate in ["is_busy", "is_transient", "is_lost"] {
+    for predicate in ["is_conflict", "is_transient", "is_lost"] {
         let said = rows.iter().filter(|(_, cell)| cell.starts_with(&format!("`{predicate}`"))).map(|(name, _)| *name);
         assert_eq!(said.collect::<BTreeSet<_>>(), named_in(predicate), "{predicate}");
     }

@@ -10,7 +10,7 @@ use std::{
 };
 
 use futures::{StreamExt, stream};
-use nestlock::{AcquireOptions, Error, Lock, LockClient, ReadWriteLock};
+use nestlock::{AcquireOptions, Error, Lock, LockClient, RLock, ReadWriteLock};
 use tokio::sync::mpsc;
 
 use crate::{
@@ -112,6 +112,25 @@ async fn three_programs_let_one_in_by_the_mutex_and_all_by_the_reentrant_lock() 
     assert_eq!((keep_alive(&mutex).await, keep_alive(&reentrant).await), (1, 2));
     client.idle().await;
     assert_eq!(server.dump(), []);
+}
+
+/// The task that locked a mutex is not its owner: the guard says who is.
+#[tokio::test]
+async fn a_mutex_is_held_by_the_owner_of_its_guard() {
+    let server = Server::start();
+    let client = server.client().await;
+    let mutex = client.mutex("a").unwrap();
+    let guard = mutex.lock().await.unwrap();
+    let (task, lock) = (client.current_owner(), &mutex as &dyn RLock);
+    assert_eq!((lock.is_held_by(&guard.owner()).await.unwrap(), lock.is_held_by(&task).await.unwrap()), (true, false));
+    assert_eq!((mutex.hold_count(&guard.owner()).await.unwrap(), mutex.hold_count(&task).await.unwrap()), (1, 0));
+    let owner = guard.owner();
+    guard.unlock().await.unwrap();
+    assert!(!mutex.is_held_by(&owner).await.unwrap());
+    let reentrant = client.reentrant_lock("b").unwrap();
+    let _guards = [reentrant.lock().await.unwrap(), reentrant.lock().await.unwrap()];
+    assert!(reentrant.is_held_by(&task).await.unwrap());
+    assert!(!reentrant.is_held_by(&owner).await.unwrap());
 }
 
 /// The dispatcher that only tries.

@@ -33,7 +33,7 @@ impl IntoResponse for Failure {
     fn into_response(self) -> Response {
         let Self(error) = self;
         let status = match () {
-            () if error.is_busy() => StatusCode::CONFLICT,
+            () if error.is_conflict() => StatusCode::CONFLICT,
             () if error.is_transient() => StatusCode::SERVICE_UNAVAILABLE,
             () => StatusCode::INTERNAL_SERVER_ERROR,
         };

@@ -24,12 +24,12 @@ pub enum LockedError {
 
 impl LockedError {
     /// Whether the body did not run because the lock was held: by somebody else, or by the caller itself in a way that
-    /// waiting does not change ([`Error::is_busy`]).
+    /// waiting does not change ([`Error::is_conflict`]).
     #[must_use]
     pub fn is_busy(&self) -> bool {
         match self {
             Self::Busy { .. } => true,
-            Self::Lock(error) => error.is_busy(),
+            Self::Lock(error) => error.is_conflict(),
             Self::Lost(_) => false,
         }
     }
