@@ -157,7 +157,7 @@ async fn each_kind_counts_when_its_replicas_have_it_and_costs_no_request_more_th
 }
 
 #[tokio::test]
-async fn without_enough_replicas_nothing_of_any_kind_is_held() {
+async fn r32_without_enough_replicas_nothing_of_any_kind_is_held() {
     let group = Group::start(2).await;
     let client = group.client(2).await;
     for (stopped, had) in [(1, 1), (2, 0)] {
@@ -181,7 +181,7 @@ async fn without_enough_replicas_nothing_of_any_kind_is_held() {
 
 /// A script that the server does not know has written nothing, and neither has a lock that is busy.
 #[tokio::test]
-async fn what_has_not_written_counts_for_nothing() {
+async fn r39_what_has_not_written_counts_for_nothing() {
     let group = Group::start(1).await;
     let client = group.client(1).await;
     let lock = client.mutex("l").unwrap();
@@ -332,7 +332,7 @@ async fn several_locks_by_one_request_count_together() {
 
 /// Many at once share a WAIT, which is for all that was asked before it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn one_wait_is_under_way_at_a_time() {
+async fn r39_one_wait_is_under_way_at_a_time() {
     let group = Group::start(1).await;
     let client = Group::builder(1).connect(group.master.url()).await.unwrap();
     let locks: Vec<_> = (0..64).map(|n| client.mutex(format!("l{n}")).unwrap()).collect();
@@ -380,7 +380,7 @@ async fn in_a_cluster_each_master_has_replicas_of_its_own() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_had_is_refused_at_connect() {
+async fn r106_what_cannot_be_had_is_refused_at_connect() {
     let group = Group::start(1).await;
     let url = group.master.url();
     for (replicas, timeout) in [(1, 0), (0, 0), (1, 1001)] {
@@ -414,7 +414,7 @@ async fn what_cannot_be_had_is_refused_at_connect() {
 
 /// Received is not kept, and what is kept on disk is there after a kill. Servers before 7.2 cannot tell.
 #[tokio::test]
-async fn what_is_asked_for_on_disk_counts_when_it_is_there() {
+async fn r108_what_is_asked_for_on_disk_counts_when_it_is_there() {
     let group = Group::start_with(1, &["--appendonly", "yes", "--appendfsync", "always"]).await;
     let builder = || Group::builder(1).fsync(true);
     if call(&group.master, &["WAITAOF", "0", "0", "1"]).is_error() {
