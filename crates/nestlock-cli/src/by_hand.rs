@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use nestlock::{Error, Inspection, Lock, OwnerId, StoreErrorKind};
+use nestlock::{Error, Inspection, Lock, OwnerId};
 use serde_json::json;
 use tokio::time::sleep;
 
@@ -10,11 +10,11 @@ use crate::{
     Failure,
     args::{Extend, Force, Named, Release, Server, Unusable, Who},
     kind::Kind,
-    locks::derived,
+    locks::{Found, Record},
     ls::printable,
     raw::Raw,
     say,
-    search::told,
+    search::{self, told},
     warn,
     whose::{People, Whose},
 };
@@ -45,74 +45,35 @@ fn code(is_done: bool, name: &str, owner: &str) -> u8 {
     NOBODY
 }
 
-fn ttl(found: &Inspection) -> String {
-    found.remaining.map_or("-".to_owned(), |ttl| format!("{}ms", ttl.as_millis()))
-}
-
-fn is_denied(error: &Error) -> bool {
-    matches!(error, Error::Store { source, .. } if source.kind() == StoreErrorKind::NoPermission)
-}
-
-/// The servers, by both ways to ask them.
+/// The servers, and which lock of theirs is asked about.
 struct Sight<'s> {
     raw: Raw<'s>,
+    prefix: &'s str,
 }
 
 /// A lock that somebody holds.
 struct Held {
     lock: Lock,
-    kind: Kind,
-    found: Inspection,
+    found: Found,
 }
 
 impl<'s> Sight<'s> {
     async fn open(server: &'s Server) -> Result<Self, Failure> {
-        Ok(Self { raw: Raw::connect(server).await? })
+        Ok(Self { raw: Raw::connect(server).await?, prefix: &server.prefix })
     }
 
-    /// Who holds it; of the kind that its record says, if nobody else says one.
+    /// Who holds it: what its record says, as `ls` reads it.
     async fn held(&self, named: &Named) -> Result<Option<Held>, Failure> {
-        let client = self.raw.locks()?;
-        let held = |kind: Kind| async move {
-            let lock = kind.lock(client, &named.name)?;
-            Ok::<_, Error>(lock.inspect().await?.map(|found| Held { lock, kind, found }))
+        let lock = |kind: Kind| kind.lock(self.raw.locks()?, &named.name).map_err(Failure::from);
+        // a name that no lock can have
+        lock(named.kind.unwrap_or(Kind::Reentrant))?;
+        let Some(found) = search::named(&self.raw, self.prefix, &named.name, named.kind).await? else {
+            return Ok(None);
         };
-        if let Some(kind) = named.kind {
-            return Ok(held(kind).await?);
-        }
-        // all together, as the server may be far away
-        let (hash, signal) = tokio::join!(held(Kind::Reentrant), held(Kind::Signal));
-        let hash = match hash {
-            // the same record as that of a fair lock, whose waiters hear of other news
-            Ok(Some(found)) if self.is_queued_for(&found.lock).await => held(Kind::Fair).await?,
-            Err(Error::WrongLockKind { .. }) => match held(Kind::Write).await? {
-                None => held(Kind::Read).await?,
-                writer => writer,
-            },
-            other => other?,
-        };
-        let signal = match signal {
-            // a key of its own: whoever may not see it has none
-            Err(error) if hash.is_some() || is_denied(&error) => None,
-            // in a cluster there is none of this name: it has no tag
-            Err(Error::InvalidName { .. }) => None,
-            other => other?,
-        };
-        match (hash, signal) {
-            (Some(one), Some(other)) => Err(Unusable(format!(
-                "two locks are called {:?}: one is {}, one is {}; say --kind",
-                named.name,
-                one.kind.name(),
-                other.kind.name()
-            ))
-            .into()),
-            (hash, signal) => Ok(hash.or(signal)),
-        }
-    }
-
-    async fn is_queued_for(&self, lock: &Lock) -> bool {
-        let length = self.raw.ask(&["LLEN", &derived("redisson_lock_queue", lock.name())]).await;
-        length.ok().and_then(|length| length.as_u64()).is_some_and(|length| length > 0)
+        let kind = named.kind.unwrap_or(Kind::of(found.record));
+        // the other half of a read-write lock is held
+        let is_other_half = matches!((kind, found.record), (Kind::Read, Record::Write) | (Kind::Write, Record::Read));
+        Ok(if is_other_half { None } else { Some(Held { lock: lock(kind)?, found }) })
     }
 }
 
@@ -145,32 +106,35 @@ pub(crate) async fn who(server: &Server, who: &Who) -> Result<u8, Failure> {
 
 /// Nobody is no line, unless somebody goes on to look.
 fn tell_holders(who: &Who, server: &Server, held: Option<&Held>, people: &People) {
-    let holders = held.map_or(&[][..], |held| &held.found.holders);
+    let found = held.map(|held| &held.found);
+    let holders = found.map_or(&[][..], |found| &found.holders);
     if who.json {
         let holders: Vec<_> =
-            holders.iter().map(|(owner, holds)| holder_json(owner, *holds, people.of(owner.as_str()))).collect();
-        let ttl = held.and_then(|held| held.found.remaining).map(|ttl| ttl.as_millis() as u64);
+            holders.iter().map(|(owner, holds)| holder_json(owner, *holds, people.of(owner))).collect();
         let name = format!("{}{}", server.prefix, who.named.name);
         // that of a free lock nobody knows
-        let kind = held.map(|held| held.kind).or(who.named.kind).map(Kind::name);
-        return say(json!({ "v": 1, "name": name, "kind": kind, "holders": holders, "ttl_ms": ttl }));
+        let kind = found.map(|found| found.record.name().to_owned()).or(who.named.kind.map(Kind::name));
+        return say(json!({
+            "v": 1, "name": name, "kind": kind, "maybe": found.and_then(Found::maybe), "holders": holders,
+            "ttl_ms": found.and_then(|found| found.ttl),
+        }));
     }
     for (owner, holds) in holders {
-        let whose = people.of(owner.as_str()).map_or("- - - -".to_owned(), |whose| {
+        let whose = people.of(owner).map_or("- - - -".to_owned(), |whose| {
             let Whose { application, host, process, age, .. } = whose;
             format!("{application} {host} {process} {age}s")
         });
-        let ttl = held.map_or_else(String::new, |held| ttl(&held.found));
-        say(format_args!("{} {holds} {ttl} {whose}", printable(owner.as_str())));
+        let ttl = found.map_or_else(String::new, Found::ttl_text);
+        say(format_args!("{} {holds} {ttl} {whose}", printable(owner)));
     }
     if who.watch && holders.is_empty() {
         say("-");
     }
 }
 
-fn holder_json(owner: &OwnerId, holds: u32, whose: Option<&Whose>) -> serde_json::Value {
+fn holder_json(owner: &str, holds: u64, whose: Option<&Whose>) -> serde_json::Value {
     json!({
-        "owner": owner.to_string(), "holds": holds,
+        "owner": owner, "holds": holds,
         "application": whose.map(|whose| &whose.application), "host": whose.map(|whose| &whose.host),
         "process": whose.map(|whose| &whose.process), "connected_s": whose.map(|whose| whose.age),
         "address": whose.map(|whose| &whose.address),
@@ -183,17 +147,17 @@ pub(crate) async fn force(server: &Server, force: &Force) -> Result<u8, Failure>
     let Some(Held { lock, found, .. }) = sight.held(&force.named).await? else { return Ok(NOBODY) };
     let name = &force.named.name;
     let freed = match &owner {
-        Some(owner) => {
-            if !free_of(&lock, &found, owner).await? {
-                return Ok(code(false, name, owner.as_str()));
+        Some(owner) => match lock.inspect().await? {
+            Some(held) if free_of(&lock, &held, owner).await? => {
+                vec![(owner.to_string(), u64::from(held.hold_count(owner)))]
             }
-            vec![(owner.clone(), found.hold_count(owner))]
-        }
+            _ => return Ok(code(false, name, owner.as_str())),
+        },
         None if lock.force_unlock().await? => found.holders.clone(),
         None => return Ok(NOBODY),
     };
     for (owner, holds) in freed {
-        say(format_args!("freed {} {} {holds} {}", printable(name), printable(owner.as_str()), ttl(&found)));
+        say(format_args!("freed {} {} {holds} {}", printable(name), printable(&owner), found.ttl_text()));
     }
     Ok(0)
 }

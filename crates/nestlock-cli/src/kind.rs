@@ -39,12 +39,24 @@ impl Kind {
     pub(crate) fn of(record: Record) -> Self {
         match record {
             Record::Reentrant => Self::Reentrant,
-            Record::Fenced => Self::Fenced,
             Record::Fair => Self::Fair,
             Record::Read => Self::Read,
             Record::Write => Self::Write,
             Record::Signal => Self::Signal,
             Record::String => Self::String,
+        }
+    }
+
+    /// Whether a lock of this kind may have a record of this sort.
+    pub(crate) fn has(self, record: Record) -> bool {
+        match self {
+            Self::Reentrant | Self::NonReentrant | Self::Fair | Self::NonReentrantFair | Self::Fenced | Self::Spin => {
+                matches!(record, Record::Reentrant | Record::Fair)
+            }
+            // either half of the same lock
+            Self::Read | Self::Write => matches!(record, Record::Read | Record::Write),
+            Self::Signal => record == Record::Signal,
+            Self::String => record == Record::String,
         }
     }
 

@@ -10,8 +10,6 @@ use crate::node::{lossy, pairs, text};
 pub(crate) enum Record {
     /// Of a reentrant lock, and of all kinds that have the same.
     Reentrant,
-    /// The same, with a token beside it.
-    Fenced,
     /// The same, with a queue.
     Fair,
     Read,
@@ -24,7 +22,6 @@ impl Record {
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Reentrant => "reentrant",
-            Self::Fenced => "fenced?",
             Self::Fair => "fair",
             Self::Read => "read",
             Self::Write => "write",
@@ -62,10 +59,20 @@ pub(crate) struct Found {
     /// In milliseconds.
     pub(crate) ttl: Option<u64>,
     pub(crate) waiting: Option<Waiting>,
-    pub(crate) token: Option<u64>,
+    /// The last token that was given at this name: perhaps not to this holder.
+    pub(crate) last_token: Option<u64>,
 }
 
 impl Found {
+    /// Of which kind it may be besides: a plain hold's record is a fenced one's, and the tokens of a name outlive its holds.
+    pub(crate) fn maybe(&self) -> Option<&'static str> {
+        (self.record == Record::Reentrant && self.last_token.is_some()).then_some("fenced")
+    }
+
+    pub(crate) fn kind_text(&self) -> String {
+        self.maybe().map_or_else(|| self.record.name().to_owned(), |kind| format!("{kind}?"))
+    }
+
     /// The holders, as there is room for them in a line.
     pub(crate) fn holder(&self) -> String {
         match &self.holders[..] {
@@ -93,7 +100,7 @@ impl Found {
     }
 
     pub(crate) fn token_text(&self) -> String {
-        self.token.map_or("-".to_owned(), |token| token.to_string())
+        self.last_token.map_or("-".to_owned(), |token| token.to_string())
     }
 
     /// One object, of the first version of this format.
@@ -106,8 +113,8 @@ impl Found {
             None => (None, None),
         };
         json!({
-            "v": 1, "name": self.name, "kind": self.record.name().trim_end_matches('?'), "holders": holders, "ttl_ms": self.ttl,
-            "waiting_tasks": tasks, "waiting_clients": clients, "token": self.token,
+            "v": 1, "name": self.name, "kind": self.record.name(), "maybe": self.maybe(), "holders": holders,
+            "ttl_ms": self.ttl, "waiting_tasks": tasks, "waiting_clients": clients, "last_token": self.last_token,
         })
     }
 }
@@ -138,9 +145,10 @@ impl Found {
         [plain, shared]: [Option<u64>; 2],
     ) -> bool {
         let Some(fields) = pairs(record) else { return false };
-        let mut mode = None;
+        let (mut mode, mut writers) = (None, Vec::new());
         for (field, value) in fields {
             match (owner(&field), value.parse()) {
+                (Some(owner), Ok(holds)) if owner.len() < field.len() => writers.push((owner.to_owned(), holds)),
                 (Some(owner), Ok(holds)) => self.holders.push((owner.to_owned(), holds)),
                 _ if field == "mode" => mode = Some(value),
                 // an empty field is written for a moment, on a server that is short of memory
@@ -148,17 +156,20 @@ impl Found {
                 _ => return false,
             }
         }
+        // who reads inside its own writing is the writer
+        if mode.as_deref() == Some("write") {
+            self.holders = writers;
+        }
         if self.holders.is_empty() {
             return false;
         }
         let in_queue = queue.and_then(|queue| queue.as_u64()).filter(|length| *length > 0);
-        self.token = token.and_then(|token| text(&token)?.parse().ok());
+        self.last_token = token.and_then(|token| text(&token)?.parse().ok());
         (self.record, self.waiting) = match mode.as_deref() {
             Some("read") => (Record::Read, shared.map(Waiting::Clients)),
             Some("write") => (Record::Write, shared.map(Waiting::Clients)),
             Some(_) => return false,
             None if in_queue.is_some() => (Record::Fair, in_queue.map(Waiting::Tasks)),
-            None if self.token.is_some() => (Record::Fenced, plain.map(Waiting::Clients)),
             None => (Record::Reentrant, plain.map(Waiting::Clients)),
         };
         true
@@ -195,7 +206,7 @@ mod tests {
             holders: vec![("somebody".into(), 1)],
             ttl: None,
             waiting: None,
-            token: None,
+            last_token: None,
         };
         assert_eq!((found.waiting_text(), found.ttl_text(), found.token_text()), ("-".into(), "-".into(), "-".into()));
         let json = found.json();

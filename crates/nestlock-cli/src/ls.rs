@@ -44,7 +44,7 @@ pub(crate) async fn wanted(raw: &Raw<'_>, server: &Server, find: &Find) -> Resul
             None => most_keys = Some(find.max_keys),
         }
     }
-    Ok(Wanted { prefix, pattern, most_keys, strings })
+    Ok(Wanted { prefix, pattern, most_keys, strings, by_name: false })
 }
 
 pub(crate) async fn ls(server: &Server, ls: &Ls) -> Result<u8, Failure> {
@@ -87,7 +87,7 @@ fn table(found: &[&Found]) {
     rows.extend(found.iter().map(|found| {
         [
             printable(&found.name),
-            found.record.name().to_owned(),
+            found.kind_text(),
             printable(&found.holder()),
             found.holds().to_string(),
             found.ttl_text(),
@@ -190,7 +190,7 @@ fn tell(what: char, found: &Found, as_json: bool) {
         return say(line);
     }
     let (name, holder) = (printable(&found.name), printable(&found.holder()));
-    say(format_args!("{what} {name} {} {holder} {} {}", found.record.name(), found.holds(), found.ttl_text()));
+    say(format_args!("{what} {name} {} {holder} {} {}", found.kind_text(), found.holds(), found.ttl_text()));
 }
 
 fn stat(now: &BTreeMap<String, Found>, changes: usize, as_json: bool) {
@@ -211,8 +211,14 @@ mod tests {
 
     fn held(name: &str, owner: &str) -> (String, Found) {
         let holders = vec![(owner.to_owned(), 1)];
-        let found =
-            Found { name: name.to_owned(), record: Record::Reentrant, holders, ttl: None, waiting: None, token: None };
+        let found = Found {
+            name: name.to_owned(),
+            record: Record::Reentrant,
+            holders,
+            ttl: None,
+            waiting: None,
+            last_token: None,
+        };
         (name.to_owned(), found)
     }
 

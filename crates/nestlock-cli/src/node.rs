@@ -179,6 +179,11 @@ pub(crate) fn is_denied(error: &Error) -> bool {
     error.details().starts_with("NOPERM") || error.details().contains("no permissions")
 }
 
+/// Whether what is kept at the key is of another type.
+pub(crate) fn is_of_another_type(error: &Error) -> bool {
+    error.details().starts_with("WRONGTYPE")
+}
+
 /// Whether the connection is gone: nothing else will be answered.
 pub(crate) fn is_over(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::Auth | ErrorKind::IO | ErrorKind::Timeout | ErrorKind::Canceled)

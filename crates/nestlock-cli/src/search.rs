@@ -13,8 +13,9 @@ use tokio::time::sleep;
 use crate::{
     Failure,
     args::Unusable,
+    kind::Kind,
     locks::{Found, Record, derived},
-    node::{Answer, Node, Words, is_denied, is_not_now, list, text, words},
+    node::{Answer, Node, Words, is_denied, is_not_now, is_of_another_type, list, text, words},
     raw::{Away, Raw, SERVICE, Unheard},
 };
 
@@ -38,6 +39,8 @@ pub(crate) struct Wanted {
     pub(crate) most_keys: Option<u64>,
     /// Plain strings with a TTL count as locks.
     pub(crate) strings: bool,
+    /// It is one that is called by its name: its record may lack a TTL, and nobody asks who waits.
+    pub(crate) by_name: bool,
 }
 
 /// What may be a lock: its record's key.
@@ -56,6 +59,10 @@ pub(crate) struct Findings {
     pub(crate) denied: BTreeSet<&'static str>,
     /// Records that their servers said nothing of.
     pub(crate) unread: BTreeSet<String>,
+    /// Keys of which this user may not ask something.
+    pub(crate) hidden: BTreeSet<String>,
+    /// Keys where something else is kept than a lock's record.
+    pub(crate) others: BTreeSet<String>,
     pub(crate) away: Away,
     /// Why it is not known who waits, if somebody is away who has no locks, either.
     pub(crate) unheard: Option<String>,
@@ -141,6 +148,52 @@ pub(crate) fn too_many(there: &str, most: u64) -> Unusable {
     ))
 }
 
+/// What is kept at a name, without looking through the keys. `None`: nothing, as far as this user may see.
+pub(crate) async fn named(
+    raw: &Raw<'_>,
+    prefix: &str,
+    name: &str,
+    kind: Option<Kind>,
+) -> Result<Option<Found>, Failure> {
+    let key = format!("{prefix}{name}");
+    let (hash, signal) = (Candidate::Hash(key.clone()), Candidate::Signal(format!("{SIGNAL}{key}")));
+    let candidates = match kind {
+        None => BTreeSet::from([hash, signal]),
+        Some(Kind::Signal) => BTreeSet::from([signal]),
+        Some(Kind::String) => BTreeSet::from([Candidate::String(key.clone())]),
+        Some(_) => BTreeSet::from([hash]),
+    };
+    let wanted = Wanted { prefix: prefix.to_owned(), pattern: None, most_keys: None, strings: true, by_name: true };
+    let Findings { found, denied, unread, hidden, others, away, .. } = read(raw, &wanted, &candidates).await;
+    if !unread.is_empty() {
+        return Err(told(&away).into());
+    }
+    let mut found = found.into_values();
+    match (found.next(), found.next()) {
+        (Some(one), Some(other)) => Err(Unusable(format!(
+            "two locks are called {name:?}: one is {}, one is {}; say --kind",
+            one.record.name(),
+            other.record.name()
+        ))
+        .into()),
+        (Some(one), None) => match kind {
+            Some(kind) if !kind.has(one.record) => {
+                Err(format!("{name:?} is held by another kind of lock: {}", one.record.name()).into())
+            }
+            _ => Ok(Some(one)),
+        },
+        _ if candidates.iter().any(|candidate| others.contains(candidate.key())) => {
+            Err(format!("what is kept at {key:?} is no lock, or one of a --kind that is not guessed").into())
+        }
+        // of a signal lock there is a key of its own: whoever may not see it has none
+        _ if candidates.iter().any(|candidate| candidate.key() == key && hidden.contains(&key)) => {
+            let denied: Vec<&str> = denied.into_iter().collect();
+            Err(format!("this user may not ask who holds it: +{}", denied.join(" +")).into())
+        }
+        _ => Ok(None),
+    }
+}
+
 /// Keys of one server; or why it says none now.
 async fn scan(
     node: &Node,
@@ -183,6 +236,10 @@ pub(crate) async fn read(raw: &Raw<'_>, wanted: &Wanted, candidates: &BTreeSet<C
     let lengths = raw.ask_all(candidates.iter().map(|candidate| length(candidate)).collect()).await;
     let mut chosen = Vec::new();
     for (candidate, length) in candidates.into_iter().zip(lengths) {
+        if length.as_ref().is_err_and(is_of_another_type) {
+            findings.others.insert(candidate.key().to_owned());
+            continue;
+        }
         let length = findings.note(candidate, length, "hlen or strlen");
         if length.and_then(|length| length.as_i64()).is_none_or(|length| (1..=MOST_HOLDERS).contains(&length)) {
             chosen.push(candidate);
@@ -191,7 +248,9 @@ pub(crate) async fn read(raw: &Raw<'_>, wanted: &Wanted, candidates: &BTreeSet<C
     let (mut requests, mut channels) = (Vec::new(), Vec::new());
     for candidate in &chosen {
         requests.extend(questions(candidate, &wanted.prefix));
-        if let Candidate::Hash(key) = candidate {
+        if let Candidate::Hash(key) = candidate
+            && !wanted.by_name
+        {
             channels.extend(heard_at(key));
         }
     }
@@ -223,21 +282,24 @@ pub(crate) async fn read(raw: &Raw<'_>, wanted: &Wanted, candidates: &BTreeSet<C
             holders: Vec::new(),
             ttl,
             waiting: None,
-            token: None,
+            last_token: None,
         };
         let is_lock = match candidate {
+            // without a TTL it is somebody's data
+            Candidate::Hash(_) | Candidate::String(_) if ttl.is_none() && !wanted.by_name => false,
             Candidate::Hash(_) => {
-                let count = |channel: &str| listeners.as_ref().ok().map(|all| all.get(channel).copied().unwrap_or(0));
+                let heard = listeners.as_ref().ok().filter(|_| !wanted.by_name);
+                let count = |channel: &str| heard.map(|all| all.get(channel).copied().unwrap_or(0));
                 let [plain, shared] = heard_at(key).map(|channel| count(&channel));
-                ttl.is_some() && found.take_hash(record, queue, token, [plain, shared])
+                found.take_hash(record, queue, token, [plain, shared])
             }
-            // one without a TTL is somebody's data
-            Candidate::String(_) if ttl.is_none() => false,
             Candidate::String(_) => found.take_string(&record, Record::String),
             Candidate::Signal(_) => found.take_string(&record, Record::Signal),
         };
         if is_lock {
             findings.found.insert(key.to_owned(), found);
+        } else {
+            findings.others.insert(key.to_owned());
         }
     }
     findings.away = raw.away();
@@ -255,6 +317,7 @@ impl Findings {
                     self.unread.insert(candidate.key().to_owned());
                 } else if is_denied(&error) {
                     self.denied.insert(what);
+                    self.hidden.insert(candidate.key().to_owned());
                 }
                 None
             }

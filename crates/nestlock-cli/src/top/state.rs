@@ -345,7 +345,7 @@ pub(super) mod tests {
             holders,
             ttl: Some(29_000),
             waiting,
-            token: None,
+            last_token: None,
         };
         (name.to_owned(), found)
     }

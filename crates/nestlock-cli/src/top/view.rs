@@ -87,7 +87,7 @@ fn table(state: &mut State, frame: &mut Frame<'_>, area: Rect) {
         let row = Row::new(seen([
             found.waiting_text(),
             printable(&found.name),
-            found.record.name().to_owned(),
+            found.kind_text(),
             holder(state, found),
             found.holds().to_string(),
             found.ttl_text(),
@@ -123,7 +123,7 @@ fn details(state: &State) -> String {
     };
     let mut lines = vec![
         format!("name     {}", printable(&found.name)),
-        format!("kind     {}", found.record.name()),
+        format!("kind     {}", found.kind_text()),
         format!("TTL      {}", found.ttl_text()),
         format!("waiting  {}", found.waiting_text()),
         format!("token    {}", found.token_text()),

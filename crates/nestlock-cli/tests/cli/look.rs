@@ -59,6 +59,28 @@ fn locks_of_each_kind_are_listed_and_nothing_else() {
     );
 }
 
+/// The tokens of a name outlive its holds: what holds it now may be a plain lock.
+#[test]
+fn a_kind_that_the_record_does_not_tell_is_maybe() {
+    let world = World::new();
+    let _plain = world.hold("plain", "reentrant");
+    assert_eq!(world.code(&["exec", "led", "--kind", "fenced", "--", "true"]), 0);
+    let line = format!("echo held > led; {}", crate::support::until("go"));
+    let _led = world.begin(&["exec", "led", "-c", &line], "led");
+    let last_token = world.server_says(&["GET", "redisson_lock_token:{led}"]);
+    let last_token: u64 = last_token.lines().nth(1).unwrap().parse().unwrap();
+    let json = |args: &[&str]| -> serde_json::Value { serde_json::from_str(&world.said(args).1).unwrap() };
+    for command in ["ls", "who"] {
+        let led = json(&[command, "led", "--json"]);
+        assert_eq!((led["kind"].as_str(), led["maybe"].as_str()), (Some("reentrant"), Some("fenced")), "{led}");
+        let plain = json(&[command, "plain", "--json"]);
+        assert!(plain["kind"] == "reentrant" && plain["maybe"].is_null(), "{plain}");
+    }
+    let led = json(&["ls", "led", "--json"]);
+    assert!(led["last_token"] == last_token && led["token"].is_null(), "{led}");
+    assert_eq!(line_of(&world.said(&["ls"]).1, "led")[1], "fenced?");
+}
+
 #[test]
 fn a_change_is_a_line() {
     let world = World::new();
