@@ -8,6 +8,7 @@ use serde_json::json;
 use crate::{
     Failure,
     args::{Acl, For, Server},
+    kind::Kind,
     node::text,
     raw::Raw,
     say,
@@ -18,40 +19,93 @@ const HELLO_IS_FREE: (u64, u64, u64) = (6, 2, 2);
 
 /// Where a pattern has a name between braces.
 const NAME: &str = "{{}";
+/// A key that is read only.
+const READ: &str = "%R";
 const EVERY_KEY: &str = "~*";
+/// What the table calls the keys of [`fenced_key`](nestlock::LockClient::fenced_key).
+const GUARDED: &str = "guarded keys";
 /// Older versions do not understand rules about channels.
 const CHANNELS_HAVE_RULES: (u64, u64, u64) = (6, 2, 0);
 
-/// Older ones have no messages by slots.
+/// Older ones have no messages by slots, and no keys that are read only.
 const SHARDED: (u64, u64, u64) = (7, 0, 0);
+const SHARDED_MESSAGES: [&str; 3] = ["spublish", "ssubscribe", "sunsubscribe"];
 
-/// To look through all keys, and at locks.
-const LOOK: &[&str] = &[
-    "client|id",
-    "client|list",
-    "dbsize",
-    "get",
-    "hgetall",
-    "hlen",
-    "llen",
-    "pttl",
-    "pubsub|numsub",
-    "scan",
-    "strlen",
-];
-/// What the tools ask besides; `client|id` is fred's.
-fn of_tool(tool: For) -> Vec<&'static str> {
-    match tool {
-        For::Exec => Vec::new(),
-        For::Force => vec!["client|id"],
-        For::Ls => LOOK.to_vec(),
-        // and to hear of releases
-        For::Top => [LOOK, &["psubscribe"]].concat(),
-        For::Who => vec!["client|id", "client|list"],
-        For::Doctor => vec!["client|id", "config|get", "del"],
-        For::Bench => vec!["client|id", "client|list", "script|load", "hset", "del"],
+/// What somebody needs, as the library's [`Permissions`] say it.
+#[derive(Debug, Clone, Copy)]
+struct Part {
+    keys: &'static [&'static str],
+    channels: &'static [&'static str],
+    commands: &'static [&'static str],
+}
+
+impl From<Permissions> for Part {
+    fn from(Permissions { keys, channels, commands, .. }: Permissions) -> Self {
+        Self { keys, channels, commands }
     }
 }
+
+/// To read records, and what is beside them. `client|id` is fred's.
+const READS: Part = Part {
+    keys: &["%R~{}", "%R~lock:{}", "%R~redisson_lock_queue:{{}", "%R~redisson_lock_token:{{}"],
+    channels: &[],
+    commands: &["client|id", "get", "hgetall", "hlen", "info", "llen", "ping", "pttl", "strlen"],
+};
+/// To look through all keys, and see how many listen.
+const LOOKS: Part = Part { keys: &[], channels: &[], commands: &["pubsub|numsub", "scan"] };
+/// Without a prefix it is asked how many keys there are, before.
+const COUNTS: Part = Part { keys: &[], channels: &[], commands: &["dbsize"] };
+/// To see whose connections there are.
+const PEOPLE: Part = Part { keys: &[], channels: &[], commands: &["client|list"] };
+/// To hear of releases.
+const LISTENS: Part = Part {
+    keys: &[],
+    channels: &["&redisson_lock__channel:{{}", "&redisson_rwlock:{{}"],
+    commands: &["psubscribe", "publish"],
+};
+/// To free a lock of any kind, of all holds or of one owner's.
+const FREES: Part = Part {
+    keys: &[
+        "~{}",
+        "~lock:{}",
+        "~lock-signal:{}",
+        "~nestlock_fair_seen:{{}",
+        "~nestlock_fence:{{}",
+        "~nestlock_rwlock_intent:{{}",
+        "~redisson_lock_queue:{{}",
+        "~redisson_lock_timeout:{{}",
+        "~{{}",
+    ],
+    channels: &["&redisson_lock__channel:{{}", "&redisson_rwlock:{{}"],
+    commands: &[
+        "del",
+        "eval",
+        "evalsha",
+        "exists",
+        "hdel",
+        "hexists",
+        "hget",
+        "hkeys",
+        "hmget",
+        "hrandfield",
+        "hset",
+        "lindex",
+        "lpush",
+        "lrem",
+        "ltrim",
+        "pexpire",
+        "publish",
+        "set",
+        "time",
+        "zrem",
+        "zscore",
+    ],
+};
+/// What the doctor asks besides, and tidies up.
+const EXAMINES: Part = Part { keys: &[], channels: &[], commands: &["client|id", "config|get", "del"] };
+/// What the bench measures locks beside.
+const MEASURES: Part =
+    Part { keys: &[], channels: &[], commands: &["client|id", "client|list", "del", "hset", "script|load"] };
 
 /// Behind sentinels, or one of several addresses.
 const ROLE: &str = "role";
@@ -61,55 +115,88 @@ fn at_sentinel(tool: For) -> &'static [&'static str] {
     if tool == For::Doctor { &["client|id", "info", "sentinel|masters"] } else { &[] }
 }
 
-/// The parts of the table that are needed.
-fn parts(acl: &Acl, is_cluster: bool) -> Vec<Permissions> {
+/// What is needed.
+fn parts(acl: &Acl, is_cluster: bool, prefix: &str) -> Vec<Part> {
     if acl.sentinel {
-        return vec![SENTINEL];
+        return vec![SENTINEL.into()];
     }
     let asked: BTreeSet<&str> = acl.kinds.iter().map(|kind| kind.permissions()).collect();
-    // whoever forces a lock, or looks whether all kinds work, has to do with each
-    let all = acl.kinds.is_empty() || acl.tool.is_some_and(|tool| tool != For::Exec);
-    let mut parts = vec![EVERY_CLIENT];
-    parts.extend(KINDS.into_iter().filter(|kind| all || asked.contains(kind.what)));
+    let is_asked = |kind: &Permissions| asked.is_empty() || asked.contains(kind.what);
+    // none of the tools has to do with guarded keys
+    let locks = || KINDS.into_iter().filter(|kind| kind.what != GUARDED);
+    let mut parts: Vec<Part> = match acl.tool {
+        None => [EVERY_CLIENT].into_iter().chain(KINDS.into_iter().filter(is_asked)).map(Part::from).collect(),
+        Some(For::Exec) => [EVERY_CLIENT].into_iter().chain(locks().filter(is_asked)).map(Part::from).collect(),
+        Some(For::Ls) => vec![READS, LOOKS],
+        Some(For::Who) => vec![READS, PEOPLE],
+        Some(For::Force) => vec![READS, FREES],
+        Some(For::Top) => vec![READS, LOOKS, PEOPLE, LISTENS, FREES],
+        Some(For::Doctor) => [EVERY_CLIENT.into(), EXAMINES].into_iter().chain(locks().map(Part::from)).collect(),
+        Some(For::Bench) => {
+            let fair = KINDS.into_iter().filter(|kind| kind.what == Kind::Fair.permissions());
+            [EVERY_CLIENT.into(), MEASURES].into_iter().chain(fair.map(Part::from)).collect()
+        }
+    };
+    if prefix.is_empty() && matches!(acl.tool, Some(For::Ls | For::Top)) {
+        parts.push(COUNTS);
+    }
     let besides = [(is_cluster, CLUSTER), (acl.replicas, REPLICAS), (acl.fsync, FSYNC)];
-    parts.extend(besides.into_iter().filter_map(|(is_wanted, part)| is_wanted.then_some(part)));
+    parts.extend(besides.into_iter().filter_map(|(is_wanted, part)| is_wanted.then(|| Part::from(part))));
     parts
+}
+
+/// Patterns and commands of those parts that a tool has no need of.
+fn superfluous(tool: Option<For>) -> &'static [&'static str] {
+    match tool {
+        // they tell nobody
+        Some(For::Ls | For::Who) => &SHARDED_MESSAGES,
+        // they free nothing by force, and reset nothing
+        Some(For::Exec | For::Doctor) => &["scan", "~nestlock_fence:{{}"],
+        // it asks nobody who holds a lock
+        Some(For::Bench) => &["hgetall"],
+        _ => &[],
+    }
 }
 
 pub(crate) async fn acl(server: &Server, acl: &Acl) -> Result<u8, Failure> {
     let (is_cluster, is_looked_for) = server.is_cluster_or_service()?;
     let is_cluster = is_cluster || acl.cluster;
-    let parts = parts(acl, is_cluster);
-    let of = |what: fn(&Permissions) -> &'static [&'static str]| -> Vec<String> {
+    let version = if acl.for_server { Some(version(server).await?) } else { None };
+    let (parts, superfluous) = (parts(acl, is_cluster, &server.prefix), superfluous(acl.tool));
+    let of = |what: fn(&Part) -> &'static [&'static str]| -> Vec<String> {
         let mut seen = BTreeSet::new();
         // a name with a tag of its own gets no braces around it
         let tagged = |pattern: &str| (is_cluster && pattern.contains(NAME)).then(|| pattern.replacen(NAME, "{}", 1));
         let patterns = |pattern: &&str| [Some((*pattern).to_owned()), tagged(pattern)].into_iter().flatten();
-        let all = parts.iter().flat_map(|part| what(part).iter().flat_map(patterns));
+        let of_part = |part: &Part| what(part).iter().filter(|pattern| !superfluous.contains(pattern));
+        let all = parts.iter().flat_map(|part| of_part(part).flat_map(patterns));
         all.map(|pattern| rule(&pattern, &server.prefix)).filter(|pattern| seen.insert(pattern.clone())).collect()
     };
     let (mut keys, channels) = (of(|part| part.keys), of(|part| part.channels));
-    // without a prefix, each key is a lock's: a server takes no other pattern beside that
-    if keys.iter().any(|pattern| pattern == EVERY_KEY) {
-        keys = vec![EVERY_KEY.to_owned()];
+    // what is written is read, too; and older servers have no such rule
+    let written = keys.clone();
+    let is_old = version.is_some_and(|version| version < SHARDED);
+    keys.retain(|pattern| pattern.strip_prefix(READ).is_none_or(|plain| !written.iter().any(|other| other == plain)));
+    if is_old {
+        keys.iter_mut().for_each(|pattern| *pattern = pattern.trim_start_matches(READ).to_owned());
     }
-    let mut commands: BTreeSet<String> =
-        parts.iter().flat_map(|part| part.commands).map(|word| (*word).to_owned()).collect();
-    let of_tool = match acl.tool {
-        Some(tool) if acl.sentinel => at_sentinel(tool).to_vec(),
-        tool => tool.map(of_tool).unwrap_or_default(),
-    };
-    commands.extend(of_tool.into_iter().map(str::to_owned));
+    // without a prefix, each key is a lock's: a server takes no other pattern beside that
+    if let Some(every) = keys.iter().find(|pattern| pattern.trim_start_matches(READ) == EVERY_KEY) {
+        keys = vec![every.clone()];
+    }
+    let words = parts.iter().flat_map(|part| part.commands).filter(|word| !superfluous.contains(word));
+    let mut commands: BTreeSet<String> = words.map(|word| (*word).to_owned()).collect();
+    let at_sentinel = acl.tool.filter(|_| acl.sentinel).map(at_sentinel).unwrap_or_default();
+    commands.extend(at_sentinel.iter().map(|command| (*command).to_owned()));
     if is_looked_for && !acl.sentinel {
         commands.insert(ROLE.into());
     }
-    let version = if acl.for_server { Some(version(server).await?) } else { None };
     if version.is_some_and(|version| version < HELLO_IS_FREE) {
         commands.insert("hello".into());
     }
     // what a server does not know, it takes no rule about
-    if version.is_some_and(|version| version < SHARDED) {
-        commands.retain(|command| !["spublish", "ssubscribe", "sunsubscribe"].contains(&&**command));
+    if is_old {
+        commands.retain(|command| !SHARDED_MESSAGES.contains(&&**command));
     }
     if acl.json {
         say(json!({ "v": 1, "user": acl.user, "keys": keys, "channels": channels, "commands": commands }));

@@ -1,6 +1,7 @@
 //! The program, as its users meet it: processes, signals, exit codes, a real server.
 #![allow(clippy::unwrap_used, unreachable_pub)]
 
+mod acl;
 mod by_hand;
 mod exec;
 mod look;

@@ -1,0 +1,147 @@
+//! `acl --for`: what a tool needs, and nothing besides.
+
+use std::{process::Command, thread};
+
+use serde_json::Value;
+
+use crate::support::World;
+
+const OWNER: &str = "0a1b2c3d-1111-4222-8333-444455556666:42";
+const OTHER: &str = "0a1b2c3d-2222-4222-8333-444455556666:43";
+const DEAD: &str = "0a1b2c3d-3333-4222-8333-444455556666:44";
+const PREFIX: &str = "app:";
+
+/// The patterns and commands that are printed, as rules.
+fn rules(world: &World, args: &[&str]) -> Vec<String> {
+    let (_, json, _) = world.said(&[&["acl", "--prefix", PREFIX, "--json"], args].concat());
+    let json: Value = serde_json::from_str(&json).unwrap();
+    let list = |name: &str, sign: &str| -> Vec<String> {
+        json[name].as_array().unwrap().iter().map(|rule| format!("{sign}{}", rule.as_str().unwrap())).collect()
+    };
+    [list("keys", ""), list("channels", ""), list("commands", "+")].concat()
+}
+
+/// A lock of each kind, held by [`OWNER`]: its name, and more arguments that it takes to name it.
+fn locks_of_each_kind(world: &World) -> Vec<(String, Vec<String>)> {
+    let mut all = Vec::new();
+    let set_up = |words: &[&str]| assert!(!world.server_says(words).starts_with('-'), "{words:?}");
+    let writer = format!("{OWNER}:write");
+    for twin in ["", "2"] {
+        let key = |kind: &str| format!("{PREFIX}{kind}{twin}");
+        for (kind, fields) in [
+            ("plain", &[OWNER, "2"][..]),
+            ("fair", &[OWNER, "1"]),
+            ("read", &["mode", "read", OWNER, "2", OTHER, "1"]),
+            ("write", &["mode", "write", &writer, "1"]),
+        ] {
+            set_up(&[&["HSET", &key(kind)], fields].concat());
+            set_up(&["PEXPIRE", &key(kind), "600000"]);
+        }
+        set_up(&["SET", &format!("redisson_lock_token:{{{}}}", key("plain")), "7"]);
+        // one waiter that is gone, and one behind it
+        for waiter in [DEAD, OTHER] {
+            set_up(&["RPUSH", &format!("redisson_lock_queue:{{{}}}", key("fair")), waiter]);
+            set_up(&["ZADD", &format!("redisson_lock_timeout:{{{}}}", key("fair")), "9e12", waiter]);
+            let seen = if waiter == DEAD { "1" } else { "9e12" };
+            set_up(&["ZADD", &format!("nestlock_fair_seen:{{{}}}", key("fair")), seen, waiter]);
+        }
+        // more readers than a release looks at
+        for n in 0..18 {
+            set_up(&["HSET", &key("read"), &format!("{DEAD}{n}"), "1"]);
+        }
+        for (owner, n, ttl) in [(OWNER, 1, "300000"), (OWNER, 2, "600000"), (OTHER, 1, "600000")] {
+            let hold = format!("{{{}}}:{owner}:rwlock_timeout:{n}", key("read"));
+            set_up(&["SET", &hold, "1", "PX", ttl]);
+        }
+        // a signal that nobody came for
+        set_up(&["RPUSH", &format!("lock-signal:{}", key("signal")), "1"]);
+        set_up(&["SET", &format!("lock:{}", key("signal")), OWNER, "PX", "600000"]);
+        set_up(&["SET", &key("string"), OWNER, "PX", "600000"]);
+        for kind in ["plain", "fair", "read", "write", "signal"] {
+            all.push((format!("{kind}{twin}"), vec![]));
+        }
+        all.push((format!("string{twin}"), vec!["--kind".to_owned(), "string".to_owned()]));
+    }
+    all
+}
+
+/// What the tool says and does, on locks of each kind.
+fn outcome(world: &World, tool: &str, rules: &[&str]) -> Vec<String> {
+    assert_eq!(world.server_says(&["FLUSHALL"]), "+OK\r\n");
+    assert_eq!(world.server_says(&["SCRIPT", "FLUSH"]), "+OK\r\n");
+    let locks = locks_of_each_kind(world);
+    assert_eq!(world.server_says(&[&["ACL", "SETUSER", "some", "reset", "on", ">pw"], rules].concat()), "+OK\r\n");
+    assert_eq!(world.server_says(&["ACL", "LOG", "RESET"]), "+OK\r\n");
+    let url = format!("redis://some:pw@{}", world.server.addr());
+    let run = |args: &[&str]| {
+        let output = world.nestlock(args).env("NESTLOCK_URL", &url).env("NESTLOCK_PREFIX", PREFIX).output().unwrap();
+        let text = [output.stdout, output.stderr].map(|bytes| String::from_utf8(bytes).unwrap()).concat();
+        // times differ
+        let text: String = text.chars().filter(|letter| !letter.is_ascii_digit()).collect();
+        format!("{args:?}: {:?} {text}", output.status.code())
+    };
+    let mut said: Vec<String> = match tool {
+        "ls" => vec![run(&["ls", "--strings", "--json"])],
+        _ => thread::scope(|scope| {
+            let runs = locks.iter().map(|(name, more)| {
+                scope.spawn(|| {
+                    let more = more.iter().map(String::as_str);
+                    let if_owner = ["--if-owner", OWNER].into_iter().filter(|_| tool == "force" && name.ends_with('2'));
+                    run(&[tool, name].into_iter().chain(more).chain(if_owner).collect::<Vec<_>>())
+                })
+            });
+            let runs: Vec<_> = runs.collect();
+            runs.into_iter().map(|run| run.join().unwrap()).collect()
+        }),
+    };
+    said.push(format!("denied: {}", world.server_says(&["ACL", "LOG"]) != "*0\r\n"));
+    said.push(world.server_says(&["DBSIZE"]));
+    said
+}
+
+fn each_rule_is_needed(tool: &str) {
+    let world = World::new();
+    let rules = rules(&world, &["--for", tool]);
+    let rules: Vec<&str> = rules.iter().map(String::as_str).collect();
+    let all = outcome(&world, tool, &rules);
+    assert!(all.contains(&"denied: false".to_owned()), "{all:#?}");
+    assert!(!all.iter().any(|said| said.contains("may not")), "{all:#?}");
+    let superfluous = |left_out: &&&str| {
+        let others: Vec<&str> = rules.iter().copied().filter(|rule| rule != *left_out).collect();
+        outcome(&world, tool, &others) == all
+    };
+    let superfluous: Vec<&&str> = rules.iter().filter(superfluous).collect();
+    assert!(superfluous.is_empty(), "{tool}: {superfluous:?}");
+}
+
+#[test]
+fn to_list_takes_no_more_than_what_is_printed() {
+    each_rule_is_needed("ls");
+}
+
+#[test]
+fn to_see_who_holds_takes_no_more_than_what_is_printed() {
+    each_rule_is_needed("who");
+}
+
+#[test]
+fn to_free_takes_no_more_than_what_is_printed() {
+    each_rule_is_needed("force");
+}
+
+/// Who may only look can write nothing, whatever else the user may do.
+#[test]
+fn what_only_looks_gets_no_rule_to_write() {
+    let world = World::new();
+    for tool in ["ls", "who"] {
+        let rules = rules(&world, &["--for", tool]);
+        let writes = |rule: &&String| rule.starts_with('~') || ["+eval", "+evalsha", "+set"].contains(&&***rule);
+        let writes: Vec<&String> = rules.iter().filter(writes).collect();
+        assert!(writes.is_empty(), "{tool}: {writes:?}");
+    }
+    // without a prefix, too, where one pattern is enough
+    let (_, line, _) = world.said(&["acl", "--for", "ls"]);
+    let words = Command::new("sh").args(["-c", &format!("printf '%s\\n' {line}")]).output().unwrap();
+    let words = String::from_utf8(words.stdout).unwrap();
+    assert!(words.lines().any(|word| word == "%R~*") && !words.lines().any(|word| word.starts_with('~')), "{words}");
+}
