@@ -25,6 +25,12 @@ use crate::{
 ///
 /// It owns one background thread with two connections, on which leases are renewed, waiters woken and dropped guards
 /// released, whatever the caller's runtime is busy with. Locks and guards keep it alive; the last of them to go ends it.
+///
+/// The drop of that last one never blocks a thread of a runtime: what was dropped, or not settled yet, is released by the client's
+/// thread. So that a program which ends next does not take those releases along, the *end of the runtime* waits for them, for
+/// half a second at most; outside of a runtime, the drop itself does. Await [`shutdown`](Self::shutdown) to wait for all of them,
+/// and to learn what was not released.
+///
 /// Each client has an identity of its own: two clients never re-enter each other's locks, not even in one process.
 #[derive(Debug, Clone)]
 pub struct LockClient {

@@ -83,8 +83,9 @@ impl Deref for Anchor {
 }
 
 impl Drop for Anchor {
-    /// The client's thread goes on until what was dropped is released. If anything is under way, this waits for it, for
-    /// [`CLOSING`] at most: perhaps the process is about to end.
+    /// The client's thread goes on until what was dropped is released. If anything is under way, it is waited for, for
+    /// [`CLOSING`] at most: perhaps the process is about to end. Not on a runtime's thread, which has others to serve: there it is
+    /// the end of the runtime that waits, as for all that blocks.
     fn drop(&mut self) {
         let (core, end) = (Arc::clone(&self.core), self.end.take());
         let under_way = self.core.janitor.pending() > 0;
@@ -96,11 +97,16 @@ impl Drop for Anchor {
             core.store.close().await;
             drop(end);
         });
-        // the client's own thread cannot wait for itself; any other may be the one that reads answers
-        let is_own = Handle::try_current().is_ok_and(|here| here.id() == self.core.runtime.id());
-        if under_way && !is_own {
-            self.core.store.hurry();
-            let _ = told.recv_timeout(CLOSING);
+        if !under_way {
+            return;
+        }
+        self.core.store.hurry();
+        let wait = move || _ = told.recv_timeout(CLOSING);
+        match Handle::try_current() {
+            Err(_) => wait(),
+            // the client's own thread cannot wait for itself
+            Ok(here) if here.id() == self.core.runtime.id() => {}
+            Ok(here) => drop(here.spawn_blocking(wait)),
         }
     }
 }

@@ -15,7 +15,7 @@ use tokio::runtime::{Builder, Runtime};
 use crate::{
     support::{
         Server,
-        proxy::{Proxy, with_wire},
+        proxy::{Action, Proxy, Verb, with_wire},
     },
     tls,
 };
@@ -247,6 +247,49 @@ fn the_last_handle_is_dropped_on_the_thread_that_reads() {
             assert!(Instant::now() < until, "still held");
             thread::sleep(ms(5));
         }
+    }
+}
+
+/// A server that hangs holds up nobody else's tasks.
+#[test]
+fn the_drop_of_the_last_handle_blocks_no_runtime() {
+    let server = Server::start();
+    for made_in in [current_thread(), multi_thread()] {
+        let rounds = (0..5).map(|round| {
+            let took = made_in.block_on(async {
+                let client = server.client().await;
+                let guard = client.mutex(format!("l{round}")).unwrap().lock().await.unwrap();
+                server.stop();
+                drop(guard);
+                let began = Instant::now();
+                drop(client);
+                began.elapsed()
+            });
+            server.cont();
+            took
+        });
+        // a machine that stalls does not wait half a second each time
+        let shortest = rounds.min().unwrap();
+        assert!(shortest < ms(250), "{shortest:?}");
+    }
+}
+
+/// The process may end next, and take the release along.
+#[test]
+fn the_end_of_a_runtime_waits_for_what_was_dropped() {
+    let server = Server::start();
+    let proxy = Proxy::start(&server);
+    for made_in in [current_thread(), multi_thread()] {
+        proxy.each(Verb::Release, Action::Slow(ms(100)));
+        made_in.block_on(async {
+            let client = LockClient::connect(proxy.url()).await.unwrap();
+            let guard = client.mutex("l").unwrap().lock().await.unwrap();
+            drop(guard);
+            drop(client);
+        });
+        drop(made_in);
+        assert!(!server.exists("l"), "what a process that ends here would leave behind");
+        proxy.pass();
     }
 }
 
