@@ -477,7 +477,7 @@ impl error::Error for StoreError {
 /// Most may pass, and are repeated within the wait of an acquire, or for as long as a release may take
 /// ([`StoreError::is_transient`]). Final are those that stay until somebody changes the configuration, the users or the
 /// data: [`Auth`](Self::Auth), [`NoPermission`](Self::NoPermission), [`CrossSlot`](Self::CrossSlot),
-/// [`WrongType`](Self::WrongType), [`NoScript`](Self::NoScript). So are [`Protocol`](Self::Protocol) and
+/// [`WrongType`](Self::WrongType), [`Forked`](Self::Forked), [`NoScript`](Self::NoScript). So are [`Protocol`](Self::Protocol) and
 /// [`Other`](Self::Other), unless the request may have been executed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -518,6 +518,8 @@ pub enum StoreErrorKind {
     NoReplicas,
     /// The key has another type.
     WrongType,
+    /// This process is a fork of the one that made the client, whose connections it must not use. Make a client of its own.
+    Forked,
     /// The server does not know the script.
     NoScript,
     /// The answer makes no sense.

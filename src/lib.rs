@@ -15,6 +15,7 @@ mod meter;
 mod options;
 mod owner;
 pub mod permissions;
+mod process;
 mod rlock;
 mod store;
 mod sync;

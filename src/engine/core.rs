@@ -87,6 +87,9 @@ impl Drop for Anchor {
     /// [`CLOSING`] at most: perhaps the process is about to end. Not on a runtime's thread, which has others to serve: there it is
     /// the end of the runtime that waits, as for all that blocks.
     fn drop(&mut self) {
+        if !self.core.store.is_ours() {
+            return;
+        }
         let (core, end) = (Arc::clone(&self.core), self.end.take());
         let under_way = self.core.janitor.pending() > 0;
         let (settled, told) = mpsc::sync_channel(1);

@@ -403,6 +403,10 @@ impl Core {
 
     /// Turns waiters away, releases what is held, and ends the connections. What was given away is left alone.
     pub(crate) async fn shutdown(&self) -> Result<()> {
+        if !self.store.is_ours() {
+            // of a fork: the client goes on where it was made
+            return Err(Error::Closed);
+        }
         self.close();
         let mut held = Vec::new();
         self.holds.for_each(|hold| held.push(Arc::clone(hold)));

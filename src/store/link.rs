@@ -30,6 +30,7 @@ use crate::{
     log,
     meter::Meter,
     options::Copies,
+    process::Home,
 };
 
 /// A connection that was silent this long is asked whether it lives.
@@ -51,6 +52,8 @@ const CHANNELS_AT_ONCE: usize = 500;
 const HANGS: Duration = Duration::from_millis(100);
 /// How long the end of a client waits for what was sent.
 const LAST_ANSWERS: Duration = Duration::from_millis(500);
+
+const FORKED: &str = "this process is a fork of the one that made the client; connect anew here";
 
 /// What a request meets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -90,17 +93,24 @@ pub(super) struct Epochs {
     last: AtomicU64,
     /// The last one that carries scripts.
     of_scripts: watch::Sender<Epoch>,
+    /// The only process that may use them.
+    home: Home,
 }
 
 impl Default for Epochs {
     fn default() -> Self {
-        Self { last: AtomicU64::new(0), of_scripts: watch::Sender::new(Epoch::NONE) }
+        Self { last: AtomicU64::new(0), of_scripts: watch::Sender::new(Epoch::NONE), home: Home::here() }
     }
 }
 
 impl Epochs {
     fn next(&self) -> Epoch {
         Epoch(self.last.fetch_add(1, Ordering::Relaxed) + 1)
+    }
+
+    /// Whether this process is the client's, and no fork of it.
+    pub(super) fn are_ours(&self) -> bool {
+        self.home.is_here()
     }
 
     /// Whatever is held may be recorded by another server, or by none.
@@ -417,8 +427,17 @@ impl Link {
     }
 
     async fn up_within(&self, limit: Duration) -> Result<(Epoch, Connection), StoreError> {
-        if !self.is_up() {
+        // a fork has nobody who would make another one
+        if !self.is_up() && self.dial.epochs.are_ours() {
             self.wait_a_blink(limit).await?;
+        }
+        self.usable()
+    }
+
+    /// The connection, unless it is another process's.
+    fn usable(&self) -> Result<(Epoch, Connection), StoreError> {
+        if !self.dial.epochs.are_ours() {
+            return Err(StoreError::new(StoreErrorKind::Forked, false, FORKED));
         }
         self.numbered().ok_or_else(not_connected)
     }
@@ -487,8 +506,7 @@ impl Link {
         (copies, receipt): (Option<Copies>, &mut Option<Receipt>),
     ) -> Result<(Value, Epoch), StoreError> {
         let is_up = asking || self.is_up();
-        let (mut epoch, mut connection) =
-            if is_up { self.numbered().ok_or_else(not_connected)? } else { self.up_by(until).await? };
+        let (mut epoch, mut connection) = if is_up { self.usable()? } else { self.up_by(until).await? };
         if !is_up {
             until = until.again(clock::Instant::now());
         }
@@ -604,7 +622,7 @@ impl Link {
     /// A PING, which tells how long a request takes.
     async fn echo(&self) -> Result<(), StoreError> {
         let sent = clock::Instant::now();
-        let (connection, is_held_up) = (self.current().ok_or_else(not_connected)?, self.rounds.hold_up());
+        let ((_, connection), is_held_up) = (self.usable()?, self.rounds.hold_up());
         connection.echo(self.until(sent)).await.map_err(|failure| self.failed(failure))?;
         self.round_trip.take_ping(sent, is_held_up);
         Ok(())

@@ -370,6 +370,11 @@ impl Store {
         join_all(self.script_links().iter().map(|link| link.barrier())).await;
     }
 
+    /// Whether this process is the client's, and no fork of it.
+    pub(crate) fn is_ours(&self) -> bool {
+        self.dials.epochs.are_ours()
+    }
+
     /// Requests that are not answered yet, of those that carry scripts.
     pub(crate) fn under_way(&self) -> usize {
         self.script_links().iter().map(|link| link.under_way()).sum()

@@ -67,7 +67,7 @@ impl Source {
 // --- floors ---
 
 /// The floor of a module; the longest name that fits counts.
-const FLOORS: [(&str, u8); 28] = [
+const FLOORS: [(&str, u8); 29] = [
     ("", 5),
     ("client", 5),
     ("guide", 5),
@@ -89,6 +89,7 @@ const FLOORS: [(&str, u8); 28] = [
     ("log", 0),
     ("meter", 0),
     ("permissions", 0),
+    ("process", 0),
     ("hand_over", 0),
     ("owner", 0),
     ("token", 0),

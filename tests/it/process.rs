@@ -1,6 +1,10 @@
 //! What happens to the process: it sleeps with its machine, it ends in order, its log hangs.
 
-use std::{path::Path, process::Command, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    process::Command,
+    time::Duration,
+};
 
 use crate::support::{Server, child::Worker, eventually};
 
@@ -33,19 +37,52 @@ int clock_gettime(clockid_t id, struct timespec *ts) {
 }
 "#;
 
+/// Forks where its parent's number is asked for, which nothing else here asks for.
+const FORK: &str = "
+#include <unistd.h>
+pid_t getppid(void) { return fork(); }
+";
+
+/// A library in this folder that is loaded before all others.
+fn library(folder: &Path, code: &str) -> PathBuf {
+    let (source, library) = (folder.join("library.c"), folder.join("library.so"));
+    std::fs::write(&source, code).unwrap();
+    let mut compiler = Command::new("cc");
+    let compiler = compiler.args(["-O1", "-shared", "-fPIC", "-o"]).args([&library, &source]).arg("-ldl");
+    assert!(compiler.status().expect("a C compiler, which Rust links with").success());
+    library
+}
+
+/// The child has the parent's sockets and none of its threads. It sends nothing, and breaks nothing.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_fork_is_refused_the_client_of_its_parent() {
+    let folder = tempfile::tempdir().unwrap();
+    let library = library(folder.path(), FORK);
+    let server = Server::start();
+    let mut worker = Worker::start_in(&server, ms(30_000), &[("LD_PRELOAD", &library)]);
+    worker.ask("lock held");
+    worker.answer_to("locked held");
+    let before = server.connections();
+    worker.ask("fork free");
+    assert_eq!(worker.answer(), "forked Forked Forked Closed");
+    // the parent goes on over the connections that it had
+    worker.ask("lock other");
+    worker.answer_to("locked other");
+    worker.ask("unlock held");
+    assert_eq!(worker.answer_to("unlocked held"), "ok");
+    assert_eq!(server.connections() - before, 1, "the one that asks");
+    assert!(!server.exists("free") && !server.exists("held") && server.exists("other"));
+}
+
 /// A machine that slept past the lease: its guards are lost when it wakes, though `CLOCK_MONOTONIC` stood still. The process
 /// is stopped for that time, and the clock set back.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_machine_that_slept_knows_when_it_wakes_that_its_locks_are_lost() {
     let folder = tempfile::tempdir().unwrap();
-    let (source, library, slept) =
-        (folder.path().join("sleep.c"), folder.path().join("sleep.so"), folder.path().join("slept"));
-    std::fs::write(&source, SLEEP).unwrap();
+    let (library, slept) = (library(folder.path(), SLEEP), folder.path().join("slept"));
     std::fs::write(&slept, 0_i64.to_ne_bytes()).unwrap();
-    let mut compiler = Command::new("cc");
-    let compiler = compiler.args(["-O1", "-shared", "-fPIC", "-o"]).args([&library, &source]).arg("-ldl");
-    assert!(compiler.status().expect("a C compiler, which Rust links with").success());
 
     let server = Server::start();
     let environment: [(&str, &Path); 2] = [("LD_PRELOAD", &library), ("NESTLOCK_TEST_SLEPT", &slept)];

@@ -14,7 +14,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use nestlock::{AcquireOptions, Lock, LockClient, LockGuard, StoreErrorKind};
+use futures::executor::block_on;
+use nestlock::{AcquireOptions, Error, Lock, LockClient, LockGuard, StoreErrorKind};
 use rand::{Rng, SeedableRng, rngs::StdRng, seq::SliceRandom};
 
 pub use super::clock::monotonic_ns;
@@ -185,6 +186,7 @@ fn say(what: impl std::fmt::Display) {
 /// panic NAME                              panics in a task that holds NAME: panicked
 /// is_lost NAME                            is_lost NAME <true or false>: the last guard of NAME
 /// deaf                                    deaf: whoever logs from here on blocks for ever
+/// fork NAME                               forked <kinds>: what its fork hears of NAME, and of a shutdown
 /// exit                                    ends without unlocking
 /// leave                                   drops guards and client, and ends at once
 /// ```
@@ -260,7 +262,7 @@ pub fn serve() {
                 };
                 match runtime.block_on(guard.unlock()) {
                     Ok(()) => say(format_args!("unlocked {} ok", words[1])),
-                    Err(nestlock::Error::Lost { .. }) => say(format_args!("unlocked {} Lost", words[1])),
+                    Err(Error::Lost { .. }) => say(format_args!("unlocked {} Lost", words[1])),
                     Err(error) => say(format_args!("unlocked {} {error}", words[1])),
                 }
             }
@@ -292,6 +294,23 @@ pub fn serve() {
                 subscriber.with_max_level(tracing_subscriber::filter::LevelFilter::WARN).init();
                 say("deaf");
             }
+            // the test has loaded what makes a fork of it
+            "fork" if std::os::unix::process::parent_id() == 0 => {
+                let lock = get().reentrant_lock(words[1]).unwrap();
+                let why = |error: Option<Error>| match error {
+                    Some(Error::Store { source, .. }) => format!("{:?}", source.kind()),
+                    other => other.map_or("nothing".to_owned(), |error| format!("{error:?}")),
+                };
+                let (tried, asked, ended) = block_on(async {
+                    (lock.try_lock().await.err(), lock.is_locked().await.err(), get().shutdown().await.err())
+                });
+                // what a guard here stands for is the parent's
+                held.lock().unwrap().clear();
+                drop((lock, client.take()));
+                say(format_args!("forked {} {} {}", why(tried), why(asked), why(ended)));
+                std::process::exit(0);
+            }
+            "fork" => {}
             "exit" => std::process::exit(3),
             "leave" => {
                 for mut guard in held.lock().unwrap().drain().flat_map(|(_, guards)| guards) {
@@ -350,7 +369,7 @@ fn serve_fenced<T>(
         }
         "put" => match runtime.block_on(client.fenced_set(words[1], words[2], number(3).try_into().unwrap())) {
             Ok(()) => say(format_args!("put {} ok", words[1])),
-            Err(nestlock::Error::StaleToken { .. }) => say(format_args!("put {} Stale", words[1])),
+            Err(Error::StaleToken { .. }) => say(format_args!("put {} Stale", words[1])),
             Err(error) => say(format_args!("put {} {error}", words[1])),
         },
         "set" => {
@@ -444,12 +463,12 @@ async fn work(client: LockClient, plan: Arc<Plan>, seed: u64, file: Arc<std::fs:
                 let remaining = guard.remaining();
                 (guard, remaining)
             }
-            Ok(_) | Err(nestlock::Error::Unconfirmed { .. } | nestlock::Error::Lost { .. }) => {
+            Ok(_) | Err(Error::Unconfirmed { .. } | Error::Lost { .. }) => {
                 write("missed\n");
                 continue;
             }
             // what a drop a moment ago left behind is settled first, which may take longer than so short a wait
-            Err(nestlock::Error::Store { source, .. }) if source.kind() == StoreErrorKind::Overloaded => {
+            Err(Error::Store { source, .. }) if source.kind() == StoreErrorKind::Overloaded => {
                 write("missed\n");
                 continue;
             }
@@ -491,7 +510,7 @@ async fn count(client: LockClient, file: Arc<std::fs::File>, name: String, key: 
         let invoked = monotonic_ns();
         let guard = match lock.lock().await {
             Ok(guard) => guard,
-            Err(nestlock::Error::Lost { .. } | nestlock::Error::Unconfirmed { .. }) => continue,
+            Err(Error::Lost { .. } | Error::Unconfirmed { .. }) => continue,
             Err(error) => panic!("{error}"),
         };
         let token = guard.fencing_token().expect("a token");
@@ -502,7 +521,7 @@ async fn count(client: LockClient, file: Arc<std::fs::File>, name: String, key: 
         }
         match client.fenced_set(&key, token.to_string(), token).await {
             Ok(()) => write(format!("accepted {token}\n")),
-            Err(nestlock::Error::StaleToken { .. }) => write(format!("stale {token}\n")),
+            Err(Error::StaleToken { .. }) => write(format!("stale {token}\n")),
             Err(error) => write(format!("{error}\n")),
         }
         let _ = guard.unlock().await;
