@@ -16,7 +16,7 @@ use crate::{
 /// What a [`Lock`] can do, for code that takes any: `&dyn RLock`, `impl RLock`. After Redisson's `RLock`.
 ///
 /// Each method is the one of the same name on [`Lock`], which needs no import; its errors and cancel safety are described
-/// there. Only `Lock` implements this, since nobody else can make a guard.
+/// there. Only `Lock` implements this, since nothing else can make a guard: code that takes it is tested on a lock, see below.
 ///
 /// ```no_run
 /// use nestlock::{RLock, Result};
@@ -27,6 +27,42 @@ use crate::{
 ///     guard.unlock().await?;
 ///     Ok(done)
 /// }
+/// ```
+///
+/// # In tests
+///
+/// A server inside of the test's process is one line (crate `nestlock-embedded`, which takes no other program), so that code is
+/// tried on real locks, and on the errors that it may meet:
+///
+/// ```
+/// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+/// use nestlock::{LockClient, RLock, Result};
+/// use nestlock_embedded::EmbeddedServer;
+///
+/// /// Whether it was done here.
+/// async fn done_once(lock: &dyn RLock) -> Result<bool> {
+///     let Some(guard) = lock.try_lock().await? else { return Ok(false) };
+///     guard.run_until_lost(async { /* the work */ }).await?;
+///     guard.unlock().await?;
+///     Ok(true)
+/// }
+///
+/// let server = EmbeddedServer::start()?;
+/// let client = LockClient::connect(server.url()).await?;
+/// let lock = client.mutex("report")?;
+/// assert!(done_once(&lock).await?);
+/// // busy
+/// let guard = lock.lock().await?;
+/// assert!(!done_once(&lock).await?);
+/// // lost
+/// lock.force_unlock().await?;
+/// assert!(guard.unlock().await.is_err_and(|error| error.is_lost()));
+/// // the server is gone
+/// drop(server);
+/// assert!(done_once(&lock).await.is_err_and(|error| error.is_transient()));
+/// # Ok(())
+/// # }
+/// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(example()).unwrap();
 /// ```
 #[async_trait]
 pub trait RLock: sealed::Sealed + fmt::Debug + Send + Sync {
