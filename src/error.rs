@@ -111,10 +111,10 @@ pub enum Error {
         /// How often.
         holds: u32,
     },
-    /// The owner holds this non-reentrant lock already, or a fair and a reentrant one would be nested. Nothing was sent;
-    /// waiting would never end.
+    /// The owner holds this non-reentrant lock already, or a fair and a reentrant one would be nested, or it gave one of nested
+    /// holds away and has another; waiting would never end. Nothing is held.
     #[error(
-        "lock {lock:?} is held by {owner} already, and is not reentrant, or was taken as another kind; release it first"
+        "lock {lock:?} is held by {owner} already, and is not reentrant, was taken as another kind, or was given away in part; release it first"
     )]
     #[non_exhaustive]
     NotReentrant {

@@ -245,6 +245,10 @@ impl LockGuard {
     /// anybody's, under another name), and does not release it at its [`shutdown`](crate::LockClient::shutdown). That it
     /// was released elsewhere is noticed with the next renewal.
     ///
+    /// Other guards of the same owner hold the lock on, and are renewed and released as before. While one lives, this owner cannot
+    /// take the lock again, since it would wait for itself: a try answers `None`, whatever waits
+    /// [`Error::NotReentrant`].
+    ///
     /// If a request about this lock is under way (a nested acquire or release that was dropped a moment ago), or if the
     /// connection broke while one was, less than a lease ago, nobody knows how many holds the server records: then the count
     /// is set once more, and what is not renewed for another guard's sake ends with its TTL at the latest. So that neither

@@ -89,6 +89,9 @@ impl<'a> Acquire<'a> {
                             if self.is_over() {
                                 return Ok(None);
                             }
+                            if let Some(own) = self.core.holds.given_away_in_part(self.kind, &self.owner) {
+                                return Err(own.not_reentrant_error(&own.owner()));
+                            }
                             if let Some(pause) = self.listen(busy, &mut waiter, attempts) {
                                 pause.await;
                             }

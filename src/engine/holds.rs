@@ -160,6 +160,18 @@ impl Holds {
         self.given_away.get(&exact_name(kind, owner)).map(|hold| Arc::clone(&hold))
     }
 
+    /// What this owner gave away, and still has a guard of: who waits for that waits for itself.
+    pub(super) fn given_away_in_part(&self, kind: &Arc<dyn Kind>, owner: &OwnerId) -> Option<Arc<Hold>> {
+        let (about, base) = (kind.about(), owner.base());
+        let sibling = about.sibling.map(|sibling| sibling.family);
+        let is_it = |(family, lock, of): &ExactName| {
+            lock == kind.name() && of.base() == base && (*family == about.family || Some(*family) == sibling)
+        };
+        let has_guards = |hold: &Hold| hold.state().held().is_some_and(|(_, books)| books.guards > 0);
+        let found = self.given_away.iter().find(|hold| is_it(hold.key()) && has_guards(hold))?;
+        Some(Arc::clone(&found))
+    }
+
     /// What is recorded under this name, if somebody else of this client has it now: see [`OwnerId::lent_to`].
     pub(super) fn lent(&self, kind: &Arc<dyn Kind>, recorded: &OwnerId) -> Option<OwnerId> {
         let name = |hold: Arc<Hold>| hold.generation_of(recorded).map(|generation| generation.owner.clone());

@@ -201,6 +201,36 @@ async fn releases_by_two_processes_both_count() {
     }
 }
 
+/// Its inner guard holds the lock on under a name that it does not use any more, whether the outer hold is released or not.
+#[tokio::test]
+async fn who_gave_its_outer_hold_away_does_not_wait_for_itself() {
+    let server = Server::start();
+    let (a, b) = (server.client().await, server.client().await);
+    let (here, there) = (a.reentrant_lock("l").unwrap(), b.reentrant_lock("l").unwrap());
+    let (outer, inner) = (here.lock().await.unwrap(), here.lock().await.unwrap());
+    let given = outer.forget();
+    for is_released in [false, true] {
+        if is_released {
+            there.release(&given).await.unwrap();
+        }
+        let soon = |wait| tokio::time::timeout(Duration::from_secs(20), wait);
+        let waits = soon(here.try_lock_for(Duration::from_secs(600))).await.expect("it does not wait");
+        assert!(matches!(&waits, Err(Error::NotReentrant { owner, .. }) if *owner == given), "{waits:?}");
+        assert!(here.try_lock().await.unwrap().is_none());
+        assert!(!inner.is_lost());
+        assert!(there.try_lock().await.unwrap().is_none(), "the inner hold is one");
+    }
+    // another task waits as anybody does
+    let other = tokio::spawn({
+        let here = here.clone();
+        async move { here.lock().await }
+    });
+    eventually("it waits", || async { a.stats().waiters == 1 }).await;
+    inner.unlock().await.unwrap();
+    other.await.unwrap().unwrap().unlock().await.unwrap();
+    here.lock().await.unwrap().unlock().await.unwrap();
+}
+
 #[tokio::test]
 async fn the_owner_of_an_earlier_hold_releases_nothing() {
     let server = Server::start();
