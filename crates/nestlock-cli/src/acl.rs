@@ -141,7 +141,7 @@ fn parts(acl: &Acl, is_cluster: bool, prefix: &str) -> Vec<Part> {
         parts.push(COUNTS);
     }
     let besides = [(is_cluster, CLUSTER), (acl.replicas, REPLICAS), (acl.fsync, FSYNC)];
-    parts.extend(besides.into_iter().filter_map(|(is_wanted, part)| is_wanted.then(|| Part::from(part))));
+    parts.extend(besides.into_iter().filter(|(is_wanted, _)| *is_wanted).map(|(_, part)| Part::from(part)));
     parts
 }
 
@@ -178,7 +178,9 @@ pub(crate) async fn acl(server: &Server, acl: &Acl) -> Result<u8, Failure> {
     let is_old = version.is_some_and(|version| version < SHARDED);
     keys.retain(|pattern| pattern.strip_prefix(READ).is_none_or(|plain| !written.iter().any(|other| other == plain)));
     if is_old {
-        keys.iter_mut().for_each(|pattern| *pattern = pattern.trim_start_matches(READ).to_owned());
+        for pattern in &mut keys {
+            *pattern = pattern.trim_start_matches(READ).to_owned();
+        }
     }
     // without a prefix, each key is a lock's: a server takes no other pattern beside that
     if let Some(every) = keys.iter().find(|pattern| pattern.trim_start_matches(READ) == EVERY_KEY) {
