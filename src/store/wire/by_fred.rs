@@ -34,7 +34,7 @@ use tokio::{
 };
 
 use super::{
-    Channels, Dial, Failure, Heard, MOST_UNDER_WAY, NotConnected, Request, Value, is_sent_again, numbered, reach, stream::bare,
+    Channels, Dial, Failure, Heard, MOST_UNDER_WAY, NotConnected, Request, Value, numbered, reach, stream::bare,
 };
 use crate::{
     error::StoreErrorKind,
@@ -163,9 +163,7 @@ impl Connection {
                         Ok(answer)
                     }
                     Err(Failure::Refused(error)) => {
-                        if !is_sent_again(&error) {
-                            self.prove(limit).await?;
-                        }
+                        self.prove(limit).await?;
                         Err(Failure::Refused(error))
                     }
                     Err(failure) => Err(failure),
@@ -210,8 +208,10 @@ impl Connection {
     /// Whether what came before found its request; a PING that is refused in its turn is as good.
     async fn prove(&self, limit: Duration) -> Result<(), Failure> {
         match self.echo(limit).await {
-            Err(Failure::Refused(_)) => Ok(()),
-            proof => proof,
+            Ok(()) | Err(Failure::Refused(_)) if !*self.is_ended.borrow() => Ok(()),
+            Err(Failure::Late) => Err(Failure::Late),
+            // the PING was not sent, perhaps; what it was to prove was
+            _ => Err(Failure::Ended),
         }
     }
 

@@ -166,11 +166,6 @@ impl From<Failure> for StoreError {
     }
 }
 
-/// Whether this error only sends a request elsewhere, or has its script sent along. What is sent then has a reply that names it.
-fn is_sent_again(error: &str) -> bool {
-    matches!(refusal::verdict(error).0, StoreErrorKind::Moved | StoreErrorKind::NoScript)
-}
-
 /// Why there is no connection.
 #[derive(Debug)]
 pub(super) struct NotConnected {

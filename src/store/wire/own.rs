@@ -197,13 +197,9 @@ impl Connection {
             return Err(Failure::TooMany);
         }
         let (number, before) = (out.next_number(), out.buf.len());
+        let pings = pings || out.is_refused(until.asked) && matches!(reply, Reply::Script | Reply::Second);
         let part = encode(&mut out.buf, number);
-        let length = out.buf.len() - before;
-        out.end += length as u64;
-        let (end, last) = (out.end, until.over);
-        // a request that another connection did not send was asked earlier than those in front of it
-        out.is_mixed |= out.waiting.back().is_some_and(|last| until.over < last.until.over);
-        out.waiting.push_back(Waiting { tell: Some(tell), number, end, length, until, last, reply, part });
+        out.push(before, Waiting { part, ..Waiting::new(Some(tell), number, until, reply) });
         if pings {
             out.ping(until);
         }

@@ -13,7 +13,7 @@ use crate::{
         bundle::Bundle,
         refusal,
         wire::{
-            Failure, Until, is_sent_again, numbered,
+            Failure, Until, numbered,
             resp::{self, Frame, Value},
         },
     },
@@ -21,6 +21,8 @@ use crate::{
 
 /// How many requests go together at most. Of more, the first would wait for the last one's answer.
 const MOST_TOGETHER: usize = 32;
+/// How long a PING stands behind each request after one was refused.
+const REFUSED: Duration = Duration::from_secs(2);
 /// What ends a connection.
 const ANOTHER: &str = "a reply to another request";
 
@@ -39,6 +41,10 @@ pub(super) struct Out {
     pub(super) waiting: VecDeque<Waiting>,
     /// The replies to the first of those, which do not name their requests: told when a later reply names its own.
     held: VecDeque<Told>,
+    /// PINGs that are not answered yet.
+    pings: usize,
+    /// When something was refused last, as far as that had to be proven.
+    refused: Option<Instant>,
     /// The number of the first request on the wire is one more. No two connections' numbers are alike.
     base: u64,
     /// The time of some may be over before that of others in front of them.
@@ -102,6 +108,13 @@ pub(super) struct Waiting {
     pub(super) part: Option<Part>,
 }
 
+impl Waiting {
+    /// A request whose place is not known yet.
+    pub(super) fn new(tell: Option<oneshot::Sender<Told>>, number: u64, until: Until, reply: Reply) -> Self {
+        Self { tell, number, end: 0, length: 0, until, last: until.over, reply, part: None }
+    }
+}
+
 /// What the reply to a request is.
 #[derive(Debug, PartialEq, Eq)]
 pub(in super::super) enum Reply {
@@ -115,6 +128,8 @@ pub(in super::super) enum Reply {
     Echo(Option<String>),
     /// A value that names no request.
     Unnamed,
+    /// The same in the handshake: told also when the connection ends, as a server does that turns us away.
+    Greeting,
     /// The same, as so many pushes.
     Pushes(usize),
     /// A script's, over so many requests that went together; this is the first.
@@ -134,21 +149,33 @@ impl Out {
         self.base + self.asked
     }
 
+    /// Appends a request that was encoded from this place of the buffer on.
+    pub(super) fn push(&mut self, before: usize, waiting: Waiting) {
+        self.end += (self.buf.len() - before) as u64;
+        // one that another connection did not send, or a PING, may have less time than those in front of it
+        self.is_mixed |= self.waiting.back().is_some_and(|last| waiting.until.over < last.until.over);
+        self.pings += usize::from(waiting.reply == Reply::Ping);
+        self.waiting.push_back(Waiting { end: self.end, length: self.buf.len() - before, ..waiting });
+    }
+
     /// Appends a PING with its number, which has so long: its reply proves that those before it found their requests.
     pub(super) fn ping(&mut self, until: Until) {
         let (number, before) = (self.next_number(), self.buf.len());
         resp::write_ping(&mut self.buf, number);
-        let length = self.buf.len() - before;
-        self.end += length as u64;
-        let (end, last, reply) = (self.end, until.over, Reply::Ping);
-        self.waiting.push_back(Waiting { tell: None, number, end, length, until, last, reply, part: None });
+        self.push(before, Waiting::new(None, number, until, Reply::Ping));
+    }
+
+    /// Whether something was refused a moment ago: what is asked now has a PING behind it, so that the next refusal is proven as
+    /// soon as it comes.
+    pub(super) fn is_refused(&self, now: Instant) -> bool {
+        self.refused.is_some_and(|at| now.saturating_duration_since(at) < REFUSED)
     }
 
     /// Sees to it that what is held is told, or found wrong, soon. `true`: there is something to be written.
     pub(super) fn prove(&mut self, now: Instant, limit: Duration) -> bool {
-        let is_asked = self.waiting.get(self.held.len()).is_some_and(|next| next.end <= self.written());
-        let proves = !self.held.is_empty() && !is_asked;
+        let proves = !self.held.is_empty() && self.pings == 0;
         if proves {
+            self.refused = Some(now);
             self.ping(Until::new(now, limit));
         }
         proves
@@ -170,15 +197,18 @@ impl Out {
             return Err("a reply to no request".into());
         };
         let number = waiting.number;
+        self.pings -= usize::from(waiting.reply == Reply::Ping);
         let told = match (&mut waiting.reply, frame) {
             (Reply::Second, Frame::Value(_) | Frame::Error(_)) => {
                 waiting.reply = Reply::Script;
                 return Ok(());
             }
-            (Reply::Echo(refused), Frame::Error(error)) => {
-                refused.get_or_insert(error);
+            (Reply::Echo(refused @ None), Frame::Error(error)) => {
+                *refused = Some(error);
                 return Ok(());
             }
+            // its PING was refused, too
+            (Reply::Echo(refused), Frame::Error(error)) => Err(Failure::Refused(refused.take().unwrap_or(error))),
             (Reply::Pushes(missing @ 2..), Frame::Push(_)) => {
                 *missing -= 1;
                 return Ok(());
@@ -186,19 +216,20 @@ impl Out {
             (Reply::Each(many), Frame::Error(error)) => {
                 let many = *many;
                 let refused = self.refused_together(error);
-                for at in at..at + many {
-                    self.hold(at, Err(refused.clone()), callers);
-                }
+                self.held.extend((0..many).map(|_| Err(refused.clone())));
                 self.tell_what_is_proven(callers);
                 return Ok(());
             }
             (Reply::Pushes(_), Frame::Push(_)) => Ok(Value::Null),
-            (Reply::Unnamed, Frame::Value(value)) if !next.is_some_and(|next| numbered::is_pong(next, &value)) => {
+            (Reply::Unnamed | Reply::Greeting, Frame::Value(value))
+                if !next.is_some_and(|next| numbered::is_pong(next, &value)) =>
+            {
                 Ok(value)
             }
-            (Reply::Script | Reply::Ping | Reply::Unnamed | Reply::Pushes(_), Frame::Error(error)) => {
-                Err(Failure::Refused(error))
-            }
+            (
+                Reply::Script | Reply::Ping | Reply::Unnamed | Reply::Greeting | Reply::Pushes(_),
+                Frame::Error(error),
+            ) => Err(Failure::Refused(error)),
             // these name their request
             (Reply::Each(many), Frame::Value(value)) => {
                 let many = *many;
@@ -226,23 +257,9 @@ impl Out {
             }
             _ => return Err(ANOTHER.into()),
         };
-        self.hold(at, told, callers);
+        self.held.push_back(told);
         self.tell_what_is_proven(callers);
         Ok(())
-    }
-
-    /// Holds the reply to this request, unless it only sends the request elsewhere, or has it sent in another form: that is done at
-    /// once or not at all, and what is sent then has a reply that names it.
-    fn hold(&mut self, at: usize, told: Told, callers: &mut Vec<Caller>) {
-        let is_told = match &told {
-            Err(Failure::Refused(error)) => is_sent_again(error),
-            Err(Failure::RefusedTogether(_)) => true,
-            _ => false,
-        };
-        if is_told && let Some(tell) = self.waiting.get_mut(at).and_then(|waiting| waiting.tell.take()) {
-            callers.push((tell, told.clone()));
-        }
-        self.held.push_back(told);
     }
 
     fn tell_first(&mut self, told: Told, callers: &mut Vec<Caller>) {
@@ -382,6 +399,7 @@ impl Out {
             let (from, to) = (read, (waiting.end - self.from) as usize);
             read = to;
             if is_late(&waiting) {
+                self.pings -= usize::from(waiting.reply == Reply::Ping);
                 told.extend(waiting.tell.map(|tell| (tell, Err(Failure::LateUnsent))));
                 continue;
             }
@@ -406,11 +424,12 @@ impl Out {
 
     /// The connection is over: who is to be told what. Bytes from this place on were not written.
     pub(super) fn give_up(&mut self, written: u64) -> Vec<Caller> {
-        self.held.clear();
+        let mut held = mem::take(&mut self.held).into_iter();
         let waiting = self.waiting.drain(..);
         let tell = |waiting: Waiting| {
             let why = if waiting.end <= written { Failure::Ended } else { Failure::Unsent };
-            waiting.tell.map(|tell| (tell, Err(why)))
+            let told = held.next().filter(|_| waiting.reply == Reply::Greeting).unwrap_or(Err(why));
+            waiting.tell.map(|tell| (tell, told))
         };
         waiting.filter_map(tell).collect()
     }
