@@ -1,6 +1,6 @@
 //! A URL, read whole or refused: each part that is given is used, and none is read as another part.
 
-use std::{net::Ipv6Addr, path::PathBuf};
+use std::{fmt::Write as _, net::Ipv6Addr, path::PathBuf};
 
 use fred::types::config::Server;
 
@@ -119,13 +119,12 @@ impl Url {
         let path = path.strip_prefix('/').unwrap_or(path);
         let (leads, database) = match scheme {
             Scheme::Sentinel => {
-                let (service, database) = match options.take("sentinelServiceName") {
+                let (service, database) = if let Some(service) = options.take("sentinelServiceName") {
                     // as fred has it: the path is the database alone
-                    Some(service) => (service, path),
-                    None => {
-                        let (service, database) = path.split_once('/').unwrap_or((path, ""));
-                        (decoded("the name of the service", service)?, database)
-                    }
+                    (service, path)
+                } else {
+                    let (service, database) = path.split_once('/').unwrap_or((path, ""));
+                    (decoded("the name of the service", service)?, database)
                 };
                 if service.is_empty() {
                     return refuse(
@@ -271,6 +270,9 @@ fn decoded(what: &str, text: &str) -> Result<String> {
 
 /// What to do about a character.
 fn percent_encode(c: char, what: &str) -> String {
-    let encoded: String = c.encode_utf8(&mut [0; 4]).bytes().map(|byte| format!("%{byte:02X}")).collect();
-    format!("percent-encode `{}` in {what} as {encoded}", c.escape_default())
+    let mut advice = format!("percent-encode `{}` in {what} as ", c.escape_default());
+    for byte in c.encode_utf8(&mut [0; 4]).bytes() {
+        let _ = write!(advice, "%{byte:02X}");
+    }
+    advice
 }
