@@ -487,7 +487,8 @@ impl LockClient {
     ///
     /// # Errors
     ///
-    /// [`Error::Unsettled`] if the server did not confirm every release; those locks end with their leases.
+    /// [`Error::Unsettled`] if the server did not confirm every release; those locks end with their leases. Releases that it
+    /// refuses for good (no permission, a command that it lacks) are not waited for.
     ///
     /// # Cancel safety
     ///

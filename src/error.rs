@@ -1,5 +1,7 @@
 //! Errors: data rather than text, a variant only where the caller acts differently.
 
+mod advice;
+
 use std::{error, fmt, time::Duration};
 
 use crate::{owner::OwnerId, token::FencingToken};
@@ -383,6 +385,7 @@ pub struct StoreError {
     kind: StoreErrorKind,
     may_have_executed: bool,
     source: Box<dyn error::Error + Send + Sync>,
+    command: Option<Box<str>>,
 }
 
 impl StoreError {
@@ -391,7 +394,13 @@ impl StoreError {
         may_have_executed: bool,
         source: impl Into<Box<dyn error::Error + Send + Sync>>,
     ) -> Self {
-        Self { kind, may_have_executed, source: source.into() }
+        Self { kind, may_have_executed, source: source.into(), command: None }
+    }
+
+    /// The same, about a command.
+    pub(crate) fn about(mut self, command: Option<&str>) -> Self {
+        self.command = command.map(Into::into);
+        self
     }
 
     /// The same, of a connection over which nothing was asked yet.
@@ -419,6 +428,13 @@ impl StoreError {
     #[must_use]
     pub fn kind(&self) -> StoreErrorKind {
         self.kind
+    }
+
+    /// The command that the server lacks, or that the user may not use; of a script's, if the server names one,
+    /// all that it may be, with commas between them.
+    #[must_use]
+    pub fn command(&self) -> Option<&str> {
+        self.command.as_deref()
     }
 
     /// What the server said, word for word.
@@ -462,7 +478,11 @@ impl StoreError {
 
 impl fmt::Display for StoreError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?}: {}", self.kind, self.source)
+        write!(f, "{:?}: {}", self.kind, self.source)?;
+        match self.advice() {
+            Some(advice) => write!(f, "; {advice}"),
+            None => Ok(()),
+        }
     }
 }
 
@@ -472,12 +492,20 @@ impl error::Error for StoreError {
     }
 }
 
+impl StoreErrorKind {
+    /// Whether the server refuses a command for as long as it is configured as it is.
+    pub(crate) fn is_denied(self) -> bool {
+        matches!(self, Self::NoPermission | Self::UnknownCommand)
+    }
+}
+
 /// The kinds of [`StoreError`].
 ///
 /// Most may pass, and are repeated within the wait of an acquire, or for as long as a release may take
 /// ([`StoreError::is_transient`]). Final are those that stay until somebody changes the configuration, the users or the
 /// data: [`Auth`](Self::Auth), [`NoPermission`](Self::NoPermission), [`CrossSlot`](Self::CrossSlot),
-/// [`WrongType`](Self::WrongType), [`Forked`](Self::Forked), [`NoScript`](Self::NoScript). So are [`Protocol`](Self::Protocol) and
+/// [`WrongType`](Self::WrongType), [`Forked`](Self::Forked), [`NoScript`](Self::NoScript),
+/// [`UnknownCommand`](Self::UnknownCommand), [`Tls`](Self::Tls). So are [`Protocol`](Self::Protocol) and
 /// [`Other`](Self::Other), unless the request may have been executed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -492,8 +520,12 @@ pub enum StoreErrorKind {
     Overloaded,
     /// User name or password were refused.
     Auth,
-    /// The ACL user may not do this (command, key or channel).
+    /// The ACL user may not do this (command, key or channel), or this process may not open the server's socket.
     NoPermission,
+    /// The server lacks a command: it is too old, or the command is renamed or disabled. Nothing was executed.
+    UnknownCommand,
+    /// TLS failed: a certificate is not trusted, or only one side speaks TLS.
+    Tls,
     /// The server is a replica. The client connects anew, should its address lead to another server by now.
     ReadOnly,
     /// The server is loading its data.

@@ -361,6 +361,11 @@ impl<'a> Acquire<'a> {
                 _ if self.copies.is_none() => return Ok(None),
                 Some(Ok(Some(acks))) => acks,
                 Some(Ok(None)) => return Err(self.failed(silent(NO_RECEIPT))),
+                // it was acquired, and WAIT will never be answered
+                Some(Err(error)) if error.kind().is_denied() => {
+                    let is_undone = matches!(self.in_time(deadline, pin!(core.settle(hold))).await, Some(Ok(())));
+                    return Err(self.failed(if is_undone { error.of_a_read() } else { error }));
+                }
                 Some(Err(error)) => return Err(self.failed(error)),
                 // nobody has said so in time
                 None => Acks::default(),

@@ -94,7 +94,7 @@ impl Drop for Anchor {
         let under_way = self.core.janitor.pending() > 0;
         let (settled, told) = mpsc::sync_channel(1);
         self.core.runtime.spawn(async move {
-            let _ = tokio::time::timeout(core.settling_time(), core.janitor.idle()).await;
+            let _ = tokio::time::timeout(core.settling_time(), core.janitor.at_rest()).await;
             let _ = settled.try_send(());
             core.closed.store(true, Ordering::Release);
             core.store.close().await;

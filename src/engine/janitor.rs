@@ -34,8 +34,10 @@ fn retry() -> Retry {
     Retry::new(Duration::from_millis(20), LONGEST_PAUSE)
 }
 
-/// Pauses before a request about this lock is repeated: for as long as the link is down, and a little longer.
-async fn pause(core: &Core, record: &str, retry: &mut Retry) {
+/// Pauses before a request about this lock is repeated: for as long as the link is down, and a little longer. No shutdown
+/// waits for what `is_denied`.
+async fn pause(core: &Core, record: &str, retry: &mut Retry, is_denied: bool) {
+    let _denied = is_denied.then(|| core.janitor.denied());
     let _ = timeout(LONGEST_PAUSE, core.store.wait_up(record)).await;
     let _ = timeout(retry.next(), core.store.serves_again(record)).await;
 }
@@ -158,7 +160,7 @@ async fn settle(core: &Core, hold: Arc<Hold>) {
         }
         let Some(error) = refused else { continue };
         log::later!(DEBUG, lock = hold.lock_name(), error = error; "settling again");
-        pause(core, hold.kind().record(), &mut retry).await;
+        pause(core, hold.kind().record(), &mut retry, !error.is_transient()).await;
     }
     core.tidy(&hold);
 }
@@ -175,7 +177,7 @@ async fn bust(core: &Core, ghost: &Ghost) {
     let mut retry = retry();
     let mut once_more = true;
     loop {
-        match release_ghost(core, ghost).await {
+        let is_denied = match release_ghost(core, ghost).await {
             Ok(is_over) => {
                 if is_over || !once_more {
                     return;
@@ -184,7 +186,7 @@ async fn bust(core: &Core, ghost: &Ghost) {
                 sleep(core.config.command_timeout()).await;
                 continue;
             }
-            Err(_) if Instant::now() < deadline => {}
+            Err(error) if Instant::now() < deadline => !error.is_transient(),
             Err(error) => {
                 log::later!(
                     WARN, lock = lock, owner = ghost.owner, error = error;
@@ -192,8 +194,8 @@ async fn bust(core: &Core, ghost: &Ghost) {
                 );
                 return;
             }
-        }
-        pause(core, ghost.kind.record(), &mut retry).await;
+        };
+        pause(core, ghost.kind.record(), &mut retry, is_denied).await;
     }
 }
 
@@ -223,6 +225,7 @@ async fn take_off(
     loop {
         let outcome = core.release_elsewhere(kind, owner, &mut in_doubt).await;
         let unknown = matches!(outcome, Err(Error::Unconfirmed { .. }));
+        let is_denied = outcome.as_ref().is_err_and(|error| !error.is_transient());
         let again = unknown || hold.is_some() && matches!(outcome, Err(Error::Store { .. }));
         if let Some(tell) = tell.take() {
             let _ = tell.send(outcome);
@@ -234,7 +237,7 @@ async fn take_off(
         if !again || Instant::now() > deadline {
             return;
         }
-        pause(core, kind.record(), &mut retry).await;
+        pause(core, kind.record(), &mut retry, is_denied).await;
     }
 }
 
@@ -255,7 +258,7 @@ async fn set_count(core: &Core, hold: &Arc<Hold>, holds: u32) {
         if raised && core.store.release_in_no_books(&hold.kind().release(&owner, holds)).await.is_ok() {
             return;
         }
-        pause(core, hold.kind().record(), &mut retry).await;
+        pause(core, hold.kind().record(), &mut retry, false).await;
     }
 }
 

@@ -28,6 +28,9 @@ pub(crate) struct Janitor {
     jobs: mpsc::UnboundedSender<Job>,
     /// Counted up before a job is sent, and down when its work is over: whoever reads zero sees what that work has done.
     pending: AtomicUsize,
+    /// How many of them pause, as the server has refused them for as long as it is configured as it is.
+    denied: AtomicUsize,
+    /// Told when a job is done, or denied.
     idle: Notify,
     slots: Semaphore,
     /// Told when a request is over.
@@ -58,7 +61,7 @@ impl Janitor {
         let (jobs, list) = mpsc::unbounded_channel();
         let slots = Semaphore::new(CONCURRENCY);
         let (idle, freed) = (Notify::new(), Notify::new());
-        (Self { jobs, pending: AtomicUsize::new(0), idle, slots, freed }, list)
+        (Self { jobs, pending: AtomicUsize::new(0), denied: AtomicUsize::new(0), idle, slots, freed }, list)
     }
 
     /// Makes the server agree with a hold, sometime soon.
@@ -82,7 +85,7 @@ impl Janitor {
     }
 
     pub(super) fn done(&self, jobs: usize) {
-        if self.pending.fetch_sub(jobs, Ordering::AcqRel) == jobs {
+        if self.pending.fetch_sub(jobs, Ordering::AcqRel) - jobs <= self.denied.load(Ordering::Acquire) {
             self.idle.notify_waiters();
         }
     }
@@ -106,13 +109,38 @@ impl Janitor {
 
     /// Waits until the list is empty.
     pub(crate) async fn idle(&self) {
+        self.until(|| self.pending() == 0).await;
+    }
+
+    /// Waits until nothing is on the list but what is denied.
+    pub(crate) async fn at_rest(&self) {
+        self.until(|| self.pending() <= self.denied.load(Ordering::Acquire)).await;
+    }
+
+    async fn until(&self, is_so: impl Fn() -> bool) {
         loop {
-            let idle = self.idle.notified();
-            if self.pending() == 0 {
+            let told = self.idle.notified();
+            if is_so() {
                 return;
             }
-            idle.await;
+            told.await;
         }
+    }
+
+    /// A job pauses that was denied.
+    pub(super) fn denied(&self) -> Denied<'_> {
+        self.denied.fetch_add(1, Ordering::AcqRel);
+        self.idle.notify_waiters();
+        Denied(self)
+    }
+}
+
+/// A job that pauses, as it was denied.
+pub(super) struct Denied<'a>(&'a Janitor);
+
+impl Drop for Denied<'_> {
+    fn drop(&mut self) {
+        self.0.denied.fetch_sub(1, Ordering::AcqRel);
     }
 }
 

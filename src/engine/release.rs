@@ -425,19 +425,18 @@ impl Core {
             }
             self.tidy(&hold);
         }
-        let settled = tokio::select! {
-            () = self.janitor.idle() => true,
+        let answers = tokio::select! {
+            () = self.janitor.at_rest() => true,
             () = self.sleep_until(Instant::now() + self.settling_time()) => false,
         };
         let locks = self.janitor.pending();
-        if settled {
+        if answers {
             self.store.close().await;
-            Ok(())
         } else {
             // a server that does not answer does not answer to a good-bye either
             self.store.abandon();
-            Err(Error::Unsettled { locks })
         }
+        if locks == 0 { Ok(()) } else { Err(Error::Unsettled { locks }) }
     }
 }
 

@@ -228,13 +228,16 @@ pub(super) async fn check(links: &[Arc<Link>], copies: Copies, address: &str, li
         loop {
             let acks = match link.count_replicas(copies).await {
                 Ok(acks) => acks,
-                Err(error) if copies.fsync && matches!(error.kind(), StoreErrorKind::Other) => {
+                Err(error)
+                    if copies.fsync
+                        && matches!(error.kind(), StoreErrorKind::Other | StoreErrorKind::UnknownCommand) =>
+                {
                     return refuse(format!(
                         "fsync needs Redis 7.2 or Valkey, with `appendonly yes`; {address} said: {}",
                         error.said()
                     ));
                 }
-                Err(source) => return Err(Error::Connect { address: address.to_owned(), source }),
+                Err(source) => return Err(Error::Connect { address: address.to_owned(), source: source.of_a_read() }),
             };
             if acks.replicas >= copies.replicas {
                 // the disk may be slow, and is asked again with each acquire

@@ -39,6 +39,7 @@ use super::{
     Dials,
     link::Link,
     pace::Pace,
+    probe,
     wire::{Dial, Ends, Failure, Request, Until},
 };
 use crate::{
@@ -182,12 +183,9 @@ impl Cluster {
         let any = futures_util::future::select_all(links.iter().map(|link| Box::pin(link.wait_up())));
         if timeout(limit, any).await.is_err() {
             cluster.stop().iter().for_each(|link| link.abandon());
-            let error = StoreError::new(
-                StoreErrorKind::Unavailable,
-                false,
-                "no node can be reached at the address that the cluster says",
-            );
-            return Err(dials.unreachable(error));
+            let each: Vec<String> = links.iter().map(|link| link.not_connected().said()).collect();
+            let why = format!("no node can be reached at the address that the cluster names: {}", each.join("; "));
+            return Err(dials.unreachable(StoreError::new(StoreErrorKind::Unavailable, false, why)));
         }
         let _ = timeout(OTHERS.min(limit), join_all(links.iter().map(|link| link.wait_up()))).await;
         dials.own.spawn(Self::mind(Arc::downgrade(&cluster)));
@@ -216,7 +214,7 @@ impl Cluster {
             match answer {
                 Ok(known) => return Ok(known),
                 Err((seed, error)) => {
-                    let text = error.to_string();
+                    let text = error.said();
                     if text.contains("cluster support disabled") {
                         let reason = format!("{seed} is not a node of a cluster; connect with redis://");
                         return Err(Error::InvalidConfig { reason });
@@ -247,6 +245,9 @@ impl Cluster {
             async |words: &[&str]| ends.connection.call(Request::Words(words), Until::new(Instant::now(), limit)).await;
         let view = ask(&["CLUSTER", "SLOTS"]).await.map_err(StoreError::from);
         let view = view.and_then(|slots| View::read(&slots, &seed.host)).map_err(failed);
+        if view.is_ok() {
+            probe::runs_scripts(&ends.connection, dials.config.connect_timeout).await.map_err(failed)?;
+        }
         let sharded = match &view {
             // older servers know no such question
             Ok(_) => !matches!(ask(&["PUBSUB", "SHARDNUMSUB"]).await, Err(Failure::Refused(_))),

@@ -4,7 +4,7 @@ use std::{
     fmt,
     future::Future,
     sync::{
-        Arc, PoisonError, RwLock,
+        Arc, Mutex, PoisonError, RwLock,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::{Duration, Instant},
@@ -20,6 +20,7 @@ use super::{
     acks::{Receipt, Rounds},
     cluster::Down,
     pace::Pace,
+    refusal,
     round_trip::RoundTrip,
     script::Call,
     wire::{self, Channels, Connection, Dial, Failure, NOT_SENT, NotConnected, Request, Until, Value, contain},
@@ -165,6 +166,8 @@ pub(crate) struct Link {
     /// The connection that may be used, or could be until a moment ago, and its number.
     connection: RwLock<Option<(Epoch, Connection)>>,
     state: watch::Sender<State>,
+    /// Why there is no connection.
+    refused: Mutex<Option<String>>,
     /// How long a request waits for the next connection.
     patience: Duration,
     /// The epoch of that connection.
@@ -228,6 +231,7 @@ impl Link {
             pace: Arc::clone(pace),
             connection: RwLock::new(None),
             state: watch::Sender::new(State::Down),
+            refused: Mutex::default(),
             patience: BLINK.min(dial.command_timeout),
             ready: watch::Sender::new(Epoch::NONE),
             given_up: watch::Sender::new(Epoch::NONE),
@@ -290,6 +294,7 @@ impl Link {
                         // it may be slow, and not hang
                         limit = (2 * limit).min(self.dial.connect_timeout);
                     }
+                    *self.refused.lock().unwrap_or_else(PoisonError::into_inner) = Some(error.said());
                     // else it may have broken once more, on the way
                     if nobody_listens || lost.elapsed() > self.patience {
                         self.set(State::Down);
@@ -365,6 +370,7 @@ impl Link {
         let epoch = self.dial.epochs.next();
         *self.connection.write().unwrap_or_else(PoisonError::into_inner) = Some((epoch, connection.clone()));
         self.set(State::Up);
+        self.refused.lock().unwrap_or_else(PoisonError::into_inner).take();
         contain(|| _ = self.ready.send_replace(epoch));
         if self.carries == Carries::Requests && self.dial.sink.is_none() {
             contain(|| _ = self.dial.epochs.of_scripts.send_replace(epoch));
@@ -439,7 +445,14 @@ impl Link {
         if !self.dial.epochs.are_ours() {
             return Err(StoreError::new(StoreErrorKind::Forked, false, FORKED));
         }
-        self.numbered().ok_or_else(not_connected)
+        self.numbered().ok_or_else(|| self.not_connected())
+    }
+
+    /// That there is no connection, and why.
+    pub(super) fn not_connected(&self) -> StoreError {
+        let refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
+        let why = refused.as_ref().map_or_else(String::new, |why| format!(" to {}: {why}", self.address()));
+        StoreError::new(StoreErrorKind::Unavailable, false, format!("not connected{why}"))
     }
 
     async fn wait_a_blink(&self, limit: Duration) -> Result<(), StoreError> {
@@ -447,7 +460,7 @@ impl Link {
         let over = self.in_time(limit, state.wait_for(|state| *state != State::Blinking)).await;
         match over {
             Some(Ok(state)) if *state == State::Up => Ok(()),
-            _ => Err(not_connected()),
+            _ => Err(self.not_connected()),
         }
     }
 
@@ -540,12 +553,14 @@ impl Link {
                 }
                 Err(Failure::Refused(error)) if digest && error.starts_with("NOSCRIPT") => digest = false,
                 Err(Failure::RefusedTogether(_)) if together => together = false,
+                // alone, it says where
+                Err(Failure::Refused(error)) if together && refusal::is_unknown_command(&error) => together = false,
                 // whoever asks this time only does so at once or not at all
                 Err(Failure::Unsent) if tries > 0 && !asking => {
                     tries -= 1;
                     (epoch, connection) = Box::pin(self.after(&connection, until)).await?;
                 }
-                Err(failure) => return Err(self.failed(failure)),
+                Err(failure) => return Err(call.script.explained(self.failed(failure), sharded)),
             }
             until = until.again(clock::Instant::now());
             if until.is_over() {
@@ -568,7 +583,7 @@ impl Link {
             }
         };
         let limit = self.patience.min(until.patience(clock::Instant::now()));
-        self.in_time(limit, next).await.unwrap_or_else(|| Err(not_connected()))
+        self.in_time(limit, next).await.unwrap_or_else(|| Err(self.not_connected()))
     }
 
     /// What a request took lately, and a quarter more. What it waited for a connection does not count.
@@ -764,10 +779,6 @@ impl Link {
         }
         self.abandon();
     }
-}
-
-fn not_connected() -> StoreError {
-    StoreError::new(StoreErrorKind::Unavailable, false, "not connected")
 }
 
 #[cfg(test)]

@@ -8,6 +8,7 @@ mod link;
 mod master;
 mod one;
 mod pace;
+mod probe;
 mod refusal;
 mod reply;
 mod round_trip;

@@ -2,11 +2,12 @@
 
 use std::{sync::Arc, time::Instant};
 
+use futures_util::future::join;
 use tokio::{sync::OnceCell, time::timeout};
 
-use super::{Dials, cluster, endpoint::Place, link::Link, master::Master, pace::Pace, wire::Dial};
+use super::{Dials, cluster, endpoint::Place, link::Link, master::Master, pace::Pace, probe, wire::Dial};
 use crate::{
-    error::{Error, Result, StoreError, StoreErrorKind},
+    error::{Error, Result, StoreError},
     topology::{NodeRole, TopologyKind, TopologyNode},
 };
 
@@ -35,7 +36,18 @@ impl One {
         let both = async {
             let scripts = Link::connect(to_it(dials.for_scripts()), &pace).await?;
             let messages = Link::connect(to_it(dials.for_messages()), &pace).await?;
-            let about = scripts.about().await.unwrap_or_default();
+            let runs = async {
+                match scripts.up().await {
+                    Ok((_, connection)) => probe::runs_scripts(&connection, dials.config.connect_timeout).await,
+                    // it comes back by itself
+                    Err(_) => Ok(()),
+                }
+            };
+            let (about, runs) = join(scripts.about(), runs).await;
+            let about = about.unwrap_or_default();
+            if !about.is_sentinel {
+                runs?;
+            }
             let is_one_of_many = about.is_node && !cluster::is_alone(&scripts).await;
             Ok((scripts, messages, about, is_one_of_many))
         };
@@ -123,7 +135,7 @@ impl One {
             .await;
         match timeout(dials.config.connect_timeout, link.wait_up()).await {
             Ok(()) => Ok(link),
-            Err(_) => Err(StoreError::new(StoreErrorKind::Unavailable, false, "not connected")),
+            Err(_) => Err(link.not_connected()),
         }
     }
 

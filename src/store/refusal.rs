@@ -1,9 +1,9 @@
 //! What a server's errors mean: what the caller can do, and whether anything was executed.
 
-use crate::error::StoreErrorKind;
+use crate::error::{StoreError, StoreErrorKind};
 
 /// What the server's error codes mean. Each of these is said before a script has changed anything.
-const REFUSALS: [(&str, StoreErrorKind); 18] = {
+const REFUSALS: [(&str, StoreErrorKind); 20] = {
     use StoreErrorKind as K;
     [
         ("NOSCRIPT", K::NoScript),
@@ -25,8 +25,95 @@ const REFUSALS: [(&str, StoreErrorKind); 18] = {
         ("NOAUTH", K::Auth),
         ("WRONGPASS", K::Auth),
         ("WRONGTYPE", K::WrongType),
+        // HELLO 3, where RESP3 is not known
+        ("NOPROTO", K::UnknownCommand),
+        // protected mode
+        ("DENIED", K::Other),
     ]
 };
+
+/// How a text without a code of its own begins, in lower case: of servers and services, and inside scripts. Our scripts
+/// leave nothing behind when a command is refused.
+const TEXTS: [(&str, StoreErrorKind); 12] = {
+    use StoreErrorKind as K;
+    [
+        ("unknown command", K::UnknownCommand),
+        ("unknown subcommand", K::UnknownCommand),
+        ("unsupported command", K::UnknownCommand),
+        ("command is not available", K::UnknownCommand),
+        ("unknown redis command called from", K::UnknownCommand),
+        ("unknown valkey command called from", K::UnknownCommand),
+        ("this redis command is not allowed from", K::UnknownCommand),
+        ("this valkey command is not allowed from", K::UnknownCommand),
+        // where a script meets the ACL: Redis up to 7.0, and later
+        ("the user executing the script can't ", K::NoPermission),
+        ("acl failure in script: ", K::NoPermission),
+        ("max number of clients", K::Unavailable),
+        // our own refusals come before the first write
+        ("nestlock: ", K::Other),
+    ]
+};
+
+/// What stands before the name of a command, in lower case.
+const BEFORE_ITS_NAME: [&str; 4] =
+    ["unknown command ", "unsupported command ", "command is not available: ", "to run the "];
+/// What a server quotes of a request that it does not know: there may be a password among it.
+const QUOTED: &str = ", with args beginning with";
+
+/// What a connection says that is more than its end: TLS and the system, in the words of both clients.
+const AT_CONNECT: [(&str, StoreErrorKind); 14] = {
+    use StoreErrorKind as K;
+    [
+        ("invalid peer certificate", K::Tls),
+        ("received fatal alert", K::Tls),
+        ("received corrupt message", K::Tls),
+        ("peer is incompatible", K::Tls),
+        ("invalid dns name", K::Tls),
+        ("invalidcertificate(", K::Tls),
+        ("alertreceived(", K::Tls),
+        ("invalidmessage(", K::Tls),
+        ("peerincompatible(", K::Tls),
+        ("invaliddnsname", K::Tls),
+        ("permission denied", K::NoPermission),
+        ("kind: permissiondenied", K::NoPermission),
+        ("not resp", K::Protocol),
+        ("timed out", K::Timeout),
+    ]
+};
+
+/// Whether a server lacks a command.
+pub(super) fn is_unknown_command(error: &str) -> bool {
+    known(error) == Some(StoreErrorKind::UnknownCommand)
+}
+
+/// A server's error.
+pub(super) fn error(said: String) -> StoreError {
+    let (kind, may_have_executed) = verdict(&said);
+    let command = named(&said).map(str::to_owned);
+    let said = match said.find(QUOTED) {
+        Some(at) if kind == StoreErrorKind::UnknownCommand => said[..at].to_owned(),
+        _ => said,
+    };
+    StoreError::new(kind, may_have_executed, said).about(command.as_deref())
+}
+
+/// Why a connection could not be made: what may pass is told from what stays.
+pub(super) fn at_connect(error: StoreError) -> StoreError {
+    let said = error.said();
+    let lower = said.to_lowercase();
+    let stays = AT_CONNECT.into_iter().find(|(part, _)| lower.contains(part)).map(|(_, kind)| kind);
+    let is_open =
+        matches!(error.kind(), StoreErrorKind::Disconnected | StoreErrorKind::Protocol | StoreErrorKind::Other);
+    stays.filter(|_| is_open).map_or(error, |kind| StoreError::new(kind, false, said))
+}
+
+/// The command that an error names.
+fn named(said: &str) -> Option<&str> {
+    let lower = said.to_ascii_lowercase();
+    let from = BEFORE_ITS_NAME.into_iter().find_map(|before| Some(lower.find(before)? + before.len()))?;
+    let name = said[from..].trim_start_matches(['\'', '`', '"']).split(['\'', '`', '"', ',', ' ']).next();
+    name.filter(|name| !name.is_empty() && !said[from..].starts_with("called from"))
+}
 
 /// The kind of an error, and whether the request may have been executed: yes, unless the opposite is proven.
 pub(super) fn verdict(error: &str) -> (StoreErrorKind, bool) {
@@ -44,15 +131,8 @@ fn known(error: &str) -> Option<StoreErrorKind> {
     if let Some((_, kind)) = REFUSALS.into_iter().find(|(refusal, _)| *refusal == code) {
         return Some(kind);
     }
-    let text = said.strip_prefix("ERR ").unwrap_or(said);
-    // our own refusals come before the first write
-    if text.starts_with("nestlock: ") {
-        return Some(StoreErrorKind::Other);
-    }
-    // without a code of its own, where a script meets the ACL: Redis up to 7.0, and later. Our scripts ask before they
-    // write
-    let denied = ["The user executing the script can't ", "ACL failure in script: "];
-    denied.iter().any(|denied| text.starts_with(denied)).then_some(StoreErrorKind::NoPermission)
+    let text = said.strip_prefix("ERR ").unwrap_or(said).to_ascii_lowercase();
+    TEXTS.into_iter().find(|(begin, _)| text.starts_with(begin)).map(|(_, kind)| kind)
 }
 
 /// What a command inside a script said. Redis 6 wraps it, once or twice:
@@ -118,6 +198,58 @@ mod tests {
             let details = format!("{CALL}{said}");
             assert_eq!(verdict(&details), (K::Other, true), "{details}");
         }
+    }
+
+    /// As servers, services and scripts say it.
+    #[test]
+    fn a_command_that_is_not_there_is_named_and_was_not_executed() {
+        for (said, command) in [
+            ("ERR unknown command 'EVAL', with args beginning with: 'return 1' '0' ", Some("EVAL")),
+            ("ERR unknown command `wait`, with args beginning with: `1`, ", Some("wait")),
+            ("ERR unknown command 'EVALSHA'", Some("EVALSHA")),
+            ("ERR Unknown command", None),
+            ("ERR Command is not available: 'WAIT'. See the manual", Some("WAIT")),
+            ("ERR unsupported command 'publish'", Some("publish")),
+            ("ERR Unknown Redis command called from script script: 6bb2, on @user_script:29.", None),
+            ("ERR Unknown command called from script script: 6bb2, on @user_script:29.", None),
+            ("ERR This Redis command is not allowed from script script: 6bb2, on @user_script:1.", None),
+            (
+                "ERR Error running script (call to f_30ad): @user_script:1: @user_script: 1: Unknown Redis command called \
+                 from Lua script",
+                None,
+            ),
+            ("NOPROTO unsupported protocol version", None),
+        ] {
+            let error = error(said.to_owned());
+            assert_eq!((error.kind(), error.may_have_executed()), (StoreErrorKind::UnknownCommand, false), "{said}");
+            assert_eq!(error.command(), command, "{said}");
+            assert!(!error.said().contains("beginning with"), "{said}");
+        }
+        for denied in [
+            "NOPERM this user has no permissions to run the 'evalsha' command or its subcommand",
+            "ERR ACL failure in script: User u has no permissions to run the 'evalsha' command script: 30ad, on @user_script:1.",
+        ] {
+            assert_eq!(error(denied.to_owned()).command(), Some("evalsha"), "{denied}");
+        }
+    }
+
+    #[test]
+    fn what_stays_is_told_from_what_may_pass() {
+        use StoreErrorKind as K;
+        assert_eq!(verdict("ERR max number of clients reached"), (K::Unavailable, false));
+        for (said, kind) in [
+            ("invalid peer certificate: UnknownIssuer", K::Tls),
+            ("received fatal alert: CertificateRequired", K::Tls),
+            ("the connection ended before the answer came: something that is not RESP", K::Protocol),
+            ("Permission denied (os error 13)", K::NoPermission),
+            ("Connection refused (os error 111)", K::Disconnected),
+            ("tls handshake eof", K::Disconnected),
+        ] {
+            let error = at_connect(StoreError::new(K::Disconnected, false, said));
+            assert_eq!(error.kind(), kind, "{said}");
+        }
+        // what a server says is what it says
+        assert_eq!(at_connect(StoreError::new(K::Auth, false, "permission denied")).kind(), K::Auth);
     }
 
     /// Redis 7.2 and Valkey.

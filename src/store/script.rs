@@ -65,10 +65,47 @@ impl Script {
         error
     }
 
+    /// The same error with the commands that it may be about, where the server names none.
+    pub(super) fn explained(&'static self, error: StoreError, sharded: bool) -> StoreError {
+        let said = error.said();
+        let is_about_one = match error.kind() {
+            StoreErrorKind::UnknownCommand => true,
+            // from Redis 7.0 on, of this text
+            StoreErrorKind::NoPermission => said.contains("run this command") && said.contains("on @user_script:"),
+            _ => false,
+        };
+        if !is_about_one || error.command().is_some() {
+            return error;
+        }
+        let text = self.text(sharded).0;
+        let line = said.split("@user_script:").nth(1).and_then(|rest| {
+            let number: String = rest.trim_start().chars().take_while(char::is_ascii_digit).collect();
+            text.lines().nth(number.parse::<usize>().ok()?.checked_sub(1)?)
+        });
+        // what has no line was not raised, but caught
+        let is_raised_and_caught = text.replace("redis.pcall(", "").contains("pcall(");
+        let caught = if is_raised_and_caught { "call('" } else { "redis.pcall('" };
+        let of_line = line.map_or_else(Vec::new, |line| commands(line, "call('"));
+        let ways = [of_line, commands(text, caught), commands(text, "call('")];
+        let some = ways.into_iter().find(|commands| !commands.is_empty()).unwrap_or_default();
+        error.about(Some(&some.join(",")))
+    }
+
     /// Whether it is over many locks.
     pub(super) fn is_over_many(&self) -> bool {
         self.keys.per_lock > 0
     }
+}
+
+/// The commands that a text calls in this way, each once.
+fn commands<'t>(text: &'t str, call: &str) -> Vec<&'t str> {
+    let mut found = Vec::new();
+    for name in text.split(call).skip(1).filter_map(|rest| rest.split('\'').next()) {
+        if !found.contains(&name) {
+            found.push(name);
+        }
+    }
+    found
 }
 
 /// What a server of a cluster says of a key that a script names, and that it does not have: `Script` or `script` before it.
@@ -180,6 +217,28 @@ impl Call {
 
 #[cfg(test)]
 mod tests {
+    use super::*;
+
+    /// As Redis 7.0, 6.2, and Valkey 8 say it.
+    #[test]
+    fn a_script_names_the_command_that_was_refused() {
+        script!(ACQUIRE = "reentrant/acquire", parts = ["owner", "claim", "raises"], keys = 1, args = 3);
+        let line = ACQUIRE.source.lines().position(|line| line.contains("call('hset'")).unwrap() + 1;
+        let kind = StoreErrorKind::UnknownCommand;
+        for (said, command) in [
+            (format!("ERR Unknown Redis command called from script script: 6bb2, on @user_script:{line}."), "hset"),
+            (format!("@user_script: {line}: Unknown Redis command called from Lua script"), "hset"),
+            ("ERR Unknown command called from script".to_owned(), "pexpire"),
+        ] {
+            let error = ACQUIRE.explained(StoreError::new(kind, false, said.clone()), false);
+            assert_eq!(error.command(), Some(command), "{said}");
+        }
+        // a key is no command
+        let said = "ERR ACL failure in script: No permissions to access a key script: 30ad, on @user_script:1.";
+        let error = ACQUIRE.explained(StoreError::new(StoreErrorKind::NoPermission, false, said), false);
+        assert_eq!(error.command(), None);
+    }
+
     /// S8: a digest of another kind, or of other bytes, would make every EVALSHA a NOSCRIPT.
     #[test]
     fn s8_the_digest_is_the_servers() {

@@ -2,7 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use nestlock::{Error, LossReason, SignalOptions, StoreErrorKind};
+use nestlock::{AcquireOptions, Error, LockClient, LossReason, SignalOptions, StoreErrorKind, Wire};
+use tokio::time::timeout;
 
 use crate::support::{Server, eventually};
 
@@ -80,4 +81,117 @@ async fn a_reconnect_leaves_holds_and_their_leases_as_they_are() {
     assert!(leased.remaining() <= before && server.pttl("leased") > 30_000 && server.pttl("leased") <= 50_000);
     leased.unlock().await.unwrap();
     renewed.unlock().await.unwrap();
+}
+
+// --- commands that the server lacks, or does not allow ---
+
+/// A server without these commands.
+fn lacking(commands: &[&str]) -> Server {
+    let args: Vec<&str> = commands.iter().flat_map(|command| ["--rename-command", command, ""]).collect();
+    Server::start_with(&args)
+}
+
+const WIRES: [Wire; 2] = [Wire::Own, Wire::Fred];
+
+#[track_caller]
+fn assert_lacks(error: &Error, command: &str) {
+    let (Error::Store { source, .. } | Error::Connect { source, .. }) = error else { panic!("{error:?}") };
+    assert_eq!(source.kind(), StoreErrorKind::UnknownCommand, "{error}");
+    assert!(!error.is_transient() && !source.may_have_executed(), "{error}");
+    // a line of a script may have two
+    let named = source.command().unwrap_or_default().to_lowercase();
+    assert!(named.split(',').any(|one| one == command) && named.split(',').count() < 3, "{error}");
+    assert!(error.to_string().to_lowercase().contains(command) && error.to_string().contains("6.2"), "{error}");
+}
+
+/// What connects and locks need is looked at when a client connects.
+#[tokio::test]
+async fn a_connect_names_the_command_that_a_server_lacks() {
+    for command in ["HELLO", "EVAL", "EVALSHA"] {
+        let server = lacking(&[command]);
+        for wire in WIRES {
+            let url = format!("redis://default:sesame@{}", server.addr());
+            let error = LockClient::builder().wire(wire).connect(url).await.unwrap_err();
+            assert_lacks(&error, &command.to_lowercase());
+            // a server quotes what it was sent
+            assert!(!format!("{error} {error:?}").contains("sesame"), "{error:?}");
+        }
+    }
+    let server = lacking(&["WAIT"]);
+    let builder = LockClient::builder().replicas(1, ms(100));
+    assert_lacks(&builder.connect(server.url()).await.unwrap_err(), "wait");
+}
+
+#[tokio::test]
+async fn a_connect_names_the_command_that_a_user_may_not_use() {
+    let server = Server::start_real();
+    for command in ["eval", "evalsha"] {
+        server.call(&["ACL", "SETUSER", "u", "reset", "on", ">pw", "~*", "&*", "+@all", &format!("-{command}")]);
+        for wire in WIRES {
+            let url = format!("redis://u:pw@{}", server.addr());
+            let error = LockClient::builder().wire(wire).connect(url).await.unwrap_err();
+            let Error::Connect { source, .. } = &error else { panic!("{error:?}") };
+            assert_eq!((source.kind(), source.command()), (StoreErrorKind::NoPermission, Some(command)), "{error}");
+            assert!(!error.is_transient() && error.to_string().contains("ACL"), "{error}");
+        }
+    }
+}
+
+/// An acquire without a limit ends, too, nothing is written, and nothing is left to settle.
+#[tokio::test]
+async fn a_command_that_a_script_lacks_is_a_final_answer() {
+    for (command, kind) in [("pexpire", "mutex"), ("time", "fair"), ("time", "fenced"), ("hset", "mutex")] {
+        let server = lacking(&[command]);
+        for wire in WIRES {
+            let client = LockClient::builder().wire(wire).connect(format!("redis://{}", server.addr())).await.unwrap();
+            let lock = match kind {
+                "fair" => client.fair_lock("l").unwrap(),
+                "fenced" => client.fenced_lock("l").unwrap(),
+                _ => client.mutex("l").unwrap(),
+            };
+            let scripts = server.script_count();
+            for _ in 0..3 {
+                assert_lacks(&timeout(ms(20_000), lock.lock()).await.expect("an end").unwrap_err(), command);
+            }
+            assert!(server.script_count() <= scripts + 8, "it was sent again and again");
+            assert_eq!(server.dump(), [], "{command}");
+            assert_eq!(client.stats().settling, 0);
+            client.shutdown().await.unwrap();
+        }
+    }
+}
+
+/// A release that is refused for good: it is tried again, and no shutdown waits for that.
+#[tokio::test]
+async fn a_shutdown_waits_for_no_release_that_is_refused_for_good() {
+    let server = lacking(&["PUBLISH"]);
+    for wire in WIRES {
+        let client = LockClient::builder().wire(wire).connect(format!("redis://{}", server.addr())).await.unwrap();
+        let guard = client.mutex("told").unwrap().lock().await.unwrap();
+        assert_lacks(&guard.unlock().await.unwrap_err(), "publish");
+        drop(client.mutex("dropped").unwrap().lock().await.unwrap());
+        let forgotten = client.mutex("kept").unwrap().lock().await.unwrap();
+        let began = Instant::now();
+        let error = client.shutdown().await.unwrap_err();
+        assert!(matches!(error, Error::Unsettled { locks: 3, .. }), "{error:?}");
+        // as long may requests take that are not answered
+        assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+        drop(forgotten);
+        server.call(&["FLUSHALL"]);
+    }
+}
+
+/// The script has acquired, and is taken back.
+#[tokio::test]
+async fn an_acquire_that_nobody_can_wait_for_is_taken_back() {
+    let server = lacking(&["WAIT"]);
+    for wire in WIRES {
+        let client = LockClient::builder().wire(wire).connect(format!("redis://{}", server.addr())).await.unwrap();
+        let lock = client.mutex("l").unwrap();
+        let asked = lock.lock_with(AcquireOptions::new().replicas(1));
+        assert_lacks(&timeout(ms(20_000), asked).await.expect("an end").unwrap_err(), "wait");
+        client.idle().await;
+        assert_eq!(server.dump(), []);
+        client.shutdown().await.unwrap();
+    }
 }

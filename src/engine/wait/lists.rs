@@ -38,7 +38,7 @@ pub(crate) async fn read(core: Arc<Core>, events: mpsc::UnboundedReceiver<Event>
         match reader.pop().await {
             Ok(Some(gate)) => reader.deliver(&gate),
             Ok(None) => {}
-            Err(error) if matches!(error.kind(), StoreErrorKind::NoPermission | StoreErrorKind::WrongType) => {
+            Err(error) if error.kind().is_denied() || error.kind() == StoreErrorKind::WrongType => {
                 reader.drop_refused().await;
             }
             Err(error) => reader.recover(error).await,

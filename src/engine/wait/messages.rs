@@ -184,7 +184,7 @@ async fn subscribe_batch(core: &Core, link: &Link, batch: &[Arc<Gate>]) -> Vec<A
     if error.kind() == StoreErrorKind::Moved {
         core.store.ring();
     }
-    if error.kind() != StoreErrorKind::NoPermission {
+    if !error.kind().is_denied() {
         return batch.to_vec();
     }
     if let [gate] = batch {
@@ -203,6 +203,6 @@ async fn subscribe_batch(core: &Core, link: &Link, batch: &[Arc<Gate>]) -> Vec<A
 async fn unsubscribe_batch(link: &Link, batch: &[String]) -> Vec<String> {
     let Err(error) = link.unsubscribe(batch).await else { return Vec::new() };
     log::later!(DEBUG, error = error; "cannot unsubscribe");
-    let is_over = matches!(error.kind(), StoreErrorKind::NoPermission | StoreErrorKind::Moved);
+    let is_over = error.kind().is_denied() || error.kind() == StoreErrorKind::Moved;
     if is_over { Vec::new() } else { batch.to_vec() }
 }

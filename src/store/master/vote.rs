@@ -123,9 +123,7 @@ pub(super) fn why_nobody(voters: &[Voter], service: &str) -> StoreError {
         Some(K::NoPermission) => {
             (K::NoPermission, "the sentinels' user needs +sentinel|get-master-addr-by-name and +subscribe")
         }
-        Some(K::Other) if failed.clone().any(|error| words(error).contains("unknown command")) => {
-            (K::Other, "these are no sentinels; for a server, use redis://")
-        }
+        Some(K::UnknownCommand) => (K::Other, "these are no sentinels; for a server, use redis://"),
         Some(first) if failed.clone().all(|error| error.kind() == first) => (first, "are they running?"),
         _ => (K::Unavailable, "are they running?"),
     };
@@ -237,7 +235,7 @@ mod tests {
             (failed(K::Disconnected, "refused"), K::Unavailable, "a:1: refused; a:1: refused"),
             (failed(K::Auth, "WRONGPASS"), K::Auth, "sentinel_login"),
             (failed(K::NoPermission, "NOPERM"), K::NoPermission, "+sentinel|get-master-addr-by-name"),
-            (failed(K::Other, "ERR unknown command 'SENTINEL'"), K::Other, "no sentinels"),
+            (failed(K::UnknownCommand, "ERR unknown command 'SENTINEL'"), K::Other, "no sentinels"),
             (failed(K::Timeout, "late"), K::Timeout, "late"),
         ] {
             assert_eq!(why.kind(), kind, "{why}");

@@ -150,10 +150,7 @@ impl From<Failure> for StoreError {
     fn from(failure: Failure) -> Self {
         use StoreErrorKind as K;
         let (kind, may_have_executed, why) = match failure {
-            Failure::Refused(error) | Failure::RefusedTogether(error) => {
-                let (kind, may_have_executed) = refusal::verdict(&error);
-                (kind, may_have_executed, error)
-            }
+            Failure::Refused(error) | Failure::RefusedTogether(error) => return refusal::error(error),
             Failure::Unsent => (K::Unavailable, false, "the connection ended before the request was sent".into()),
             Failure::Ended => (K::Disconnected, true, "the connection ended before the answer came".into()),
             Failure::Late => (K::Timeout, true, "no answer within the command timeout".into()),
@@ -177,13 +174,14 @@ pub(super) struct NotConnected {
 impl From<io::Error> for NotConnected {
     fn from(error: io::Error) -> Self {
         let nobody_listens = matches!(error.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound);
-        Self { error: StoreError::new(StoreErrorKind::Disconnected, false, error), nobody_listens }
+        let error = StoreError::new(StoreErrorKind::Disconnected, false, error);
+        Self { error: refusal::at_connect(error), nobody_listens }
     }
 }
 
 impl From<Failure> for NotConnected {
     fn from(failure: Failure) -> Self {
-        Self { error: failure.into(), nobody_listens: false }
+        Self { error: refusal::at_connect(failure.into()), nobody_listens: false }
     }
 }
 
@@ -565,6 +563,12 @@ mod tests {
         {
             assert!(NotConnected::from_fred(&FredError::from(connect().unwrap_err())).nobody_listens);
             assert!(NotConnected::from(connect().unwrap_err()).nobody_listens);
+        }
+        // root may open all: as the system would say it
+        let denied = || io::Error::from_raw_os_error(13);
+        for error in [NotConnected::from(denied()), NotConnected::from_fred(&FredError::from(denied()))] {
+            assert_eq!(error.error.kind(), StoreErrorKind::NoPermission, "{}", error.error);
+            assert!(error.error.to_string().contains("unixsocketperm"), "{}", error.error);
         }
         let reset = || io::Error::from(io::ErrorKind::ConnectionReset);
         assert!(!NotConnected::from(reset()).nobody_listens);

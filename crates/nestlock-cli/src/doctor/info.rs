@@ -15,6 +15,8 @@ const FSYNC: &str = "appendfsync";
 const MIN_REPLICAS: &str = "min-replicas-to-write";
 const COVERAGE: &str = "cluster-require-full-coverage";
 const NODE_TIMEOUT: &str = "cluster-node-timeout";
+/// The oldest version of Redis that nestlock works with, as README.md says.
+const OLDEST: (u64, u64) = (6, 2);
 /// A round trip beyond this is worth a word.
 const SLOW: Duration = Duration::from_millis(50);
 /// What nestlock waits for an answer by default.
@@ -63,8 +65,9 @@ fn of_info(info: &str, of: Of) -> Vec<Row> {
         format!("Valkey {}", field("valkey_version"))
     };
     rows.push(match version {
-        (0..6, ..) => row("version", Bad, format!("{named} is too old: Redis 6.0 or later")),
-        (6, 0, _) => row("version", Warn, format!("{named} works, and gets no mends any more")),
+        (major, minor, _) if (major, minor) < OLDEST => {
+            row("version", Bad, format!("{named} is too old: Redis {}.{} or later, or Valkey", OLDEST.0, OLDEST.1))
+        }
         _ => row("version", Ok, named),
     });
     let replicas = number("connected_slaves");
@@ -226,6 +229,7 @@ mod tests {
         assert_eq!(verdicts(&[], Of::Server), []);
         for (change, what, verdict) in [
             (("redis_version:7.0.15", "redis_version:5.0.7"), "version", Verdict::Bad),
+            (("redis_version:7.0.15", "redis_version:6.0.16"), "version", Verdict::Bad),
             (("role:master", "role:slave"), "role", Verdict::Bad),
             (("connected_slaves:0", "connected_slaves:2"), "role", Verdict::Warn),
             (("cluster_enabled:0", "cluster_enabled:1"), "role", Verdict::Warn),
@@ -242,6 +246,13 @@ mod tests {
         ] {
             assert_eq!(verdicts(&[change], Of::Server), [(what.to_owned(), verdict)], "{change:?}");
         }
+    }
+
+    #[test]
+    fn the_oldest_version_is_that_of_the_readme() {
+        assert_eq!(verdicts(&[("redis_version:7.0.15", "redis_version:6.2.0")], Of::Server), []);
+        let readme = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../README.md")).unwrap();
+        assert!(readme.contains(&format!("Redis {}.{} or later", OLDEST.0, OLDEST.1)));
     }
 
     /// Of a cluster, a replica is no fault, and that a master has none is one.

@@ -71,13 +71,45 @@ pub(super) async fn of_kinds(scratch: &Scratch) -> Vec<Row> {
             Ok(true)
         };
         match outcome.await {
-            Ok(true) => row(kind.name(), Verdict::Ok, "taken and given back"),
-            Ok(false) => row(kind.name(), Verdict::Unknown, "somebody else holds the scratch lock"),
-            Err(error) => failed(kind.name(), &kind.name(), &error),
+            Ok(true) => Ok(row(kind.name(), Verdict::Ok, "taken and given back")),
+            Ok(false) => Ok(row(kind.name(), Verdict::Unknown, "somebody else holds the scratch lock")),
+            Err(error) => Err((kind.name(), kind.name(), error)),
         }
     });
-    let (mut rows, heard) = tokio::join!(join_all(tries), of_messages(scratch));
-    rows.push(heard.unwrap_or_else(|error| failed("messages".into(), "reentrant", &error)));
+    let (mut tries, heard) = tokio::join!(join_all(tries), of_messages(scratch));
+    tries.push(heard.map_err(|error| ("messages".into(), "reentrant".into(), error)));
+    told(tries)
+}
+
+/// What kind was tried, what it is called by `acl`, and what came of it.
+type Tried = Result<Row, (String, String, Error)>;
+
+/// A row for each; of the command that the server lacks, one for all.
+fn told(tries: Vec<Tried>) -> Vec<Row> {
+    let (mut rows, mut lacking) = (Vec::new(), Vec::new());
+    let mut missing: Option<Vec<String>> = None;
+    for tried in tries {
+        match tried {
+            Ok(row) => rows.push(row),
+            Err((what, _, Error::Store { source, .. })) if source.kind() == StoreErrorKind::UnknownCommand => {
+                // each names all that it may be
+                let named: Vec<String> =
+                    source.command().unwrap_or("a command").split(',').map(str::to_uppercase).collect();
+                let both = missing.iter().flatten().filter(|known| named.contains(known)).cloned().collect();
+                missing = Some(match &missing {
+                    Some(_) => both,
+                    None => named,
+                });
+                lacking.push(what);
+            }
+            Err((what, kinds, error)) => rows.push(failed(what, &kinds, &error)),
+        }
+    }
+    if let Some(missing) = missing {
+        let missing = if missing.is_empty() { "several commands".to_owned() } else { missing.join(" or ") };
+        let why = format!("the server lacks {missing}: enable it, under its own name");
+        rows.push(row(lacking.join(", "), Verdict::Bad, why));
+    }
     rows
 }
 

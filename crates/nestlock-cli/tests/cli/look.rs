@@ -181,6 +181,19 @@ fn a_server_is_examined_and_nothing_stays_on_it() {
     assert!(nobody.status.code() == Some(125) && !errors.contains("secret"), "{errors}");
 }
 
+/// Whatever does not work without it, it is one fault.
+#[test]
+fn a_command_that_the_server_lacks_is_bad_once() {
+    for command in ["EVAL", "EVALSHA", "PEXPIRE", "PUBLISH", "TIME"] {
+        let world = World::with(&["--rename-command", command, ""]);
+        let (code, rows, errors) = world.said(&["doctor"]);
+        let bad: Vec<&str> = rows.lines().filter(|row| row.starts_with("bad")).collect();
+        assert!(code == Some(2) && bad.len() == 1, "without {command}: {rows}{errors}");
+        assert!(bad[0].contains(command), "without {command}: {rows}");
+        assert!(!rows.contains("unknown  "), "without {command}: {rows}");
+    }
+}
+
 /// What `acl` prints is enough for what it is for, as a shell takes it.
 #[test]
 fn the_rules_that_are_printed_are_enough() {
@@ -331,7 +344,7 @@ fn a_user_who_may_do_nothing_is_told_so() {
         (&["who", "l"], 125),
         (&["force", "l"], 125),
         (&["bench", "--yes"], 125),
-        (&["doctor"], 1),
+        (&["doctor"], 2),
     ] {
         let output = world.nestlock(args).env("NESTLOCK_URL", &url).output().unwrap();
         let told = [output.stdout, output.stderr].map(|bytes| String::from_utf8(bytes).unwrap()).concat();

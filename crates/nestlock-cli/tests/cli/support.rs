@@ -36,7 +36,12 @@ pub struct Place {
 
 impl World {
     pub fn new() -> Self {
-        let server = SpawnedServer::start().unwrap();
+        Self::with(&[])
+    }
+
+    /// The same, the server with these arguments.
+    pub fn with(args: &[&str]) -> Self {
+        let server = SpawnedServer::start_with(args).unwrap();
         let place = Place::at(server.url());
         Self { server, place }
     }
