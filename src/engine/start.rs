@@ -36,7 +36,7 @@ pub(crate) async fn connect(endpoint: Endpoint, config: Config) -> Result<Arc<An
     let is_read_here = || endpoint.wire(&config) == Wire::Own && has_io_here();
     let driver = Handle::try_current().ok().filter(|_| is_read_here());
     let config = config.validate()?;
-    let no_thread = |error: std::io::Error| Error::InvalidConfig { reason: format!("cannot start a thread: {error}") };
+    let no_thread = |error: std::io::Error| endpoint.without_a_thread(&error);
     let ((end, ended), (tell, told)) = (oneshot::channel::<()>(), oneshot::channel());
     // the runtime is made and dropped there: it must not be dropped here, where another one may run
     let body = move || match Builder::new_current_thread().enable_all().build() {
@@ -48,7 +48,9 @@ pub(crate) async fn connect(endpoint: Endpoint, config: Config) -> Result<Arc<An
         Err(error) => drop(tell.send(Err(error))),
     };
     thread::Builder::new().name("nestlock".into()).spawn(body).map_err(no_thread)?;
-    let handle = told.await.map_err(|_| Error::Closed)?.map_err(no_thread)?;
+    // tokio panics where a runtime has no file descriptor for signals
+    let panicked = |_| no_thread(std::io::Error::other("it panicked; Too many open files?"));
+    let handle = told.await.map_err(panicked)?.map_err(no_thread)?;
     let started = handle.spawn(start(endpoint, config, handle.clone(), driver));
     let core = started.await.unwrap_or(Err(Error::Closed))?;
     Ok(Arc::new(Anchor { core, end: Some(end) }))

@@ -19,7 +19,7 @@ mod tls;
 mod url;
 mod wire;
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{fmt, io, sync::Arc, time::Duration};
 
 use fred::bytes_utils::Str;
 use futures_util::future::join_all;
@@ -89,12 +89,34 @@ impl Dials {
 
     /// Why there is no connection.
     fn unreachable(&self, source: StoreError) -> Error {
-        Error::Connect { address: self.endpoint.address(), source: source.before_any_request() }
+        let (late, said) = (self.late(), source.said());
+        let source = source.before_any_request();
+        let was_closed = || ["closed by the server", "reset by peer"].iter().any(|part| said.contains(part));
+        let source = match source.kind() {
+            kind @ StoreErrorKind::Timeout if said != late.said() => {
+                StoreError::new(kind, false, format!("{}: {said}", late.said()))
+            }
+            kind @ StoreErrorKind::Unavailable if !self.is_by_tls() && was_closed() => {
+                StoreError::new(kind, false, format!("{said}, spoken to in plain text"))
+            }
+            _ => source,
+        };
+        Error::Connect { address: self.endpoint.address(), source }
+    }
+
+    #[cfg_attr(not(feature = "rustls"), expect(clippy::unused_self, reason = "with TLS it is"))]
+    fn is_by_tls(&self) -> bool {
+        #[cfg(feature = "rustls")]
+        let by_tls = self.endpoint.server.tls.is_some();
+        #[cfg(not(feature = "rustls"))]
+        let by_tls = false;
+        by_tls
     }
 
     /// That there was none within the time for it.
     fn late(&self) -> StoreError {
-        let late = format!("no connection within {:?}", self.config.connect_timeout);
+        let by_tls = if self.is_by_tls() { " by TLS" } else { "" };
+        let late = format!("no connection{by_tls} within {:?}", self.config.connect_timeout);
         StoreError::new(StoreErrorKind::Timeout, false, late)
     }
 
@@ -108,6 +130,14 @@ impl Dials {
 
     fn for_lists(&self) -> Dial {
         Dial::new(self, None, None)
+    }
+}
+
+impl Endpoint {
+    /// That the system has no thread for a client, or no file descriptor.
+    pub(crate) fn without_a_thread(&self, error: &io::Error) -> Error {
+        let why = format!("cannot start a thread: {error}");
+        Error::Connect { address: self.address(), source: StoreError::new(StoreErrorKind::Unavailable, false, why) }
     }
 }
 

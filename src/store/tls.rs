@@ -12,7 +12,7 @@ use fred::{
     types::config::{TlsConfig, TlsConnector},
 };
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, StoreError, StoreErrorKind};
 
 /// Certificates for servers that are spoken to by TLS: see [`LockClientBuilder::tls`](crate::LockClientBuilder::tls).
 ///
@@ -140,8 +140,14 @@ impl Tls {
             }
         }
         if self.authorities.is_empty() {
-            roots.add_parsable_certificates(load_native_certs().certs);
+            let system = load_native_certs();
+            roots.add_parsable_certificates(system.certs);
             if roots.is_empty() {
+                let is_in_need = |error: &String| error.contains("Too many open files");
+                if let Some(why) = system.errors.iter().map(ToString::to_string).find(is_in_need) {
+                    let source = StoreError::new(StoreErrorKind::Unavailable, false, why);
+                    return Err(Error::Connect { address: "a server by TLS".into(), source });
+                }
                 return refuse("the system has no certificates of authorities; give yours with Tls::ca_pem");
             }
         }

@@ -24,6 +24,7 @@ mod books;
 mod bundle;
 mod cancel;
 mod cluster;
+mod connect_errors;
 mod contract;
 mod crash;
 mod fair;

@@ -1,6 +1,7 @@
 //! TLS: certificates are checked, and nothing falls back to plain text.
 
 mod certificates;
+mod refused;
 
 use std::{collections::HashSet, fs, net::SocketAddr, sync::Arc, time::Duration};
 

@@ -2,13 +2,14 @@
 
 use std::{
     ffi::OsString,
-    fs,
+    fs, io,
     net::Ipv4Addr,
     path::{Path, PathBuf},
     time::Duration,
 };
 
 use nestlock::{LockClient, LockClientBuilder, Tls};
+use nix::errno::Errno;
 
 use crate::{
     Failure,
@@ -30,9 +31,7 @@ impl Server {
         let url = if let Some(url) = url {
             url.into_string().map_err(|_| Unusable("the URL is no text".to_owned()))?
         } else if let Some(file) = &file {
-            let text = fs::read_to_string(file).map_err(|error| {
-                Unusable(format!("the file {} of --url-file cannot be read: {error}", file.display()))
-            })?;
+            let text = fs::read_to_string(file).map_err(|error| unreadable(file, "--url-file", &error))?;
             text.lines().next().unwrap_or_default().trim().to_owned()
         } else {
             "redis://127.0.0.1:6379".to_owned()
@@ -115,10 +114,7 @@ impl Server {
 impl Certificates {
     /// `None`: nothing is said, and the system's authorities are believed.
     fn read(&self) -> Result<Option<Tls>, Failure> {
-        let file = |option: &str, file: &Path| {
-            let failed = |error| Unusable(format!("the file {} of {option} cannot be read: {error}", file.display()));
-            fs::read(file).map_err(failed)
-        };
+        let file = |option: &str, file: &Path| fs::read(file).map_err(|error| unreadable(file, option, &error));
         // a variable may be empty
         let said = |path: &Option<PathBuf>| path.clone().filter(|path| !path.as_os_str().is_empty());
         let (mut tls, mut any) = (Tls::new(), false);
@@ -137,6 +133,14 @@ impl Certificates {
         }
         Ok(any.then_some(tls))
     }
+}
+
+/// A file that cannot be read is a wrong use, unless the system has no file descriptor left to open it.
+fn unreadable(file: &Path, option: &str, error: &io::Error) -> Failure {
+    let why = format!("the file {} of {option} cannot be read: {error}", file.display());
+    let is_in_need =
+        error.raw_os_error().is_some_and(|code| [Errno::EMFILE as i32, Errno::ENFILE as i32].contains(&code));
+    if is_in_need { why.into() } else { Unusable(why).into() }
 }
 
 /// Whether it is on this machine: an address, or the path of a socket.

@@ -42,7 +42,9 @@ fn main() -> ExitCode {
         }
     };
     // on this thread, and no other: the child is told of the end of the thread that began it
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build();
+    // tokio panics where it has no file descriptor for signals
+    let runtime = std::panic::catch_unwind(runtime).unwrap_or_else(|_| Err(std::io::Error::other("no runtime")));
     let outcome = runtime.map_err(Into::into).and_then(|runtime| {
         runtime.block_on(async {
             match args.command {

@@ -11,9 +11,9 @@ use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, 
 
 use crate::support::{Server, eventually};
 
-type Authority = CertifiedIssuer<'static, KeyPair>;
+pub(super) type Authority = CertifiedIssuer<'static, KeyPair>;
 
-fn authority(name: &str) -> Authority {
+pub(super) fn authority(name: &str) -> Authority {
     let mut params = CertificateParams::default();
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     params.distinguished_name.push(DnType::CommonName, name);
@@ -21,7 +21,7 @@ fn authority(name: &str) -> Authority {
 }
 
 /// A certificate for these names, and its key, in PEM.
-fn signed(by: &Authority, names: &[&str]) -> [String; 2] {
+pub(super) fn signed(by: &Authority, names: &[&str]) -> [String; 2] {
     let mut params = CertificateParams::new(names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>()).unwrap();
     params.distinguished_name.push(DnType::CommonName, "somebody");
     let key = KeyPair::generate().unwrap();
@@ -29,13 +29,13 @@ fn signed(by: &Authority, names: &[&str]) -> [String; 2] {
 }
 
 /// A server that asks for certificates; its own is for `redis.internal`.
-struct Guarded {
+pub(super) struct Guarded {
     server: Server,
-    port: u16,
+    pub(super) port: u16,
     /// Who signed the server's.
-    servers: Authority,
+    pub(super) servers: Authority,
     /// Whose signatures it believes.
-    clients: Authority,
+    pub(super) clients: Authority,
     folder: tempfile::TempDir,
 }
 
@@ -44,7 +44,7 @@ fn dead_port() -> u16 {
 }
 
 impl Guarded {
-    fn start(args: &[&str]) -> Self {
+    pub(super) fn start(args: &[&str]) -> Self {
         let (servers, clients) = (authority("servers"), authority("clients"));
         let folder = tempfile::tempdir().unwrap();
         let [cert, key] = signed(&servers, &["redis.internal"]);

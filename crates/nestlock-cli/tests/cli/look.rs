@@ -1,6 +1,7 @@
 //! `ls`, `doctor`, `acl`, `bench`, completions, the man page.
 
 use std::{
+    fs,
     io::{BufRead, BufReader},
     process::{Command, Stdio},
     thread,
@@ -192,6 +193,34 @@ fn a_command_that_the_server_lacks_is_bad_once() {
         assert!(bad[0].contains(command), "without {command}: {rows}");
         assert!(!rows.contains("unknown  "), "without {command}: {rows}");
     }
+}
+
+/// The tool failed, and was not used wrongly.
+#[test]
+fn without_file_descriptors_the_exit_code_is_125() {
+    let world = World::new();
+    let (file, authority) = (world.path("url"), world.path("ca.pem"));
+    fs::write(&file, world.url()).unwrap();
+    fs::write(&authority, "no certificate").unwrap();
+    let (file, authority) = (file.to_str().unwrap(), authority.to_str().unwrap());
+    let mut said = String::new();
+    for limit in 3..24 {
+        let line = format!(r#"ulimit -n {limit}; exec "$0" "$@""#);
+        let run = |args: &[&str]| {
+            let mut shell = world.program("/bin/sh", &["-c", &line, env!("CARGO_BIN_EXE_nestlock")]);
+            let output = shell.args(args).env_remove("NESTLOCK_URL").output().unwrap();
+            (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+        };
+        let (code, errors) = run(&["who", "l", "--url-file", file]);
+        // nobody holds it, or the program cannot be loaded
+        assert!(matches!(code, Some(1 | 125 | 127)), "{limit}: {code:?} {errors}");
+        said += &errors;
+        let (code, errors) = run(&["who", "l", "--url", "rediss://127.0.0.1:1", "--tls-ca", authority]);
+        let is_need = errors.contains("open files") || code == Some(127);
+        assert!(is_need == (code != Some(64)), "{limit}: {code:?} {errors}");
+        said += &errors;
+    }
+    assert!(said.contains("ulimit -n") && said.contains("--url-file cannot be read: Too many open files"), "{said}");
 }
 
 /// What `acl` prints is enough for what it is for, as a shell takes it.
