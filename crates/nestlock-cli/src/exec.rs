@@ -25,7 +25,7 @@ const TWICE: Duration = Duration::from_secs(2);
 const GRACE: Duration = Duration::from_secs(10);
 /// How often what is left of the group is looked at.
 const LEFT: Duration = Duration::from_millis(20);
-/// So long has a server to answer that the lock is free, when somebody wants an end.
+/// How long the server has to reply to the release once the command has ended.
 const ANSWER: Duration = Duration::from_millis(300);
 
 /// Stopped by a signal before the command was begun.
@@ -68,23 +68,18 @@ pub(crate) async fn run(server: &Server, exec: &Exec) -> Result<u8, Failure> {
         signal = signals.stop() => Ok(Some(stopped(signal))),
         () = std::future::ready(()) => command(&lock, kind, &hold, exec, grace, &mut signals).await,
     };
-    let kept = tokio::select! {
-        biased;
-        kept = async {
-            let kept = hold.give_back().await;
-            let _ = client.shutdown().await;
-            kept
-        } => kept.map_err(|error| (matches!(error, Error::Lost { .. } | Error::NotHeld { .. }), error.to_string())),
-        // a server that does not answer is not waited for; of one that does, the lock is free
-        signal = async {
-            let signal = signals.stop().await;
-            let _ = tokio::time::timeout(ANSWER, signals.stop()).await;
-            signal
-        } => {
-            at_once(client);
-            Err((false, format!("stopped by {signal}")))
-        }
+    // a server that does not answer is not waited for: the lease frees the lock
+    let end = tokio::time::Instant::now() + ANSWER;
+    let kept = match tokio::time::timeout_at(end, hold.give_back()).await {
+        Ok(kept) => kept.map_err(|error| {
+            let is_lost = matches!(error, Error::Lost { .. } | Error::NotHeld { .. });
+            (is_lost, error.to_string())
+        }),
+        Err(_) => Err((false, format!("no reply within {ANSWER:?}"))),
     };
+    if tokio::time::timeout_at(end, client.shutdown()).await.is_err() {
+        at_once(client);
+    }
     match (code?, kept) {
         (_, Err((true, _))) | (None, _) => Ok(exec.lost_code),
         (Some(code), Ok(())) => Ok(code),
@@ -278,8 +273,7 @@ async fn command(
         let (now, until) = (Instant::now(), hold.until(asked));
         let has_left_any = ended.is_none() || child.has_left_any();
         match came.take() {
-            // it came after the command's end, which was not known yet
-            Some(signal) if !has_left_any => signals.keep(signal),
+            Some(_) if !has_left_any => {}
             Some(signal) if is_stop(signal) && last_stop.is_some_and(|last| last.elapsed() < TWICE) => {
                 child.send(Signal::SIGKILL);
             }

@@ -38,7 +38,6 @@ pub(crate) fn is_stop(signal: Signal) -> bool {
 pub(crate) struct Signals {
     forwarded: Vec<(Signal, unix::Signal)>,
     child: unix::Signal,
-    kept: Option<Signal>,
 }
 
 impl Signals {
@@ -46,16 +45,7 @@ impl Signals {
         let listen = |signal: Signal| Ok((signal, unix::signal(SignalKind::from_raw(signal as i32))?));
         let ignored = ignored();
         let heard = FORWARDED.into_iter().filter(|signal| ignored & (1 << (*signal as u32 - 1)) == 0);
-        Ok(Self {
-            forwarded: heard.map(listen).collect::<io::Result<_>>()?,
-            child: unix::signal(SignalKind::child())?,
-            kept: None,
-        })
-    }
-
-    /// Nobody was there to hear it: it is the next one again.
-    pub(crate) fn keep(&mut self, signal: Signal) {
-        self.kept = Some(signal);
+        Ok(Self { forwarded: heard.map(listen).collect::<io::Result<_>>()?, child: unix::signal(SignalKind::child())? })
     }
 
     /// The next one that was sent to this program. Cancel safe.
@@ -83,9 +73,6 @@ impl Signals {
     }
 
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Signal> {
-        if let Some(kept) = self.kept.take() {
-            return Poll::Ready(kept);
-        }
         let came =
             self.forwarded.iter_mut().find_map(|(signal, stream)| stream.poll_recv(cx).is_ready().then_some(*signal));
         came.map_or(Poll::Pending, Poll::Ready)

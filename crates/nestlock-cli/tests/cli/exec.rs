@@ -5,7 +5,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use nix::sys::signal::Signal;
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
 
 use crate::support::{Running, World, eventually, far_away, is_alive, until};
 
@@ -376,6 +379,22 @@ fn whoever_stops_it_does_not_wait_for_a_server_that_hangs() {
     world.server.cont().unwrap();
 }
 
+/// The lease frees the lock: the exit code comes 300 ms after the command's end at the latest.
+#[test]
+fn a_server_that_hangs_is_not_lingered_for() {
+    let world = World::new();
+    let line = format!("echo $$ > pid; {}; exit 5", until("go"));
+    let running = world.begin(&["exec", "l", "--lease", "60s", "-c", &line], "pid");
+    let pid = world.pid("pid");
+    world.server.stop().unwrap();
+    world.make("go");
+    eventually("the command has ended", || !is_alive(pid));
+    let start = Instant::now();
+    assert_eq!(running.code(), Some(5));
+    assert!(start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
+    world.server.cont().unwrap();
+}
+
 /// The command is dead, and nestlock does not know it yet: the signal is nestlock's.
 #[test]
 fn a_stop_that_comes_when_the_command_has_ended_is_not_lost() {
@@ -384,7 +403,7 @@ fn a_stop_that_comes_when_the_command_has_ended_is_not_lost() {
     let pid = world.pid("pid");
     world.server.stop().unwrap();
     running.send(Signal::SIGSTOP);
-    nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), Signal::SIGKILL).unwrap();
+    kill(Pid::from_raw(pid), Signal::SIGKILL).unwrap();
     eventually("the command has ended", || !is_alive(pid));
     running.send(Signal::SIGTERM);
     let start = Instant::now();
@@ -410,7 +429,7 @@ fn a_stop_that_comes_when_the_command_has_ended_leaves_no_lock_behind() {
         if !is_known {
             running.send(Signal::SIGSTOP);
         }
-        nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), Signal::SIGKILL).unwrap();
+        kill(Pid::from_raw(pid), Signal::SIGKILL).unwrap();
         eventually("the command has ended", || !is_alive(pid));
         running.send(Signal::SIGTERM);
         running.send(Signal::SIGCONT);
@@ -439,7 +458,7 @@ fn a_command_that_was_stopped_by_hand_keeps_its_lock() {
     let line = format!("echo $$ > pid; {}; exit 5", until("go"));
     let running = world.begin(&["exec", "l", "--lease", "1s", "-c", &line], "pid");
     let pid = world.pid("pid");
-    let send = |signal| nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), signal).unwrap();
+    let send = |signal| kill(Pid::from_raw(pid), signal).unwrap();
     send(Signal::SIGSTOP);
     let start = Instant::now();
     while start.elapsed() < Duration::from_secs(3) {

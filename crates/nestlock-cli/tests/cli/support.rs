@@ -169,8 +169,12 @@ impl Running {
         Self(command.stderr(Stdio::null()).spawn().unwrap())
     }
 
+    pub fn pid(&self) -> i32 {
+        self.0.id().cast_signed()
+    }
+
     pub fn send(&self, signal: Signal) {
-        kill(Pid::from_raw(self.0.id().cast_signed()), signal).unwrap();
+        kill(Pid::from_raw(self.pid()), signal).unwrap();
     }
 
     pub fn code(mut self) -> Option<i32> {
