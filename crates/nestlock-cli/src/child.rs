@@ -76,6 +76,11 @@ pub(crate) enum Change {
     Stopped { as_a_job: bool },
 }
 
+/// Reaps children that have ended, before there is a command and after it: as process 1, or as the command's subreaper.
+pub(crate) fn reap() {
+    while let Ok(WaitStatus::Exited(..) | WaitStatus::Signaled(..)) = waitpid(None, Some(WaitPidFlag::WNOHANG)) {}
+}
+
 /// The command, and all that it begins in its process group.
 pub(crate) struct Child {
     group: Pid,
@@ -130,15 +135,16 @@ impl Child {
 
     /// Whether anybody is left of the group, when the command has ended.
     pub(crate) fn has_left_any(&self) -> bool {
-        let group = Pid::from_raw(-self.group.as_raw());
-        while let Ok(WaitStatus::Exited(..) | WaitStatus::Signaled(..)) = waitpid(group, Some(WaitPidFlag::WNOHANG)) {}
+        reap();
         self.send(None)
     }
 
     /// What has changed since this was asked last.
     pub(crate) fn change(&mut self) -> io::Result<Option<Change>> {
         loop {
-            let change = match waitpid(self.group, Some(WaitPidFlag::WNOHANG | WaitPidFlag::WUNTRACED)) {
+            let change = match waitpid(None, Some(WaitPidFlag::WNOHANG | WaitPidFlag::WUNTRACED)) {
+                // what the command left behind
+                Ok(status) if status.pid().is_some_and(|pid| pid != self.group) => continue,
                 Ok(WaitStatus::Exited(_, code)) => Change::Ended(code.to_le_bytes()[0]),
                 Ok(WaitStatus::Signaled(_, signal, _)) => Change::Ended(128 + signal as u8),
                 Ok(WaitStatus::Stopped(_, signal)) => {

@@ -258,17 +258,20 @@ async fn command(
     let (mut ending, mut last_stop, mut is_known, mut ended) = (Ending::default(), None::<Instant>, true, None);
     let mut came = None::<Signal>;
     loop {
-        match if ended.is_none() { child.change()? } else { None } {
-            Some(Change::Ended(code)) => ended = Some(code),
-            Some(Change::Stopped { as_a_job: true }) => {
-                child.stop_along();
-                if hold.until(asked) <= Instant::now() {
-                    // before it does anything
-                    ending.of_loss(&child, Instant::now(), "the lease was over when it went on");
+        while ended.is_none() {
+            match child.change()? {
+                Some(Change::Ended(code)) => ended = Some(code),
+                Some(Change::Stopped { as_a_job: true }) => {
+                    child.stop_along();
+                    if hold.until(asked) <= Instant::now() {
+                        // before it does anything
+                        ending.of_loss(&child, Instant::now(), "the lease was over when it went on");
+                    }
+                    child.go_on();
                 }
-                child.go_on();
+                Some(Change::Stopped { as_a_job: false }) => {}
+                None => break,
             }
-            Some(Change::Stopped { as_a_job: false }) | None => {}
         }
         let (now, until) = (Instant::now(), hold.until(asked));
         let has_left_any = ended.is_none() || child.has_left_any();

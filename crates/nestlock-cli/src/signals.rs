@@ -9,6 +9,8 @@ use std::{
 use nix::sys::signal::Signal;
 use tokio::signal::unix::{self, SignalKind};
 
+use crate::child::reap;
+
 /// Passed on. Of CHLD only the listener knows.
 const FORWARDED: [Signal; 8] = [
     Signal::SIGHUP,
@@ -48,9 +50,14 @@ impl Signals {
         Ok(Self { forwarded: heard.map(listen).collect::<io::Result<_>>()?, child: unix::signal(SignalKind::child())? })
     }
 
-    /// The next one that was sent to this program. Cancel safe.
-    pub(crate) async fn next(&mut self) -> Signal {
-        std::future::poll_fn(|cx| self.poll(cx)).await
+    /// The next one that was sent to this program, which has no command: all children that end are reaped. Cancel safe.
+    async fn next(&mut self) -> Signal {
+        loop {
+            match self.next_or_child().await {
+                Some(signal) => return signal,
+                None => reap(),
+            }
+        }
     }
 
     /// The next one that asks the program to end. Cancel safe.

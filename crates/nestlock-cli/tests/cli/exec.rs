@@ -151,6 +151,49 @@ fn what_the_command_leaves_in_its_group_is_ended() {
     assert!(!is_alive(world.pid("left")));
 }
 
+/// A script that begins much in its background, for hours.
+#[test]
+#[cfg(target_os = "linux")]
+fn orphans_that_ended_are_reaped_while_the_command_runs() {
+    let world = World::new();
+    let line = format!("for i in 1 2 3 4; do (sh -c 'echo $$ > orphan-'$i &); done; echo > ready; {}", until("go"));
+    let running = world.begin(&["exec", "l", "-c", &line], "ready");
+    let orphans = ["orphan-1", "orphan-2", "orphan-3", "orphan-4"].map(|file| world.pid(file));
+    // a zombie can be asked for
+    eventually("all are reaped", || orphans.iter().all(|pid| kill(Pid::from_raw(*pid), None).is_err()));
+    world.make("go");
+    assert_eq!(running.code(), Some(0));
+}
+
+/// As process 1 it adopts what other processes of the container leave behind, while it waits for the lock, too.
+#[test]
+#[cfg(target_os = "linux")]
+fn as_process_1_it_reaps_what_others_leave_behind() {
+    let world = World::new();
+    let nestlock = env!("CARGO_BIN_EXE_nestlock");
+    let _holder = holder(&world, &["l"]);
+    // an orphan whose parent became nestlock
+    let line = format!("(sleep 0.2; echo $$ > over) & exec {nestlock} exec l -c 'echo > ran'");
+    let unshare = |line| {
+        let args = ["--user", "--map-root-user", "--pid", "--fork", "--mount-proc", "--kill-child", "sh", "-c", line];
+        world.program("unshare", &args)
+    };
+    if !unshare("true").status().unwrap().success() {
+        eprintln!("this system lets nobody make a namespace");
+        return;
+    }
+    let running = Running::of(unshare(&line));
+    world.text("over");
+    let process_1 = || {
+        let children = |pid: i32| std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
+        children(running.pid()).trim().parse::<i32>().ok().map(children)
+    };
+    eventually("it has no children", || process_1().is_some_and(|children| children.is_empty()));
+    world.make("go");
+    world.text("ran");
+    assert_eq!(running.code(), Some(0));
+}
+
 #[test]
 #[cfg(target_os = "linux")]
 fn a_command_does_not_outlive_a_nestlock_that_is_killed() {
