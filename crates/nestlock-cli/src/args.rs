@@ -97,12 +97,13 @@ Exit codes: the command's own; 128+N if signal N ended it; 75 (-E) if the lock i
 126, 127 if the command cannot be run or found; 125 if nestlock failed; 64 for wrong use.
 
 The lock is renewed while nestlock runs, and dies with it after the lease. If it cannot be renewed, the command's process
-group gets TERM a grace before the lease ends, and KILL when it does: before anybody else can have the lock.
-Below another `exec` of the same lock it goes along with that one's hold.
+group gets TERM a grace before the lease ends, and all that the command began gets KILL when it does: before anybody else can
+have the lock. Below another `exec` of the same lock it goes along with that one's hold.
 
 Stopped by Control-Z, nestlock stops too, and nobody renews the lock meanwhile: if its lease is over when it goes on, the
-command is killed before it does anything. What the command leaves in its process group is ended with it, or waited for
-(--wait-group); what leaves the group, by setsid, is not seen. flock(1) holds a lock for as long as any of them lives.
+command is killed before it does anything. What the command leaves behind is ended with it, or waited for (--wait-group): on
+Linux whichever process group, session or parent it has; elsewhere what is in the command's process group. On Linux all of
+it ends with a nestlock that is killed, too. flock(1) holds a lock for as long as any of them lives.
 A signal that is ignored when nestlock begins, as nohup does with HUP, is not passed on.")]
 #[expect(clippy::struct_excessive_bools, reason = "each is an option of its own")]
 pub(crate) struct Exec {
@@ -132,7 +133,7 @@ pub(crate) struct Exec {
     /// What the command gets first when the lock is gone already: TERM, and KILL after the grace; or KILL at once
     #[arg(long, value_name = "SIGNAL", default_value = "term")]
     pub(crate) on_lost: OnLost,
-    /// Hold the lock until all of the command's process group has ended, rather than end what the command leaves in it
+    /// Hold the lock until all that the command began has ended, rather than end what the command leaves behind
     #[arg(long)]
     pub(crate) wait_group: bool,
     /// The exit code if the lock is busy

@@ -1,68 +1,25 @@
-//! The command: how it begins, in a process group of its own, and how that is ended.
+//! The command: how it begins, behind its guards and in a process group of its own, and how that is ended.
 
 use std::{
+    collections::HashSet,
     ffi::OsString,
-    io::{self, IsTerminal, stdin},
-    os::unix::process::CommandExt,
-    path::PathBuf,
-    process::{Command, ExitCode},
+    io::{self, IsTerminal, PipeWriter, pipe, stdin},
+    os::fd::OwnedFd,
 };
 
 use nix::{
-    errno::Errno,
     sys::{
         signal::{SigSet, Signal, kill, killpg},
         wait::{WaitPidFlag, WaitStatus, waitpid},
     },
-    unistd::{Pid, getpgrp, getpid, getppid, tcgetpgrp, tcsetpgrp},
+    unistd::{Pid, getpgrp, getpid, tcgetpgrp, tcsetpgrp},
 };
+use tokio::net::unix::pipe::Receiver;
 
-use crate::warn;
-
-const NOT_FOUND: u8 = 127;
-const NOT_EXECUTABLE: u8 = 126;
-/// The first argument of the step between this program and the command.
-const STEP: &str = "__step";
-
-/// What this program does in the command's place, before it becomes the command: who began it may die.
-pub(crate) struct Step {
-    parent: Pid,
-    program: Vec<OsString>,
-}
-
-impl Step {
-    /// Whether that is what this process was begun for.
-    pub(crate) fn asked_for() -> Option<Self> {
-        let mut args = std::env::args_os().skip(1);
-        if args.next()? != STEP {
-            return None;
-        }
-        let parent = args.next()?.to_str()?.parse().ok()?;
-        Some(Self { parent: Pid::from_raw(parent), program: args.collect() })
-    }
-
-    pub(crate) fn run(self) -> ExitCode {
-        #[cfg(target_os = "linux")]
-        if let Err(error) = nix::sys::prctl::set_pdeathsig(Signal::SIGKILL) {
-            warn(format_args!("the command would outlive nestlock: {error}"));
-            return ExitCode::from(crate::FAILED);
-        }
-        // it may have died before that
-        if getppid() != self.parent {
-            return ExitCode::from(crate::FAILED);
-        }
-        let Some((program, args)) = self.program.split_first() else { return ExitCode::from(crate::USAGE) };
-        let error = Command::new(program).args(args).exec();
-        warn(format_args!("{}: {error}", program.display()));
-        let missing = error.kind() == io::ErrorKind::NotFound;
-        ExitCode::from(if missing { NOT_FOUND } else { NOT_EXECUTABLE })
-    }
-}
-
-/// This program, though it may have been replaced while it waited for the lock.
-fn own_program() -> io::Result<PathBuf> {
-    if cfg!(target_os = "linux") { Ok("/proc/self/exe".into()) } else { std::env::current_exe() }
-}
+use crate::{
+    family::{Family, Member},
+    guard::{self, Told},
+};
 
 /// What the command is told, and what it is not told though this program was.
 pub(crate) type Variables = Vec<(String, Option<String>)>;
@@ -70,96 +27,200 @@ pub(crate) type Variables = Vec<(String, Option<String>)>;
 /// What became of the command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Change {
-    /// With this exit code: 128 more than the number of the signal that ended it.
-    Ended(u8),
     /// `as_a_job`: by the terminal, or in the foreground of one, so that a shell waits for this program to stop, too.
     Stopped { as_a_job: bool },
+    /// A guard was killed.
+    Unguarded,
 }
 
-/// Reaps children that have ended, before there is a command and after it: as process 1, or as the command's subreaper.
-pub(crate) fn reap() {
-    while let Ok(WaitStatus::Exited(..) | WaitStatus::Signaled(..)) = waitpid(None, Some(WaitPidFlag::WNOHANG)) {}
+/// What the first guard says of those below it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Guard {
+    /// There are some.
+    Runs,
+    /// All have ended.
+    Done,
+    /// Nothing: they are this program's own now.
+    Lost,
 }
 
-/// The command, and all that it begins in its process group.
+/// The exit code of what ended like this: 128 more than the number of the signal.
+pub(crate) fn exit_code(status: WaitStatus) -> Option<u8> {
+    match status {
+        WaitStatus::Exited(_, code) => Some(code.to_le_bytes()[0]),
+        WaitStatus::Signaled(_, signal, _) => Some(128 + signal as u8),
+        _ => None,
+    }
+}
+
+/// The next child that has ended.
+pub(crate) fn reap() -> Option<WaitStatus> {
+    waitpid(None, Some(WaitPidFlag::WNOHANG)).ok().filter(|status| exit_code(*status).is_some())
+}
+
+/// The command, and all that it begins.
 pub(crate) struct Child {
+    /// The command's.
     group: Pid,
+    family: Family,
+    first: Pid,
+    guard: Guard,
+    /// What the guards tell, while they do.
+    told: Option<Receiver>,
+    /// Its end tells the guards of this program's.
+    _life: PipeWriter,
     /// It has the terminal, which comes back at its end.
     has_terminal: bool,
+    ended: Option<u8>,
+    /// The guards are ended, too.
+    is_ending: bool,
+    /// The process group was asked to end.
+    is_asked: bool,
+    /// Who was asked besides.
+    asked: HashSet<Pid>,
 }
 
 impl Child {
-    pub(crate) fn begin(program: &[OsString], variables: Variables) -> io::Result<Self> {
-        // whom the command leaves behind is this program's child then, and seen to end
-        #[cfg(target_os = "linux")]
-        nix::sys::prctl::set_child_subreaper(true)?;
-        let mut step = Command::new(own_program()?);
-        step.arg0("nestlock").arg(STEP).arg(getpid().to_string()).args(program).process_group(0);
+    pub(crate) async fn begin(program: &[OsString], variables: Variables) -> io::Result<Self> {
+        // what the guards leave behind, when they are killed, is this program's child then
+        let mut family = Family::begin()?;
+        let (theirs, life) = pipe()?;
+        let (told, tells) = pipe()?;
+        let has_terminal = has_foreground();
+        let mut command = guard::command(&theirs, &tells, has_terminal)?;
+        command.args(program);
         for (name, value) in variables {
             match value {
-                Some(value) => step.env(name, value),
-                None => step.env_remove(name),
+                Some(value) => command.env(name, value),
+                None => command.env_remove(name),
             };
         }
-        let child = step.spawn()?;
-        let group = Pid::from_raw(child.id().cast_signed());
-        let mut child = Self { group, has_terminal: false };
-        child.give_terminal();
-        Ok(child)
+        let first = Pid::from_raw(command.spawn()?.id().cast_signed());
+        drop((theirs, tells));
+        let told = Receiver::from_owned_fd(OwnedFd::from(told))?;
+        let group = loop {
+            told.readable().await?;
+            match read(&told) {
+                Ok(Some(Told::Guard(pid))) => family.keeper(pid),
+                Ok(Some(Told::Begun(pid))) => break pid,
+                Ok(Some(_)) => {}
+                Ok(None) => return Err(io::Error::other("the command's guards ended before it began")),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => return Err(error),
+            }
+        };
+        family.command(group);
+        Ok(Self {
+            group,
+            family,
+            first,
+            guard: Guard::Runs,
+            told: Some(told),
+            _life: life,
+            has_terminal,
+            ended: None,
+            is_ending: false,
+            is_asked: false,
+            asked: HashSet::new(),
+        })
     }
 
     /// Hands the terminal over, if it is this program's to give: not to take it away from another job.
     fn give_terminal(&mut self) {
-        if stdin().is_terminal() && tcgetpgrp(stdin()) == Ok(getpgrp()) {
+        if has_foreground() {
             self.has_terminal = tcsetpgrp(stdin(), self.group).is_ok();
-            // it may have read too early, which stops it
-            let _ = self.send(Signal::SIGCONT);
         }
     }
 
-    /// Takes the terminal back, from the background: who blocks the signal for that may.
+    /// Takes the terminal back.
     fn take_terminal(&mut self) {
         if std::mem::take(&mut self.has_terminal) {
-            let mut blocked = SigSet::empty();
-            blocked.add(Signal::SIGTTOU);
-            let _ = blocked.thread_block();
-            let _ = tcsetpgrp(stdin(), getpgrp());
-            let _ = blocked.thread_unblock();
+            set_foreground(getpgrp());
         }
     }
 
-    /// To all of the group. `false`: there is nobody left.
-    pub(crate) fn send(&self, signal: impl Into<Option<Signal>>) -> bool {
-        killpg(self.group, signal) != Err(Errno::ESRCH)
+    /// To the command's process group; when the command has ended, to those that it left behind, and to their groups.
+    pub(crate) fn send(&self, signal: Signal) {
+        if self.ended.is_none() {
+            let _ = killpg(self.group, signal);
+        } else {
+            self.family.tell(signal, |_, _| false);
+        }
     }
 
-    /// Whether anybody is left of the group, when the command has ended.
-    pub(crate) fn has_left_any(&self) -> bool {
-        reap();
-        self.send(None)
+    /// Asks all of them to end: each once, and those whose parent runs on when that has ended.
+    pub(crate) fn ask(&mut self) {
+        if self.ended.is_none() && !std::mem::replace(&mut self.is_asked, true) {
+            self.send(Signal::SIGTERM);
+        }
+        let is_asked = |pid, group| (self.is_asked && group == self.group) || self.asked.contains(&pid);
+        let asked = self.family.tell(Signal::SIGTERM, is_asked);
+        self.asked.extend(asked);
+    }
+
+    /// Ends all of them, and says who was still there. Again, until all is over.
+    pub(crate) fn end(&mut self) -> Vec<Member> {
+        self.is_ending = true;
+        self.family.end()
+    }
+
+    /// Its exit code, if it has ended.
+    pub(crate) fn code(&self) -> Option<u8> {
+        self.ended
+    }
+
+    /// Whether the command has ended, and all that it began.
+    pub(crate) fn is_over(&mut self) -> bool {
+        let is_over = match self.guard {
+            Guard::Runs => false,
+            Guard::Done => true,
+            Guard::Lost => !self.family.has_any(),
+        };
+        if is_over {
+            self.take_terminal();
+        }
+        is_over
+    }
+
+    /// Something may have changed. Cancel safe.
+    pub(crate) async fn told(&self) {
+        match &self.told {
+            Some(told) => drop(told.readable().await),
+            None => std::future::pending().await,
+        }
     }
 
     /// What has changed since this was asked last.
-    pub(crate) fn change(&mut self) -> io::Result<Option<Change>> {
-        loop {
-            let change = match waitpid(None, Some(WaitPidFlag::WNOHANG | WaitPidFlag::WUNTRACED)) {
-                // what the command left behind
-                Ok(status) if status.pid().is_some_and(|pid| pid != self.group) => continue,
-                Ok(WaitStatus::Exited(_, code)) => Change::Ended(code.to_le_bytes()[0]),
-                Ok(WaitStatus::Signaled(_, signal, _)) => Change::Ended(128 + signal as u8),
-                Ok(WaitStatus::Stopped(_, signal)) => {
-                    let by_terminal = matches!(signal, Signal::SIGTSTP | Signal::SIGTTIN | Signal::SIGTTOU);
-                    Change::Stopped { as_a_job: self.has_terminal || by_terminal }
+    pub(crate) fn change(&mut self) -> Option<Change> {
+        while let Some(status) = reap() {
+            if status.pid() == Some(self.group) {
+                self.end_with(exit_code(status));
+            } else if status.pid() == Some(self.first) {
+                self.guard = if exit_code(status) == Some(0) { Guard::Done } else { Guard::Lost };
+                if self.guard == Guard::Lost && !self.is_ending {
+                    return Some(Change::Unguarded);
                 }
-                Ok(_) => return Ok(None),
-                Err(Errno::EINTR) => continue,
-                Err(error) => return Err(error.into()),
-            };
-            if matches!(change, Change::Ended(_)) {
-                self.take_terminal();
             }
-            return Ok(Some(change));
         }
+        while let Some(told) = &self.told {
+            match read(told) {
+                Ok(Some(Told::Ended(code))) => self.end_with(Some(code)),
+                // what is being ended is stopped, too
+                Ok(Some(Told::Stopped(signal))) if !self.is_ending && guard::is_stopped(self.group) => {
+                    let by_terminal = matches!(signal, Signal::SIGTSTP | Signal::SIGTTIN | Signal::SIGTTOU);
+                    return Some(Change::Stopped { as_a_job: self.has_terminal || by_terminal });
+                }
+                Ok(Some(_)) => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Ok(None) | Err(_) => self.told = None,
+            }
+        }
+        None
+    }
+
+    fn end_with(&mut self, code: Option<u8>) {
+        self.ended = self.ended.or(code);
+        self.take_terminal();
     }
 
     /// Stops as the command has, as a shell expects of a job, until it is told to go on. Meanwhile nobody renews the lock.
@@ -173,4 +234,25 @@ impl Child {
         self.give_terminal();
         self.send(Signal::SIGCONT);
     }
+}
+
+/// The next message; `None`: there will be none.
+fn read(told: &Receiver) -> io::Result<Option<Told>> {
+    let mut bytes = Told::NOTHING;
+    // each is written, and so read, as a whole
+    Ok(if told.try_read(&mut bytes)? == 0 { None } else { Told::from_bytes(bytes) })
+}
+
+/// Whether the terminal is this program's process group's.
+fn has_foreground() -> bool {
+    stdin().is_terminal() && tcgetpgrp(stdin()) == Ok(getpgrp())
+}
+
+/// Gives the terminal to a process group, from the background: who blocks the signal for that may.
+pub(crate) fn set_foreground(group: Pid) {
+    let mut blocked = SigSet::empty();
+    blocked.add(Signal::SIGTTOU);
+    let _ = blocked.thread_block();
+    let _ = tcsetpgrp(stdin(), group);
+    let _ = blocked.thread_unblock();
 }

@@ -12,6 +12,7 @@ use crate::{
     Failure,
     args::{Exec, OnLost, Server, Unusable},
     child::{Change, Child, Variables},
+    guard::{AGAIN, AT_LAST, LEFT},
     kind::Kind,
     signals::{Signals, is_stop},
     warn,
@@ -23,8 +24,6 @@ const LOOK: Duration = Duration::from_millis(500);
 const TWICE: Duration = Duration::from_secs(2);
 /// The longest grace that is not asked for.
 const GRACE: Duration = Duration::from_secs(10);
-/// How often what is left of the group is looked at.
-const LEFT: Duration = Duration::from_millis(20);
 /// How long the server has to reply to the release once the command has ended.
 const ANSWER: Duration = Duration::from_millis(300);
 
@@ -216,27 +215,38 @@ struct Ending {
     is_lost: bool,
     /// When those get KILL who are still there.
     kill_at: Option<Instant>,
+    /// How often they got it.
+    rounds: u32,
 }
 
 impl Ending {
-    fn of_loss(&mut self, child: &Child, kill_at: Instant, why: &str) {
+    fn of_loss(&mut self, kill_at: Instant, why: &str) {
         if !std::mem::replace(&mut self.is_lost, true) {
             warn(format_args!("{why}: the command is ended"));
-            self.begin(child, kill_at);
+            self.at(kill_at);
         }
     }
 
-    /// Of what is left of the group, when the command itself has ended.
-    fn of_rest(&mut self, child: &Child, kill_at: Instant) {
-        if self.kill_at.is_none() {
-            self.begin(child, kill_at);
-        }
+    /// Of what is left when the command itself has ended.
+    fn of_rest(&mut self, kill_at: Instant) {
+        self.kill_at.get_or_insert(kill_at);
     }
 
-    fn begin(&mut self, child: &Child, kill_at: Instant) {
-        // whoever is to have no grace is not told either
-        child.send(if kill_at <= Instant::now() { Signal::SIGKILL } else { Signal::SIGTERM });
+    fn at(&mut self, kill_at: Instant) {
         self.kill_at = Some(self.kill_at.map_or(kill_at, |sooner| sooner.min(kill_at)));
+    }
+
+    /// What is due of it, and when to come again.
+    fn go_on(&mut self, child: &mut Child, now: Instant) -> Option<Duration> {
+        let left = self.kill_at?.saturating_duration_since(now);
+        // whoever is to have no grace is not asked
+        if left.is_zero() {
+            child.end();
+            self.rounds += 1;
+            return Some(AT_LAST.min(AGAIN * 2_u32.saturating_pow(self.rounds)));
+        }
+        child.ask();
+        Some(left.min(LEFT))
     }
 }
 
@@ -251,63 +261,57 @@ async fn command(
 ) -> Result<Option<u8>, Failure> {
     let shell = |line: &OsString| vec![shell(), "-c".into(), line.clone()];
     let program = exec.line.as_ref().map_or_else(|| exec.program.clone(), shell);
-    let mut child = Child::begin(&program, variables(lock, kind, hold))?;
+    let mut child = Child::begin(&program, variables(lock, kind, hold)).await?;
     let mut asked = hold.asked();
     // not begun anew while it waits for an answer, however long that takes
     let mut keeping = Box::pin(hold.keep(asked));
-    let (mut ending, mut last_stop, mut is_known, mut ended) = (Ending::default(), None::<Instant>, true, None);
+    let (mut ending, mut last_stop, mut is_known, mut is_guarded) = (Ending::default(), None::<Instant>, true, true);
     let mut came = None::<Signal>;
     loop {
-        while ended.is_none() {
-            match child.change()? {
-                Some(Change::Ended(code)) => ended = Some(code),
-                Some(Change::Stopped { as_a_job: true }) => {
+        while let Some(change) = child.change() {
+            match change {
+                Change::Stopped { as_a_job: true } => {
                     child.stop_along();
                     if hold.until(asked) <= Instant::now() {
                         // before it does anything
-                        ending.of_loss(&child, Instant::now(), "the lease was over when it went on");
+                        ending.of_loss(Instant::now(), "the lease was over when it went on");
+                    } else {
+                        child.go_on();
                     }
-                    child.go_on();
                 }
-                Some(Change::Stopped { as_a_job: false }) => {}
-                None => break,
+                Change::Stopped { as_a_job: false } => {}
+                Change::Unguarded => {
+                    warn("a guard of the command was killed: the command is ended");
+                    is_guarded = false;
+                    ending.at(Instant::now());
+                }
             }
         }
+        if child.is_over() {
+            break;
+        }
         let (now, until) = (Instant::now(), hold.until(asked));
-        let has_left_any = ended.is_none() || child.has_left_any();
         match came.take() {
-            Some(_) if !has_left_any => {}
-            Some(signal) if is_stop(signal) && last_stop.is_some_and(|last| last.elapsed() < TWICE) => {
-                child.send(Signal::SIGKILL);
-            }
+            Some(signal) if is_stop(signal) && last_stop.is_some_and(|last| last.elapsed() < TWICE) => ending.at(now),
             Some(signal) => {
                 child.send(signal);
                 last_stop = if is_stop(signal) { Some(now) } else { last_stop };
             }
             None => {}
         }
-        if ended.is_some() {
-            if !has_left_any {
-                break;
-            }
-            if !exec.wait_group {
-                ending.of_rest(&child, now + grace);
-            }
+        if child.code().is_some() && !exec.wait_group {
+            ending.of_rest(now + grace);
         }
-        if ending.kill_at.is_some_and(|at| at <= now) {
-            child.send(Signal::SIGKILL);
-            if ended.is_some() {
-                break;
-            }
-        } else if until.saturating_duration_since(now) <= grace {
-            ending.of_loss(&child, until, "the lock could not be renewed");
+        let renewed_by = until.checked_sub(grace).unwrap_or(now);
+        if renewed_by <= now {
+            ending.of_loss(until, "the lock could not be renewed");
         }
-        let next = ending.kill_at.unwrap_or(until.checked_sub(grace).unwrap_or(now));
-        // nobody tells of what is left
-        let longest = if ended.is_some() { LEFT } else { LOOK };
+        let pause = ending.go_on(&mut child, now);
+        let pause = pause.unwrap_or_else(|| renewed_by.saturating_duration_since(now).min(LOOK));
         tokio::select! {
             biased;
             signal = signals.next_or_child() => came = signal,
+            () = child.told() => {}
             kept = &mut keeping, if is_known => match kept {
                 Ok(kept) => {
                     asked = kept;
@@ -316,13 +320,15 @@ async fn command(
                 Err(error) => {
                     is_known = false;
                     let grace = if exec.on_lost == OnLost::Kill { Duration::ZERO } else { grace };
-                    ending.of_loss(&child, Instant::now() + grace, &error.to_string());
+                    ending.of_loss(Instant::now() + grace, &error.to_string());
                 }
             },
-            () = tokio::time::sleep(next.saturating_duration_since(now).clamp(LEFT, longest)) => {}
+            () = tokio::time::sleep(pause) => {}
         }
     }
-    Ok(ended.filter(|_| !ending.is_lost))
+    let killed = 128 + Signal::SIGKILL as u8;
+    let code = if is_guarded { child.code().unwrap_or(killed) } else { crate::FAILED };
+    Ok(Some(code).filter(|_| !ending.is_lost))
 }
 
 fn shell() -> OsString {

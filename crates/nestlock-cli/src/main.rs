@@ -9,6 +9,8 @@ mod connect;
 mod doctor;
 mod ears;
 mod exec;
+mod family;
+mod guard;
 mod kind;
 mod locks;
 mod ls;
@@ -30,8 +32,8 @@ const USAGE: u8 = 64;
 const FAILED: u8 = 125;
 
 fn main() -> ExitCode {
-    if let Some(step) = child::Step::asked_for() {
-        return step.run();
+    if let Some(part) = guard::Part::asked_for() {
+        return part.run();
     }
     let args = match Args::try_parse() {
         Ok(args) => args,
@@ -41,9 +43,8 @@ fn main() -> ExitCode {
             return ExitCode::from(code);
         }
     };
-    // on this thread, and no other: the child is told of the end of the thread that began it
-    let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build();
     // tokio panics where it has no file descriptor for signals
+    let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = std::panic::catch_unwind(runtime).unwrap_or_else(|_| Err(std::io::Error::other("no runtime")));
     let outcome = runtime.map_err(Into::into).and_then(|runtime| {
         runtime.block_on(async {

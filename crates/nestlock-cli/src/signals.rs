@@ -55,7 +55,7 @@ impl Signals {
         loop {
             match self.next_or_child().await {
                 Some(signal) => return signal,
-                None => reap(),
+                None => while reap().is_some() {},
             }
         }
     }

@@ -197,7 +197,6 @@ impl Connection {
             return Err(Failure::TooMany);
         }
         let (number, before) = (out.next_number(), out.buf.len());
-        let pings = pings || out.is_refused(until.asked) && matches!(reply, Reply::Script | Reply::Second);
         let part = encode(&mut out.buf, number);
         out.push(before, Waiting { part, ..Waiting::new(Some(tell), number, until, reply) });
         if pings {
@@ -245,6 +244,7 @@ impl Connection {
                 continue;
             }
             out.bundle();
+            out.ping_if_refused(now, self.limit);
             (out.turn, out.is_full) = (Turn::Taken, false);
             let spare = mem::take(&mut out.spare);
             let mut chunk = mem::replace(&mut out.buf, spare);

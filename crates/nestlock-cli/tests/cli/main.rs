@@ -3,6 +3,8 @@
 
 mod acl;
 mod by_hand;
+#[cfg(target_os = "linux")]
+mod ends;
 mod exec;
 mod look;
 mod support;

@@ -21,7 +21,7 @@ use crate::{
 
 /// How many requests go together at most. Of more, the first would wait for the last one's answer.
 const MOST_TOGETHER: usize = 32;
-/// How long a PING stands behind each request after one was refused.
+/// How long a PING stands behind all that is written after something was refused.
 const REFUSED: Duration = Duration::from_secs(2);
 /// What ends a connection.
 const ANOTHER: &str = "a reply to another request";
@@ -165,10 +165,13 @@ impl Out {
         self.push(before, Waiting::new(None, number, until, Reply::Ping));
     }
 
-    /// Whether something was refused a moment ago: what is asked now has a PING behind it, so that the next refusal is proven as
-    /// soon as it comes.
-    pub(super) fn is_refused(&self, now: Instant) -> bool {
-        self.refused.is_some_and(|at| now.saturating_duration_since(at) < REFUSED)
+    /// Behind what is about to be written a PING stands, if something was refused a moment ago: the next refusal is proven as soon
+    /// as it comes.
+    pub(super) fn ping_if_refused(&mut self, now: Instant, limit: Duration) {
+        let is_refused = self.refused.is_some_and(|at| now.saturating_duration_since(at) < REFUSED);
+        if is_refused && self.waiting.back().is_some_and(|last| last.reply != Reply::Ping) {
+            self.ping(Until::new(now, limit));
+        }
     }
 
     /// Sees to it that what is held is told, or found wrong, soon. `true`: there is something to be written.

@@ -536,3 +536,84 @@ async fn a_connection_ends_with_who_works_for_it() {
     drop(Driver::new(&connection, number, true));
     assert!(lock(&connection.out).is_ended);
 }
+
+/// A PING that proves a refusal has less time than what waits in front of it: those behind are late in time.
+#[tokio::test]
+async fn a_request_behind_a_proof_is_late_in_time() {
+    let (here, mut peer) = duplex(1 << 16);
+    let (reader, writer) = tokio::io::split(here);
+    let limit = Duration::from_millis(100);
+    let connection = Connection::start(Reader::Played(reader), Writer::Played(writer), None, limit, Handle::current());
+    let mut first = ask(&connection, "first", LONG);
+    assert!(poll_immediate(&mut first).await.is_none());
+    let long = ask(&connection, "long", LONG);
+    peer.write_all(b"-ERR no\r\n").await.unwrap();
+    while lock(&connection.out).waiting.len() < 3 {
+        tokio::task::yield_now().await;
+    }
+    let asked = std::time::Instant::now();
+    assert_eq!(ask(&connection, "late", limit).await, Err(Failure::Late));
+    assert!(asked.elapsed() < LONG / 10, "{:?}", asked.elapsed());
+    drop((first, long));
+}
+
+/// A server that is loading refuses SSUBSCRIBE, and PING.
+#[tokio::test]
+async fn a_subscription_whose_ping_is_refused_is_told() {
+    let (connection, mut peer) = connect(1 << 16, None);
+    let asked = connection.ask(Until::new(Instant::now(), LONG), Reply::Echo(None), |out, number| {
+        Request::Words(&["SSUBSCRIBE", "c"]).encode(number, out);
+        resp::write_ping(out, number);
+        None
+    });
+    let asked = asked.unwrap_or_else(|failure| panic!("{failure:?}"));
+    peer.write_all(b"-LOADING a\r\n-LOADING b\r\n").await.unwrap();
+    while lock(&connection.out).waiting.len() < 2 {
+        tokio::task::yield_now().await;
+    }
+    peer.write_all(b"-LOADING c\r\n").await.unwrap();
+    assert_eq!(asked.await, Err(Failure::Refused("LOADING a".into())));
+}
+
+/// Replies are refusals all the time, and others are in flight: each refusal is told with the next PING.
+#[tokio::test]
+async fn a_stream_of_refusals_is_told() {
+    let (connection, mut peer) = connect(1 << 16, None);
+    let peer = tokio::spawn(async move {
+        // each reply comes when two more requests are in flight
+        let mut behind = std::collections::VecDeque::new();
+        loop {
+            let words = together::words_of(&mut peer).await;
+            let is_over = words == ["over"];
+            behind.push_back(words);
+            while behind.len() > 2 || is_over && !behind.is_empty() {
+                let reply = match behind.pop_front().unwrap().as_slice() {
+                    [_, word] => format!("+{word}\r\n"),
+                    _ => "-READONLY x\r\n".into(),
+                };
+                peer.write_all(reply.as_bytes()).await.unwrap();
+            }
+            if is_over {
+                // what proves the last ones
+                let ping = together::words_of(&mut peer).await;
+                peer.write_all(format!("+{}\r\n", ping[1]).as_bytes()).await.unwrap();
+                return peer;
+            }
+        }
+    });
+    let mut asked = Vec::new();
+    for _ in 0..50 {
+        asked.push(tokio::spawn(ask(&connection, "x", LONG)));
+        tokio::task::yield_now().await;
+    }
+    let began = std::time::Instant::now();
+    while asked.iter().filter(|asked| asked.is_finished()).count() < 40 {
+        assert!(began.elapsed() < Duration::from_secs(5), "they are told when nothing is in flight any more");
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    let over = ask(&connection, "over", LONG);
+    for asked in join_all(asked).await {
+        assert_eq!(asked.unwrap(), Err(Failure::Refused("READONLY x".into())));
+    }
+    drop((over, peer));
+}

@@ -19,8 +19,22 @@ fn ask_numbered(connection: &Arc<Connection>, word: &str, limit: Duration) -> As
     asked.unwrap_or_else(|failure| panic!("{failure:?}"))
 }
 
-/// The words of the next request.
+/// The words of the next request that is no PING: one stands behind all that is written after something was refused.
 async fn next(peer: &mut DuplexStream) -> Vec<String> {
+    loop {
+        let words = words_of(peer).await;
+        if words[0] != "PING" {
+            return words;
+        }
+        pong(peer, &words).await;
+    }
+}
+
+async fn pong(peer: &mut DuplexStream, ping: &[String]) {
+    peer.write_all(format!("+{}\r\n", ping[1]).as_bytes()).await.unwrap();
+}
+
+pub(super) async fn words_of(peer: &mut DuplexStream) -> Vec<String> {
     async fn number(peer: &mut DuplexStream) -> usize {
         let mut line = Vec::new();
         while !line.ends_with(b"\r\n") {
@@ -58,9 +72,9 @@ fn names(words: &[String]) -> Vec<String> {
 
 /// A request that is under way, so that others gather, and two of them.
 async fn two(connection: &Arc<Connection>, peer: &mut DuplexStream) -> [Asked; 2] {
+    let number = lock(&connection.out).asked as i64 + 1;
     let first = ask(connection, "first", LONG);
     assert_eq!(names(&next(peer).await), ["first"]);
-    let number = lock(&connection.out).asked as i64;
     let two = ["a", "bo"].map(|name| ask_part(connection, name, LONG));
     peer.write_all(says(number, 1).as_bytes()).await.unwrap();
     first.await.unwrap();
@@ -74,9 +88,9 @@ async fn answer(peer: &mut DuplexStream, words: &[String], reply: &str) {
     let reply = reply.replace("{n}", &number.to_string()).replace("{1}", &(number * 16 + 1).to_string());
     peer.write_all(reply.as_bytes()).await.unwrap();
     if reply.starts_with('-') {
-        let ping = next(peer).await;
+        let ping = words_of(peer).await;
         assert_eq!(ping[0], "PING");
-        peer.write_all(format!("+{}\r\n", ping[1]).as_bytes()).await.unwrap();
+        pong(peer, &ping).await;
     }
 }
 

@@ -1,0 +1,273 @@
+//! The guards between nestlock and the command, which are this program, too. Each adopts what the command leaves behind, and ends
+//! all that is below it when nestlock, or the guard below it, is gone.
+
+use std::{
+    ffi::OsString,
+    fs::File,
+    io::{self, PipeReader, PipeWriter, Write},
+    os::{
+        fd::{AsFd, AsRawFd, RawFd},
+        unix::process::CommandExt,
+    },
+    path::PathBuf,
+    process::{Command, ExitCode},
+    time::Duration,
+};
+
+use nix::{
+    fcntl::{FcntlArg, FdFlag, fcntl},
+    sys::{
+        signal::Signal,
+        wait::{WaitPidFlag, WaitStatus, waitpid},
+    },
+    unistd::{Pid, close, getpgrp, getpid, getppid},
+};
+use tokio::net::unix::pipe::Receiver;
+
+use crate::{
+    child::{exit_code, set_foreground},
+    family::Family,
+    signals::Signals,
+    warn,
+};
+
+const NOT_FOUND: u8 = 127;
+const NOT_EXECUTABLE: u8 = 126;
+/// The first argument of a guard.
+const GUARD: &str = "__guard";
+/// The first argument of the step between the last guard and the command.
+const STEP: &str = "__step";
+/// One more than may be killed along with nestlock.
+const GUARDS: u8 = 2;
+/// How often what is left is looked at while it is asked to end.
+pub(crate) const LEFT: Duration = Duration::from_millis(20);
+/// After how long what was killed is looked for again; each time twice as long.
+pub(crate) const AGAIN: Duration = Duration::from_millis(1);
+/// What that comes to at last: for what cannot be ended yet.
+pub(crate) const AT_LAST: Duration = Duration::from_millis(500);
+
+/// What the guards tell nestlock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Told {
+    /// This is one.
+    Guard(Pid),
+    /// This is the command.
+    Begun(Pid),
+    Stopped(Signal),
+    /// With this exit code.
+    Ended(u8),
+}
+
+impl Told {
+    pub(crate) const NOTHING: [u8; 5] = [0; 5];
+
+    fn to_bytes(self) -> [u8; 5] {
+        let (what, value) = match self {
+            Self::Guard(pid) => (b'g', pid.as_raw()),
+            Self::Begun(pid) => (b'b', pid.as_raw()),
+            Self::Stopped(signal) => (b's', signal as i32),
+            Self::Ended(code) => (b'e', code.into()),
+        };
+        let [a, b, c, d] = value.to_le_bytes();
+        [what, a, b, c, d]
+    }
+
+    pub(crate) fn from_bytes([what, a, b, c, d]: [u8; 5]) -> Option<Self> {
+        let value = i32::from_le_bytes([a, b, c, d]);
+        match what {
+            b'g' => Some(Self::Guard(Pid::from_raw(value))),
+            b'b' => Some(Self::Begun(Pid::from_raw(value))),
+            b's' => Signal::try_from(value).ok().map(Self::Stopped),
+            b'e' => Some(Self::Ended(a)),
+            _ => None,
+        }
+    }
+}
+
+/// The first guard, to which the command's own words are still to be added. `life` ends with nestlock, `told` is for messages.
+pub(crate) fn command(life: &PipeReader, told: &PipeWriter, takes_terminal: bool) -> io::Result<Command> {
+    for end in [life.as_fd(), told.as_fd()] {
+        fcntl(end, FcntlArg::F_SETFD(FdFlag::empty()))?;
+    }
+    Guard { below: GUARDS - 1, life: life.as_raw_fd(), told: told.as_raw_fd(), takes_terminal }.command()
+}
+
+/// This program, though it may have been replaced while it waited for the lock.
+fn own_program() -> io::Result<Command> {
+    let path: PathBuf = if cfg!(target_os = "linux") { "/proc/self/exe".into() } else { std::env::current_exe()? };
+    let mut command = Command::new(path);
+    // a group of its own: what is meant for nestlock's, or for the command's, does not reach a guard
+    command.arg0("nestlock").process_group(0);
+    Ok(command)
+}
+
+/// Whether the command is stopped now.
+pub(crate) fn is_stopped(command: Pid) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{command}/stat"));
+    stat.map_or(cfg!(not(target_os = "linux")), |stat| stat.contains(") T "))
+}
+
+/// What this program is begun for, if it is not by a user.
+pub(crate) enum Part {
+    Guard(Guard, Vec<OsString>),
+    /// What becomes the command.
+    Step {
+        parent: Pid,
+        takes_terminal: bool,
+        program: Vec<OsString>,
+    },
+}
+
+/// A guard, as its arguments say.
+#[derive(Clone, Copy)]
+pub(crate) struct Guard {
+    /// How many more are to be below it.
+    below: u8,
+    life: RawFd,
+    told: RawFd,
+    takes_terminal: bool,
+}
+
+impl Part {
+    pub(crate) fn asked_for() -> Option<Self> {
+        fn number<T: std::str::FromStr>(args: &mut impl Iterator<Item = OsString>) -> Option<T> {
+            args.next()?.to_str()?.parse().ok()
+        }
+        let mut args = std::env::args_os().skip(1);
+        match args.next()?.to_str()? {
+            GUARD => {
+                let (below, life, told) = (number(&mut args)?, number(&mut args)?, number(&mut args)?);
+                let takes_terminal = number(&mut args)?;
+                Some(Self::Guard(Guard { below, life, told, takes_terminal }, args.collect()))
+            }
+            STEP => {
+                let (parent, takes_terminal) = (Pid::from_raw(number(&mut args)?), number(&mut args)?);
+                Some(Self::Step { parent, takes_terminal, program: args.collect() })
+            }
+            _ => None,
+        }
+    }
+
+    pub(crate) fn run(self) -> ExitCode {
+        match self {
+            Self::Guard(guard, program) => {
+                // on this thread, and no other: the command is told of the end of the thread that began it
+                let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+                match runtime.and_then(|runtime| runtime.block_on(guard.run(&program))) {
+                    Ok(true) => ExitCode::SUCCESS,
+                    Ok(false) => ExitCode::from(crate::FAILED),
+                    Err(error) => {
+                        warn(error);
+                        ExitCode::from(crate::FAILED)
+                    }
+                }
+            }
+            Self::Step { parent, takes_terminal, program } => step(parent, takes_terminal, &program),
+        }
+    }
+}
+
+impl Guard {
+    fn command(self) -> io::Result<Command> {
+        let mut command = own_program()?;
+        command.arg(GUARD).args([self.below.to_string(), self.life.to_string(), self.told.to_string()]);
+        command.arg(self.takes_terminal.to_string());
+        Ok(command)
+    }
+
+    /// Until all that is below it has ended. `false`: it ended that itself.
+    async fn run(self, program: &[OsString]) -> io::Result<bool> {
+        // none of them is for a guard
+        let mut signals = Signals::listen()?;
+        let mut family = Family::begin()?;
+        let fds = if cfg!(target_os = "linux") { "/proc/self/fd" } else { "/dev/fd" };
+        let open =
+            |end: RawFd| File::options().read(end == self.life).write(end == self.told).open(format!("{fds}/{end}"));
+        let (life, told) = (Receiver::from_file(open(self.life)?)?, open(self.told)?);
+        let tell = |what: Told| (&told).write_all(&what.to_bytes());
+        tell(Told::Guard(getpid()))?;
+        let is_last = self.below == 0;
+        let mut next = if is_last {
+            // not for the command
+            close(self.life)?;
+            close(self.told)?;
+            let mut step = own_program()?;
+            step.args([STEP, &getpid().to_string(), &self.takes_terminal.to_string()]);
+            step
+        } else {
+            Self { below: self.below - 1, ..self }.command()?
+        };
+        let child = Pid::from_raw(next.args(program).spawn()?.id().cast_signed());
+        if is_last {
+            family.command(child);
+            tell(Told::Begun(child))?;
+        } else {
+            family.keeper(child);
+            close(self.life)?;
+            close(self.told)?;
+        }
+        let (mut is_well, mut pause) = (true, None::<Duration>);
+        loop {
+            loop {
+                match waitpid(None, Some(WaitPidFlag::WNOHANG | WaitPidFlag::WUNTRACED)) {
+                    Ok(WaitStatus::StillAlive) => break,
+                    Err(nix::errno::Errno::ECHILD) if family.has_any() => break,
+                    Err(nix::errno::Errno::ECHILD) => return Ok(is_well),
+                    Ok(status) if status.pid() == Some(child) => match (status, exit_code(status)) {
+                        (WaitStatus::Stopped(_, signal), _) if is_last => drop(tell(Told::Stopped(signal))),
+                        (_, Some(code)) if is_last => drop(tell(Told::Ended(code))),
+                        (_, Some(1..)) => is_well = false,
+                        _ => {}
+                    },
+                    Ok(_) | Err(nix::errno::Errno::EINTR) => {}
+                    Err(error) => return Err(error.into()),
+                }
+            }
+            if is_well {
+                tokio::select! {
+                    _ = signals.next_or_child() => {}
+                    () = gone(&life) => is_well = false,
+                    // nobody tells of a process group's end
+                    () = tokio::time::sleep(LEFT), if cfg!(not(target_os = "linux")) => {}
+                }
+            } else {
+                family.end();
+                let now = pause.map_or(AGAIN, |before| (before * 2).min(AT_LAST));
+                pause = Some(now);
+                let _ = tokio::time::timeout(now, signals.next_or_child()).await;
+            }
+        }
+    }
+}
+
+/// Until nestlock is gone, which never writes anything.
+async fn gone(life: &Receiver) {
+    while life.readable().await.is_ok() {
+        match life.try_read(&mut [0]) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            _ => return,
+        }
+    }
+}
+
+/// Becomes the command, unless who began it has died.
+fn step(parent: Pid, takes_terminal: bool, program: &[OsString]) -> ExitCode {
+    #[cfg(target_os = "linux")]
+    if let Err(error) = nix::sys::prctl::set_pdeathsig(Signal::SIGKILL) {
+        warn(format_args!("the command would outlive nestlock: {error}"));
+        return ExitCode::from(crate::FAILED);
+    }
+    // it may have died before that
+    if getppid() != parent {
+        return ExitCode::from(crate::FAILED);
+    }
+    if takes_terminal {
+        // before it reads
+        set_foreground(getpgrp());
+    }
+    let Some((program, args)) = program.split_first() else { return ExitCode::from(crate::USAGE) };
+    let error = Command::new(program).args(args).exec();
+    warn(format_args!("{}: {error}", program.display()));
+    let missing = error.kind() == io::ErrorKind::NotFound;
+    ExitCode::from(if missing { NOT_FOUND } else { NOT_EXECUTABLE })
+}

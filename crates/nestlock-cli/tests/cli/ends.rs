@@ -1,0 +1,210 @@
+//! `exec`: whatever the command begins ends with it, whichever process group, session or parent that has.
+
+use std::{fs, process::Stdio};
+
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+
+use crate::support::{Running, World, eventually, is_alive, until};
+
+/// Ways to begin `step`, of which the first two wait for it: a job of its own, a group of its own, a daemon.
+const WAYS: [&str; 3] =
+    ["bash -mc 'sh ./step x; true'", "timeout 1000 sh ./step x; true", "setsid sh -c 'sh ./step x &'; sleep 1000"];
+
+fn world() -> World {
+    let world = World::new();
+    fs::write(world.path("step"), "echo $$ > pid-$1; exec sleep 1000\n").unwrap();
+    world
+}
+
+fn begin(world: &World, args: &[&str], line: &str) -> (Running, i32) {
+    let _ = fs::remove_file(world.path("pid-x"));
+    let running = world.begin(&[&["exec", "l"], args, &["-c", line]].concat(), "pid-x");
+    (running, world.pid("pid-x"))
+}
+
+#[test]
+fn what_the_command_leaves_behind_is_ended_wherever_it_is() {
+    let world = world();
+    for way in WAYS {
+        let line = format!("({way}) & {}; exit 4", until("pid-x"));
+        let (running, pid) = begin(&world, &["--lease", "3s"], &line);
+        assert_eq!((running.code(), is_alive(pid)), (Some(4), false), "{way}");
+        assert_eq!(world.code(&["who", "l"]), 1, "{way}");
+    }
+}
+
+#[test]
+fn a_stop_ends_what_the_command_began_wherever_it_is() {
+    let world = world();
+    for way in WAYS {
+        let (running, pid) = begin(&world, &["--lease", "3s"], way);
+        running.send(Signal::SIGTERM);
+        assert_eq!((running.code(), is_alive(pid)), (Some(143), false), "{way}");
+    }
+}
+
+#[test]
+fn a_loss_ends_what_the_command_began_wherever_it_is() {
+    let world = world();
+    for on_lost in ["term", "kill"] {
+        for way in WAYS {
+            let (running, pid) = begin(&world, &["--lease", "3s", "--on-lost", on_lost, "--wait-group"], way);
+            assert_eq!(world.code(&["force", "l"]), 0);
+            assert_eq!((running.code(), is_alive(pid)), (Some(76), false), "{way}");
+        }
+    }
+}
+
+/// All of it is gone before the lease is over.
+#[test]
+fn a_server_that_hangs_ends_all_of_it_within_the_lease() {
+    for way in WAYS {
+        let world = world();
+        let (running, pid) = begin(&world, &["--lease", "3s", "--grace", "500ms"], way);
+        world.server.stop().unwrap();
+        let stopped = std::time::Instant::now();
+        eventually("it is ended", || !is_alive(pid));
+        assert!(stopped.elapsed().as_millis() < 3_000, "{way}: {:?}", stopped.elapsed());
+        world.server.cont().unwrap();
+        assert_eq!(running.code(), Some(76));
+    }
+}
+
+/// What the command asks for by TERM is heard by a daemon, too: it has its grace.
+#[test]
+fn what_is_left_behind_is_asked_before_it_is_killed() {
+    let world = World::new();
+    let daemon = format!("trap \"echo told > told; exit\" TERM; echo $$ > pid; {}", until("never"));
+    fs::write(world.path("daemon"), daemon).unwrap();
+    let line = format!("setsid sh -c 'sh ./daemon &'; {}; exit 4", until("pid"));
+    assert_eq!(Running::of(world.nestlock(&["exec", "l", "-c", &line])).code(), Some(4));
+    assert_eq!(world.text("told"), "told");
+}
+
+#[test]
+fn a_daemon_is_waited_for_if_asked() {
+    let world = World::new();
+    fs::write(world.path("daemon"), format!("echo $$ > pid; {}; echo done > done", until("go"))).unwrap();
+    let line = format!("setsid sh -c 'sh ./daemon &'; {}; echo $$ > command; exit 4", until("pid"));
+    let mut running = world.begin(&["exec", "l", "--wait-group", "-c", &line], "command");
+    let command = world.pid("command");
+    eventually("the command has ended", || !is_alive(command));
+    assert!(running.is_running() && world.code(&["who", "l"]) == 0);
+    world.make("go");
+    assert_eq!((running.code(), &*world.text("done")), (Some(4), "done"));
+}
+
+/// It begins others for ever, each in a session of its own, and ends: no look at it sees all.
+#[test]
+fn what_forks_for_ever_is_ended() {
+    let world = World::new();
+    // not for ever, in case that it is not
+    let hop = "import os, time\nend = time.time() + 30\nwhile time.time() < end:\n  if os.fork(): os._exit(0)\n  os.setsid()\n  \
+               open('hops', 'a').write('x')\n";
+    fs::write(world.path("hop.py"), hop).unwrap();
+    let line = format!("setsid python3 hop.py & {}; exit 4", until("hops"));
+    assert_eq!(Running::of(world.nestlock(&["exec", "l", "--lease", "1s", "-c", &line])).code(), Some(4));
+    let hops = || fs::metadata(world.path("hops")).unwrap().len();
+    let before = hops();
+    std::thread::sleep(std::time::Duration::from_millis(100));
+    assert_eq!(hops(), before);
+}
+
+/// A shell began them, and became nestlock.
+#[test]
+fn children_that_nestlock_had_before_are_none_of_the_commands() {
+    let world = world();
+    let nestlock = env!("CARGO_BIN_EXE_nestlock");
+    let line = format!("sleep 1000 & echo $! > pid; exec {nestlock} exec l --on-lost kill -c 'sh ./step x; true'");
+    let running = Running::of(world.program("sh", &["-c", &line]));
+    let (own, theirs) = (world.pid("pid-x"), world.pid("pid"));
+    assert_eq!(world.code(&["force", "l"]), 0);
+    assert_eq!((running.code(), is_alive(own), is_alive(theirs)), (Some(76), false, true));
+    kill(Pid::from_raw(theirs), Signal::SIGKILL).unwrap();
+}
+
+// --- nestlock, or a guard, is killed ---
+
+/// A daemon, a step of a script with a pipe, and what comes after that.
+const SCRIPT: &str = "setsid sh -c 'sh ./step x &'; sh ./step y | cat; echo > went-on";
+
+/// The processes of such a script, after those of nestlock: itself, and its guards.
+fn script(world: &World) -> (Running, [i32; 3], [i32; 2]) {
+    let _ = fs::remove_file(world.path("pid-y"));
+    let (running, x) = begin(world, &["--lease", "30s"], SCRIPT);
+    let y = world.pid("pid-y");
+    let child = |pid: i32| {
+        let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
+        children.split_whitespace().next().unwrap().parse().unwrap()
+    };
+    let first = child(running.pid());
+    let all = [running.pid(), first, child(first)];
+    (running, all, [x, y])
+}
+
+fn kill_all(pids: impl IntoIterator<Item = i32>) {
+    for pid in pids {
+        // the second one may have ended on the first one's account
+        let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
+    }
+}
+
+#[test]
+fn nothing_outlives_a_nestlock_that_is_killed() {
+    let world = world();
+    for round in 0..20 {
+        let (running, [own, ..], steps) = script(&world);
+        kill_all([own]);
+        eventually("all are gone", || !steps.iter().any(|pid| is_alive(*pid)));
+        assert!(!world.exists("went-on"), "{round}");
+        drop(running);
+        world.code(&["force", "l"]);
+    }
+}
+
+#[test]
+fn nothing_outlives_a_nestlock_that_is_killed_with_a_guard() {
+    let world = world();
+    for round in 0..20 {
+        let (running, [own, first, second], steps) = script(&world);
+        let guard = if round % 2 == 0 { first } else { second };
+        kill_all(if round % 4 < 2 { [own, guard] } else { [guard, own] });
+        eventually("all are gone", || !steps.iter().any(|pid| is_alive(*pid)));
+        assert!(!world.exists("went-on"), "{round}");
+        drop(running);
+        world.code(&["force", "l"]);
+    }
+}
+
+/// The lock is given back after that, and it is told.
+#[test]
+fn guards_that_are_killed_end_all_of_it() {
+    let world = world();
+    for round in 0..12 {
+        let (running, [_, first, second], steps) = script(&world);
+        match round % 3 {
+            0 => kill_all([first]),
+            1 => kill_all([second]),
+            _ => kill_all([second, first]),
+        }
+        assert_eq!(running.code(), Some(125), "{round}");
+        assert!(!steps.iter().any(|pid| is_alive(*pid)) && !world.exists("went-on"), "{round}");
+        assert_eq!(world.code(&["who", "l"]), 1, "{round}");
+    }
+}
+
+/// Nothing of the guards is the command's: no descriptor, no signal that is blocked or ignored.
+#[test]
+fn the_command_has_what_it_would_have_without_nestlock() {
+    let world = World::new();
+    let line = "ls /proc/self/fd; grep -E '^Sig(Blk|Ign)' /proc/self/status; ps -o tty=,sid= -p $$; umask; pwd";
+    let run = |mut command: std::process::Command| {
+        let output = command.stdin(Stdio::null()).stderr(Stdio::inherit()).output().unwrap();
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let bare = run(world.program("sh", &["-c", line]));
+    assert_eq!(run(world.nestlock(&["exec", "l", "-c", line])), bare);
+}
