@@ -94,7 +94,7 @@ pub(crate) enum Command {
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Exit codes: the command's own; 128+N if signal N ended it; 75 (-E) if the lock is busy; 76 (--lost-code) if it was lost;
-126, 127 if the command cannot be run or found; 125 if nestlock failed; 64 for wrong use.
+77 if it was lost, and something of the command works on that cannot be ended: what became another user, as by sudo. 126, 127 if the command cannot be run or found; 125 if nestlock failed; 64 for wrong use.
 
 The lock is renewed while nestlock runs, and dies with it after the lease. If it cannot be renewed, the command's process
 group gets TERM a grace before the lease ends, and all that the command began gets KILL when it does: before anybody else can

@@ -8,6 +8,7 @@ use std::{
 };
 
 use nix::{
+    errno::Errno,
     sys::{
         signal::{SigSet, Signal, kill, killpg},
         wait::{WaitPidFlag, WaitStatus, waitpid},
@@ -19,6 +20,7 @@ use tokio::net::unix::pipe::Receiver;
 use crate::{
     family::{Family, Member},
     guard::{self, Told},
+    warn,
 };
 
 /// What the command is told, and what it is not told though this program was.
@@ -142,7 +144,9 @@ impl Child {
     /// To the command's process group; when the command has ended, to those that it left behind, and to their groups.
     pub(crate) fn send(&self, signal: Signal) {
         if self.ended.is_none() {
-            let _ = killpg(self.group, signal);
+            if killpg(self.group, signal) == Err(Errno::EPERM) {
+                warn(format_args!("{signal} does not reach the command: it runs as another user"));
+            }
         } else {
             self.family.tell(signal, |_, _| false);
         }

@@ -12,6 +12,7 @@ use crate::{
     Failure,
     args::{Exec, OnLost, Server, Unusable},
     child::{Change, Child, Variables},
+    family::unended,
     guard::{AGAIN, AT_LAST, LEFT},
     kind::Kind,
     signals::{Signals, is_stop},
@@ -26,6 +27,11 @@ const TWICE: Duration = Duration::from_secs(2);
 const GRACE: Duration = Duration::from_secs(10);
 /// How long the server has to reply to the release once the command has ended.
 const ANSWER: Duration = Duration::from_millis(300);
+
+/// How long the kernel has to end what got SIGKILL.
+const KILLED: Duration = Duration::from_secs(2);
+/// The lock was lost, and something of the command cannot be ended: `EX_NOPERM`.
+const UNENDED: u8 = 77;
 
 /// Stopped by a signal before the command was begun.
 fn stopped(signal: Signal) -> u8 {
@@ -64,9 +70,15 @@ pub(crate) async fn run(server: &Server, exec: &Exec) -> Result<u8, Failure> {
     // nothing is begun after it was told to stop
     let code = tokio::select! {
         biased;
-        signal = signals.stop() => Ok(Some(stopped(signal))),
+        signal = signals.stop() => Ok(End::Code(stopped(signal))),
         () = std::future::ready(()) => command(&lock, kind, &hold, exec, grace, &mut signals).await,
     };
+    if let Ok(End::Unended) = code {
+        // what is left of the lease is not given back
+        std::mem::forget(hold);
+        at_once(client);
+        return Ok(UNENDED);
+    }
     // a server that does not answer is not waited for: the lease frees the lock
     let end = tokio::time::Instant::now() + ANSWER;
     let kept = match tokio::time::timeout_at(end, hold.give_back()).await {
@@ -80,12 +92,12 @@ pub(crate) async fn run(server: &Server, exec: &Exec) -> Result<u8, Failure> {
         at_once(client);
     }
     match (code?, kept) {
-        (_, Err((true, _))) | (None, _) => Ok(exec.lost_code),
-        (Some(code), Ok(())) => Ok(code),
-        (Some(code), Err((false, why))) => {
+        (End::Code(code), Ok(())) => Ok(code),
+        (End::Code(code), Err((false, why))) => {
             warn(format_args!("the lock is free when its lease is over: {why}"));
             Ok(code)
         }
+        _ => Ok(exec.lost_code),
     }
 }
 
@@ -217,6 +229,18 @@ struct Ending {
     kill_at: Option<Instant>,
     /// How often they got it.
     rounds: u32,
+    /// What cannot be ended was told.
+    is_said: bool,
+}
+
+/// What became of the command.
+enum End {
+    /// All of it has ended, with this exit code.
+    Code(u8),
+    /// So it has, but the lock was lost before.
+    Lost,
+    /// The lock was lost, and something cannot be ended.
+    Unended,
 }
 
 impl Ending {
@@ -236,21 +260,36 @@ impl Ending {
         self.kill_at = Some(self.kill_at.map_or(kill_at, |sooner| sooner.min(kill_at)));
     }
 
-    /// What is due of it, and when to come again.
-    fn go_on(&mut self, child: &mut Child, now: Instant) -> Option<Duration> {
-        let left = self.kill_at?.saturating_duration_since(now);
+    /// What is due of it, and when to come again. `Err`: the lock is lost, and something cannot be ended.
+    fn go_on(&mut self, child: &mut Child, now: Instant) -> Result<Option<Duration>, ()> {
+        let Some(kill_at) = self.kill_at else { return Ok(None) };
+        let left = kill_at.saturating_duration_since(now);
         // whoever is to have no grace is not asked
-        if left.is_zero() {
-            child.end();
-            self.rounds += 1;
-            return Some(AT_LAST.min(AGAIN * 2_u32.saturating_pow(self.rounds)));
+        if !left.is_zero() {
+            child.ask();
+            return Ok(Some(left.min(LEFT)));
         }
-        child.ask();
-        Some(left.min(LEFT))
+        let left = child.end();
+        let unended = unended(&left, now.duration_since(kill_at) >= KILLED);
+        if unended.is_empty() {
+            self.rounds += 1;
+            return Ok(Some(AT_LAST.min(AGAIN * 2_u32.saturating_pow(self.rounds))));
+        }
+        let then =
+            if self.is_lost { "it works on though the lock is lost" } else { "the lock is kept until it has ended" };
+        if self.is_lost || !std::mem::replace(&mut self.is_said, true) {
+            for member in unended {
+                warn(format_args!("{member}; {then}"));
+            }
+            if unended.iter().any(|member| member.is_refused) {
+                warn("run nestlock as that user, inside: sudo nestlock exec .., rather than nestlock exec .. sudo");
+            }
+        }
+        if self.is_lost { Err(()) } else { Ok(Some(AT_LAST)) }
     }
 }
 
-/// Runs the command for as long as the lock is held; its exit code, or `None`: the lock was lost.
+/// Runs the command for as long as the lock is held.
 async fn command(
     lock: &Lock,
     kind: Kind,
@@ -258,7 +297,7 @@ async fn command(
     exec: &Exec,
     grace: Duration,
     signals: &mut Signals,
-) -> Result<Option<u8>, Failure> {
+) -> Result<End, Failure> {
     let shell = |line: &OsString| vec![shell(), "-c".into(), line.clone()];
     let program = exec.line.as_ref().map_or_else(|| exec.program.clone(), shell);
     let mut child = Child::begin(&program, variables(lock, kind, hold)).await?;
@@ -306,7 +345,7 @@ async fn command(
         if renewed_by <= now {
             ending.of_loss(until, "the lock could not be renewed");
         }
-        let pause = ending.go_on(&mut child, now);
+        let Ok(pause) = ending.go_on(&mut child, now) else { return Ok(End::Unended) };
         let pause = pause.unwrap_or_else(|| renewed_by.saturating_duration_since(now).min(LOOK));
         tokio::select! {
             biased;
@@ -328,7 +367,7 @@ async fn command(
     }
     let killed = 128 + Signal::SIGKILL as u8;
     let code = if is_guarded { child.code().unwrap_or(killed) } else { crate::FAILED };
-    Ok(Some(code).filter(|_| !ending.is_lost))
+    Ok(if ending.is_lost { End::Lost } else { End::Code(code) })
 }
 
 fn shell() -> OsString {

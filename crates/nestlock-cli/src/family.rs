@@ -1,15 +1,31 @@
 //! What the command began, whichever process group, session or parent that has now. On Linux a subreaper adopts all of it; elsewhere
 //! only the command's process group is known.
 
+use std::fmt;
+
 use nix::{sys::signal::Signal, unistd::Pid};
 
-/// A process that the command left behind, or the command.
+/// The command, or a process that it began, directly or not.
 #[derive(Debug)]
 pub(crate) struct Member {
     pub(crate) pid: Pid,
     pub(crate) name: String,
     /// It belongs to another user: no signal reaches it.
     pub(crate) is_refused: bool,
+}
+
+impl fmt::Display for Member {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { pid, name, is_refused } = self;
+        let why =
+            if *is_refused { "it runs as another user" } else { "it got SIGKILL, and the kernel has not ended it yet" };
+        write!(f, "process {pid} ({name}) cannot be ended: {why}")
+    }
+}
+
+/// Those that cannot be ended, when they were told to `for_long`, or all that are left cannot.
+pub(crate) fn unended(left: &[Member], for_long: bool) -> &[Member] {
+    if for_long || left.iter().all(|member| member.is_refused) { left } else { &[] }
 }
 
 #[cfg(target_os = "linux")]
@@ -80,7 +96,8 @@ mod linux {
                 .collect()
         }
 
-        /// Ends all of them, the keepers too: those that were still there. Again, until there are none.
+        /// Ends all of them: those that were still there. Again, until there are none. The keepers end, too, where nothing is left
+        /// for them to adopt.
         pub(crate) fn end(&self) -> Vec<Member> {
             let mut all = Vec::new();
             // stopped first, parents before children: none sees another one end and goes on
@@ -97,16 +114,16 @@ mod linux {
                     break;
                 }
             }
-            let keepers = self.keepers.iter().skip(1).rev();
             let family = self.with_keepers(&all);
-            all.iter()
-                .rev()
-                .chain(keepers)
-                .filter_map(|pid| {
-                    let (stat, sent) = send(*pid, Signal::SIGKILL, &family)?;
-                    Some(Member { pid: *pid, name: stat.name, is_refused: sent == Err(Errno::EPERM) })
-                })
-                .collect()
+            let kill = |pid: &Pid| {
+                let (stat, sent) = send(*pid, Signal::SIGKILL, &family)?;
+                Some(Member { pid: *pid, name: stat.name, is_refused: sent == Err(Errno::EPERM) })
+            };
+            let mut left: Vec<Member> = all.iter().rev().filter_map(kill).collect();
+            if !left.iter().any(|member| member.is_refused) {
+                left.extend(self.keepers.iter().skip(1).rev().filter_map(kill));
+            }
+            left
         }
 
         fn with_keepers(&self, all: &[Pid]) -> HashSet<Pid> {

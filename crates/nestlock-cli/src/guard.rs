@@ -26,7 +26,7 @@ use tokio::net::unix::pipe::Receiver;
 
 use crate::{
     child::{exit_code, set_foreground},
-    family::Family,
+    family::{Family, unended},
     signals::Signals,
     warn,
 };
@@ -206,7 +206,7 @@ impl Guard {
             close(self.life)?;
             close(self.told)?;
         }
-        let (mut is_well, mut pause) = (true, None::<Duration>);
+        let (mut is_well, mut pause, mut is_alone, mut is_said) = (true, None::<Duration>, is_last, false);
         loop {
             loop {
                 match waitpid(None, Some(WaitPidFlag::WNOHANG | WaitPidFlag::WUNTRACED)) {
@@ -216,7 +216,7 @@ impl Guard {
                     Ok(status) if status.pid() == Some(child) => match (status, exit_code(status)) {
                         (WaitStatus::Stopped(_, signal), _) if is_last => drop(tell(Told::Stopped(signal))),
                         (_, Some(code)) if is_last => drop(tell(Told::Ended(code))),
-                        (_, Some(1..)) => is_well = false,
+                        (_, Some(code)) => (is_well, is_alone) = (is_well && code == 0, true),
                         _ => {}
                     },
                     Ok(_) | Err(nix::errno::Errno::EINTR) => {}
@@ -231,7 +231,14 @@ impl Guard {
                     () = tokio::time::sleep(LEFT), if cfg!(not(target_os = "linux")) => {}
                 }
             } else {
-                family.end();
+                let left = family.end();
+                // the last one says it, while there is one
+                if is_alone && !is_said {
+                    for member in unended(&left, false) {
+                        warn(format_args!("{member}; nestlock is gone, so that it may work on without the lock"));
+                        is_said = true;
+                    }
+                }
                 let now = pause.map_or(AGAIN, |before| (before * 2).min(AT_LAST));
                 pause = Some(now);
                 let _ = tokio::time::timeout(now, signals.next_or_child()).await;

@@ -1,6 +1,10 @@
 //! `exec`: whatever the command begins ends with it, whichever process group, session or parent that has.
 
-use std::{fs, process::Stdio};
+use std::{
+    fs,
+    os::unix::fs::MetadataExt,
+    process::{Command, Stdio},
+};
 
 use nix::{
     sys::signal::{Signal, kill},
@@ -201,10 +205,110 @@ fn guards_that_are_killed_end_all_of_it() {
 fn the_command_has_what_it_would_have_without_nestlock() {
     let world = World::new();
     let line = "ls /proc/self/fd; grep -E '^Sig(Blk|Ign)' /proc/self/status; ps -o tty=,sid= -p $$; umask; pwd";
-    let run = |mut command: std::process::Command| {
+    let run = |mut command: Command| {
         let output = command.stdin(Stdio::null()).stderr(Stdio::inherit()).output().unwrap();
         String::from_utf8(output.stdout).unwrap()
     };
     let bare = run(world.program("sh", &["-c", line]));
     assert_eq!(run(world.nestlock(&["exec", "l", "-c", line])), bare);
+}
+
+// --- what cannot be ended ---
+
+/// Who may not end what the command begins: nestlock is somebody, and the command becomes root.
+struct Users {
+    world: World,
+    /// What stands before a line of shell for root.
+    become_root: &'static str,
+    is_root: bool,
+}
+
+impl Users {
+    /// `None`: these tests are neither root's nor those of somebody who may be.
+    fn new() -> Option<Self> {
+        let world = world();
+        let run = |program: &str, args: &[&str]| world.program(program, args).status().is_ok_and(|code| code.success());
+        let is_root = fs::metadata("/proc/self").unwrap().uid() == 0;
+        if is_root {
+            let program = Command::new("sh").args(["-c", "command -v setpriv"]).output().unwrap().stdout;
+            fs::copy(String::from_utf8(program).unwrap().trim(), world.path("become")).unwrap();
+            fs::copy(env!("CARGO_BIN_EXE_nestlock"), world.path("nestlock")).unwrap();
+            assert!(run("chmod", &["4755", "become"]) && run("chmod", &["777", "."]));
+        } else if !run("sudo", &["-n", "true"]) {
+            eprintln!("needs root, or sudo without a password");
+            return None;
+        }
+        let become_root = if is_root { "./become --reuid 0 --regid 0 --clear-groups sh -c" } else { "sudo -n sh -c" };
+        Some(Self { world, become_root, is_root })
+    }
+
+    /// Nestlock, whose messages are in the file `said`.
+    fn exec(&self, line: &str) -> std::process::Child {
+        let args = ["exec", "l", "--lease", "3s", "-c", line];
+        let mut command = if self.is_root {
+            let nobody = ["--reuid=65534", "--regid=65534", "--clear-groups", "./nestlock"];
+            self.world.program("setpriv", &[&nobody[..], &args].concat())
+        } else {
+            self.world.nestlock(&args)
+        };
+        command.stdout(Stdio::null()).stderr(fs::File::create(self.world.path("said")).unwrap()).spawn().unwrap()
+    }
+
+    fn said(&self, what: &str) -> bool {
+        fs::read_to_string(self.world.path("said")).unwrap().contains(what)
+    }
+
+    fn end(&self, pid: i32) {
+        let pid = pid.to_string();
+        let kill = if self.is_root { vec!["kill", "-KILL", &pid] } else { vec!["sudo", "-n", "kill", "-KILL", &pid] };
+        assert!(self.world.program(kill[0], &kill[1..]).status().unwrap().success());
+    }
+}
+
+fn code(child: &mut std::process::Child) -> Option<i32> {
+    eventually("it ends", || child.try_wait().unwrap().is_some());
+    child.wait().unwrap().code()
+}
+
+#[test]
+fn what_became_another_user_is_said_when_the_lock_is_lost() {
+    let Some(users) = Users::new() else { return };
+    let world = &users.world;
+    let mut running = users.exec(&format!("{} 'sh ./step x'; true", users.become_root));
+    let pid = world.pid("pid-x");
+    assert_eq!(world.code(&["force", "l"]), 0);
+    assert_eq!(code(&mut running), Some(77));
+    assert!(users.said(&format!("process {pid} (sleep) cannot be ended")) && users.said("sudo nestlock exec"));
+    assert!(exists(pid));
+    users.end(pid);
+}
+
+/// Nobody else has the lock while it works.
+#[test]
+fn what_became_another_user_and_was_left_keeps_the_lock() {
+    let Some(users) = Users::new() else { return };
+    let world = &users.world;
+    let mut running = users.exec(&format!("{} 'sh ./step x' & {}; exit 4", users.become_root, until("pid-x")));
+    let pid = world.pid("pid-x");
+    eventually("it is said", || users.said("the lock is kept until it has ended"));
+    assert_eq!((world.code(&["who", "l"]), running.try_wait().unwrap()), (0, None));
+    users.end(pid);
+    assert_eq!((code(&mut running), world.code(&["who", "l"])), (Some(4), 1));
+}
+
+#[test]
+fn what_became_another_user_is_said_when_nestlock_is_killed() {
+    let Some(users) = Users::new() else { return };
+    let world = &users.world;
+    let mut running = users.exec(&format!("{} 'sh ./step x'; true", users.become_root));
+    let pid = world.pid("pid-x");
+    running.kill().unwrap();
+    running.wait().unwrap();
+    eventually("it is said", || users.said(&format!("process {pid} (sleep) cannot be ended")));
+    users.end(pid);
+}
+
+/// Somebody else's, too.
+fn exists(pid: i32) -> bool {
+    fs::exists(format!("/proc/{pid}/stat")).unwrap()
 }
