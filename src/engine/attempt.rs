@@ -15,7 +15,7 @@ use super::{
     kind::{Adopts, Kind, Terms, Turn, Wake},
     lease::{Lease, Millis},
     settle::UnderWay,
-    state::{Door, Request},
+    state::{Door, Request, Standing},
     turn::LastLook,
     wait::{place::Place, waiter::Waiter},
 };
@@ -97,6 +97,11 @@ pub(super) struct Busy<'a> {
     pub(super) place: Option<Place<'a>>,
     /// Whether many are before this waiter.
     pub(super) far: bool,
+}
+
+/// Why what the server has granted was not entered.
+pub(super) fn why_not_entered(hold: &Hold) -> StoreError {
+    not_entered(hold.standing() == Standing::Orphaned)
 }
 
 /// How many replicas have it, if that is known; or what comes of the attempt.
@@ -222,8 +227,8 @@ impl<'a> Acquire<'a> {
                 match self.take_in(hold, &request, since, token, (epoch, replicas))? {
                     Some(ticket) => Ok(Attempt::Entered((Arc::clone(hold), ticket))),
                     // nor would another answer come in time
-                    None if self.from.is_some() => Err(store_error(kind.name(), not_entered(hold.is_orphaned()))),
-                    None => self.failed(not_entered(hold.is_orphaned())),
+                    None if self.from.is_some() => Err(store_error(kind.name(), why_not_entered(hold))),
+                    None => self.failed(why_not_entered(hold)),
                 }
             }
             Ok((Acquired::Busy { ttl, ahead, place }, epoch)) => {

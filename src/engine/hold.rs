@@ -153,11 +153,6 @@ impl Hold {
         self.state().owner.clone()
     }
 
-    /// Whether its future was not polled for so long that all of it is being undone.
-    pub(crate) fn is_orphaned(&self) -> bool {
-        self.standing() == Standing::Orphaned
-    }
-
     pub(crate) fn standing(&self) -> Standing {
         self.state().standing
     }

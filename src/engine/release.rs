@@ -50,7 +50,7 @@ impl Repeat {
             let error = match self.unconfirmed.take() {
                 _ if error.may_have_executed() => error,
                 Some(unconfirmed) => unconfirmed,
-                None if hold.is_orphaned() => silent(NOT_POLLED),
+                None if hold.standing() == Standing::Orphaned => silent(NOT_POLLED),
                 None => error,
             };
             return Err(store_error(hold.lock_name(), error));

@@ -8,9 +8,9 @@ use std::{pin::pin, sync::Arc};
 use futures_util::future::join_all;
 
 use super::{
-    attempt::{Acquire, Entered},
+    attempt::{Acquire, Entered, why_not_entered},
     core::{Core, LOCKS_AT_ONCE},
-    failure::{NO_ANSWER, not_entered, silent, store_error},
+    failure::{NO_ANSWER, silent, store_error},
     hold::{Hold, Next},
     kind::{Kind, Together, Wake},
     settle::UnderWay,
@@ -111,7 +111,7 @@ impl Acquire<'_> {
                     for (hold, ticket) in &entered {
                         core.release_later(hold, ticket);
                     }
-                    return self.no_answer(not_entered(requests.iter().any(|(hold, _)| hold.is_orphaned())));
+                    return self.no_answer(why_not_entered(requests[0].0));
                 }
                 Ok(Outcome::Entered(entered))
             }

@@ -8,9 +8,9 @@ const OLD_SERVER: &str = "nestlock needs HELLO 3: Redis 6.2 or later, or Valkey"
 const NO_ACCESS: &str = "this process may not open the socket: see `unixsocketperm`";
 const NO_LISTENER: &str = "no server listens there: check host and port";
 const NO_TLS: &str = "the port speaks no TLS: use redis://";
-const OTHER_NAME: &str = "connect by a name that it has, or give that: Tls::server_name, or --tls-server-name";
+const OTHER_NAME: &str = "connect by a name that it has, or give that: `Tls::server_name`, or --tls-server-name";
 const CLIENT_CERTIFICATE: &str =
-    "the server wants a client certificate that it trusts: Tls::client_cert_pem, or --tls-cert and --tls-key";
+    "the server wants a client certificate that it trusts: `Tls::client_cert_pem`, or --tls-cert and --tls-key";
 
 /// By a part of what was said; the first that fits counts. The guide has a row for each.
 const BY_TEXT: [(&str, &str); 24] = [
@@ -34,7 +34,7 @@ const BY_TEXT: [(&str, &str); 24] = [
     ("corrupt message", NO_TLS),
     ("InvalidContentType", NO_TLS),
     ("by TLS within", "if the port speaks no TLS, use redis://"),
-    ("UnknownIssuer", "trust the authority that signed it: Tls::ca_pem, or --tls-ca"),
+    ("UnknownIssuer", "trust the authority that signed it: `Tls::ca_pem`, or --tls-ca"),
     ("UnsupportedCertVersion", "it is X.509 v1: issue it as v3, with a subjectAltName"),
     ("not valid for", OTHER_NAME),
     ("NotValidForName", OTHER_NAME),

@@ -208,7 +208,7 @@ impl Cluster {
 
     /// Asks all at once; the first that answers is believed.
     async fn ask_seeds(dials: &Arc<Dials>, seeds: &[Server]) -> Result<(View, bool)> {
-        let mut asked: FuturesUnordered<_> = seeds.iter().map(|seed| Self::ask_seed(dials, seed)).collect();
+        let mut asked: FuturesUnordered<_> = seeds.iter().map(|seed| Self::ask_seed(dials, seed, true)).collect();
         let (mut said, mut kind) = (Vec::new(), StoreErrorKind::Unavailable);
         while let Some(answer) = asked.next().await {
             match answer {
@@ -236,7 +236,12 @@ impl Cluster {
         Err(dials.unreachable(StoreError::new(kind, false, said.join("; "))))
     }
 
-    async fn ask_seed<'s>(dials: &Arc<Dials>, seed: &'s Server) -> Result<(View, bool), (&'s Server, StoreError)> {
+    /// What a node says of the map; when a client connects, also whether it runs scripts.
+    async fn ask_seed<'s>(
+        dials: &Arc<Dials>,
+        seed: &'s Server,
+        is_first: bool,
+    ) -> Result<(View, bool), (&'s Server, StoreError)> {
         let failed = |error: StoreError| (seed, error);
         let connected = dials.for_scripts().at(seed).connect(dials.config.connect_timeout).await;
         let ends = Ends::new(connected.map_err(|refused| failed(refused.error))?);
@@ -245,7 +250,7 @@ impl Cluster {
             async |words: &[&str]| ends.connection.call(Request::Words(words), Until::new(Instant::now(), limit)).await;
         let view = ask(&["CLUSTER", "SLOTS"]).await.map_err(StoreError::from);
         let view = view.and_then(|slots| View::read(&slots, &seed.host)).map_err(failed);
-        if view.is_ok() {
+        if is_first && view.is_ok() {
             probe::runs_scripts(&ends.connection, dials.config.connect_timeout).await.map_err(failed)?;
         }
         let sharded = match &view {
@@ -525,7 +530,7 @@ impl Cluster {
         let key = |server: &Server| (server.host.to_string(), server.port);
         all.sort_unstable_by_key(key);
         all.dedup_by_key(|server| key(server));
-        let asked = all.iter().map(|server| timeout(2 * ANSWERS, Self::ask_seed(&self.dials, server)));
+        let asked = all.iter().map(|server| timeout(2 * ANSWERS, Self::ask_seed(&self.dials, server, false)));
         let answers = join_all(asked).await;
         answers.into_iter().filter_map(|answer| answer.ok()?.ok()).map(|(view, _)| view).collect()
     }

@@ -223,7 +223,7 @@ mod tests {
     #[test]
     fn a_script_names_the_command_that_was_refused() {
         script!(ACQUIRE = "reentrant/acquire", parts = ["owner", "claim", "raises"], keys = 1, args = 3);
-        let line = ACQUIRE.source.lines().position(|line| line.contains("call('hset'")).unwrap() + 1;
+        let line = ACQUIRE.text(false).0.lines().position(|line| line.contains("call('hset'")).unwrap() + 1;
         let kind = StoreErrorKind::UnknownCommand;
         for (said, command) in [
             (format!("ERR Unknown Redis command called from script script: 6bb2, on @user_script:{line}."), "hset"),

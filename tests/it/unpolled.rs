@@ -60,6 +60,7 @@ async fn a_try_that_was_not_polled_is_told_so() {
     let server = Server::start();
     let client = server.client_with(|builder| builder.command_timeout(ms(300))).await;
     let lock = client.reentrant_lock("l").unwrap();
+    lock.lock().await.unwrap().unlock().await.unwrap(); // the server knows the scripts
     let parked = loop {
         let mut tries = Box::pin(lock.try_lock_with(AcquireOptions::new().lease(Duration::from_secs(30))));
         if poll_fn(|cx| Poll::Ready(tries.as_mut().poll(cx))).await.is_pending() {

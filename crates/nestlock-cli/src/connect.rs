@@ -173,7 +173,7 @@ mod tests {
         for (url, told) in [
             ("redis://u:secret@localhost", "localhost"),
             ("redis+unix:///a/b", "/a/b"),
-            ("redis+unix://u:secret@/a/b@c?db=3", "/a/b@c"),
+            ("redis+unix://u:secret@/a/b?db=3", "/a/b"),
             ("redis://u:secret@h:1/3?wire=own", "h:1/3"),
             ("redis-sentinel://:secret@a:1,b,c:3/main/2?sentinelPassword=secret", "a:1 +2/main/2"),
             ("redis-cluster://a:1,b:2", "a:1 +1"),

@@ -131,6 +131,33 @@ mod tests {
         }
     }
 
+    /// Each connection that is made, by either wire: the first one, and those that are made anew.
+    #[test]
+    fn a_dead_first_address_costs_a_moment_each_time() {
+        let server = nestlock_embedded::SpawnedServer::start().unwrap();
+        let hole = Hole::dig();
+        name("a.hole.and.a.server", &[hole.0, server.addr()]);
+        let url = format!("redis://a.hole.and.a.server:{}", server.addr().port());
+        let own = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        for wire in [Wire::Own, Wire::Fred] {
+            own.block_on(async {
+                let config = Config { wire, connect_timeout: Duration::from_secs(20), ..Config::default() };
+                let dial = dials(&url, config, Handle::current()).for_scripts();
+                let begun = Instant::now();
+                let link = Link::connect(dial, &Arc::new(Pace::new())).await.unwrap();
+                assert!(begun.elapsed() < Duration::from_secs(5), "{wire:?}: {:?}", begun.elapsed());
+                for _ in 0..3 {
+                    let begun = Instant::now();
+                    link.reset().await;
+                    link.wait_up().await;
+                    assert!(begun.elapsed() < Duration::from_secs(5), "{wire:?}: {:?}", begun.elapsed());
+                    link.barrier().await.unwrap();
+                }
+                link.abandon();
+            });
+        }
+    }
+
     #[tokio::test]
     async fn the_first_address_that_answers_is_taken() {
         let holes = [Hole::dig(), Hole::dig()];

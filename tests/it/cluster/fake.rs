@@ -336,7 +336,8 @@ impl Fake {
         let fake = Self {
             addr: listener.local_addr().unwrap(),
             first: Arc::default(),
-            scripts: Arc::default(),
+            // a client that connects tries whether scripts run
+            scripts: Arc::new(Mutex::new(":1\r\n".into())),
             map: Arc::default(),
             greets: Arc::default(),
             asked: Arc::default(),

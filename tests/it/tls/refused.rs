@@ -76,8 +76,8 @@ async fn a_certificate_that_is_not_believed_is_final() {
         let stranger = authority("strangers").pem();
         let (of_ca, other) = (trusting(&ca.pem()), Tls::new().ca_pem(ca.pem()).server_name("other.internal"));
         for (error, advice) in [
-            (refused(trusting(&stranger), port).await, "Tls::ca_pem, or --tls-ca"),
-            (refused(builder(wire).tls(other), port).await, "Tls::server_name, or --tls-server-name"),
+            (refused(trusting(&stranger), port).await, "`Tls::ca_pem`, or --tls-ca"),
+            (refused(builder(wire).tls(other), port).await, "`Tls::server_name`, or --tls-server-name"),
             (refused(of_ca.clone(), of_old).await, "issue the server's certificate anew"),
             (refused(of_ca, of_v1).await, "it is X.509 v1"),
         ] {

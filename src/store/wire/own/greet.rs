@@ -2,6 +2,8 @@
 
 use std::{sync::Arc, time::Duration};
 
+use futures_util::future::{OptionFuture, join4};
+
 use super::{Connection, Reply};
 use crate::{
     clock::Instant,
@@ -52,18 +54,16 @@ pub(in super::super) async fn connect(dial: &Dial) -> Result<Arc<Connection>, No
     // one for all, as it would be refused before the login: it proves that each reply is its request's
     let proof = connection.ping(until).map_err(|failure| connection.because(failure))?;
     // together: one round trip
+    let (login, database, name, proof) = join4(login, OptionFuture::from(database), name, proof).await;
     let because = |failure| NotConnected::from(connection.because(failure));
-    let login = login.await.map_err(because)?;
-    let selected = match database {
-        Some(database) => database.await.map_err(because)?.as_str() == Some("OK"),
-        None => true,
-    };
-    let is_same = match name.await {
+    let login = login.map_err(because)?;
+    let selected = database.transpose().map_err(because)?.is_none_or(|selected| selected.as_str() == Some("OK"));
+    let is_same = match name {
         Ok(named) => id(&named) == id(&login),
         Err(Failure::Refused(_)) => true,
         Err(failure) => return Err(because(failure)),
     };
-    match proof.await {
+    match proof {
         Ok(_) | Err(Failure::Refused(_)) if matches!(login, Value::Array(_)) && selected && is_same => {}
         Ok(_) | Err(Failure::Refused(_)) => return Err(because(Failure::Nonsense(SHIFTED.into()))),
         Err(failure) => return Err(because(failure)),

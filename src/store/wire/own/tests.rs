@@ -417,7 +417,9 @@ fn what_was_read_is_told_though_whoever_read_it_stops() {
         let mut stream = listener.accept().unwrap().0;
         stream.read_exact(&mut vec![0; length]).unwrap();
         let messages = ">3\r\n+message\r\n+c\r\n$1\r\n0\r\n".repeat(MANY);
-        stream.write_all(format!("{}{messages}", says_each(1..=asked.len() as i64)).as_bytes()).unwrap();
+        stream
+            .write_all(format!("{}{messages}", says_each(1..=i64::try_from(asked.len()).unwrap())).as_bytes())
+            .unwrap();
         // until it is over
         let _ = stream.read(&mut [0]);
     });
@@ -611,7 +613,7 @@ async fn a_stream_of_refusals_is_told() {
         assert!(began.elapsed() < Duration::from_secs(5), "they are told when nothing is in flight any more");
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
-    let over = ask(&connection, "over", LONG);
+    let over = tokio::spawn(ask(&connection, "over", LONG));
     for asked in join_all(asked).await {
         assert_eq!(asked.unwrap(), Err(Failure::Refused("READONLY x".into())));
     }

@@ -72,7 +72,7 @@ fn names(words: &[String]) -> Vec<String> {
 
 /// A request that is under way, so that others gather, and two of them.
 async fn two(connection: &Arc<Connection>, peer: &mut DuplexStream) -> [Asked; 2] {
-    let number = lock(&connection.out).asked as i64 + 1;
+    let number = i64::try_from(lock(&connection.out).asked).unwrap() + 1;
     let first = ask(connection, "first", LONG);
     assert_eq!(names(&next(peer).await), ["first"]);
     let two = ["a", "bo"].map(|name| ask_part(connection, name, LONG));
