@@ -672,6 +672,14 @@ impl LockClientBuilder {
         self
     }
 
+    /// Whether it is tried at connect that the server runs scripts. Default `true`. `false` is for programs that only look, whose
+    /// user may not run any. Unstable.
+    #[doc(hidden)]
+    pub fn tries_scripts(mut self, tries: bool) -> Self {
+        self.config.tries_scripts = tries;
+        self
+    }
+
     /// Which client carries requests and messages. Default [`Wire::Own`].
     pub fn wire(mut self, wire: Wire) -> Self {
         self.config.wire = wire;

@@ -343,6 +343,8 @@ pub(crate) struct Config {
     pub(crate) max_holds: u32,
     pub(crate) relay: bool,
     pub(crate) bundle: bool,
+    /// Whether a client that connects tries whether the server runs scripts.
+    pub(crate) tries_scripts: bool,
     pub(crate) grants: bool,
     pub(crate) wire: Wire,
     pub(crate) messages: Messages,
@@ -368,6 +370,7 @@ impl Default for Config {
             max_holds: u32::MAX,
             relay: true,
             bundle: true,
+            tries_scripts: true,
             grants: true,
             wire: Wire::default(),
             messages: Messages::default(),

@@ -65,7 +65,7 @@ pub const SENTINEL: Permissions = Permissions {
     what: "at each sentinel",
     keys: &[],
     channels: &["&+switch-master"],
-    commands: &["sentinel|get-master-addr-by-name", "subscribe"],
+    commands: &["ping", "sentinel|get-master-addr-by-name", "subscribe"],
 };
 
 /// What [`LockClientBuilder::replicas`](crate::LockClientBuilder::replicas) needs besides.

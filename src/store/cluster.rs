@@ -251,7 +251,7 @@ impl Cluster {
         let view = ask(&["CLUSTER", "SLOTS"]).await.map_err(StoreError::from);
         let view = view.and_then(|slots| View::read(&slots, &seed.host)).map_err(failed);
         if is_first && view.is_ok() {
-            probe::runs_scripts(&ends.connection, dials.config.connect_timeout).await.map_err(failed)?;
+            probe::runs_scripts(&ends.connection, &dials.config).await.map_err(failed)?;
         }
         let sharded = match &view {
             // older servers know no such question

@@ -38,7 +38,7 @@ impl One {
             let messages = Link::connect(to_it(dials.for_messages()), &pace).await?;
             let runs = async {
                 match scripts.up().await {
-                    Ok((_, connection)) => probe::runs_scripts(&connection, dials.config.connect_timeout).await,
+                    Ok((_, connection)) => probe::runs_scripts(&connection, &dials.config).await,
                     // it comes back by itself
                     Err(_) => Ok(()),
                 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use futures_util::future::join;
 
 use super::wire::{Connection, Request, Until};
-use crate::{clock::Instant, error::StoreError};
+use crate::{clock::Instant, error::StoreError, options::Config};
 
 /// A script that does nothing, and its digest.
 const NOTHING: (&str, &str) = ("return 1", "e0e1f9fabfc9d4800c877a703b823ac0578ff8db");
@@ -15,8 +15,11 @@ const ANSWERS: Duration = Duration::from_secs(1);
 
 /// Runs a script that does nothing, by its text and by its digest. An error: the server lacks one of the two commands, or
 /// the user may not use it. What may pass is not told here.
-pub(super) async fn runs_scripts(connection: &Connection, connect_timeout: Duration) -> Result<(), StoreError> {
-    let limit = ANSWERS.min(connect_timeout / 4);
+pub(super) async fn runs_scripts(connection: &Connection, config: &Config) -> Result<(), StoreError> {
+    if !config.tries_scripts {
+        return Ok(());
+    }
+    let limit = ANSWERS.min(config.connect_timeout / 4);
     let ask = async |words: [&str; 3]| {
         let answer = connection.call(Request::Words(&words), Until::new(Instant::now(), limit)).await;
         answer.map(drop).map_err(StoreError::from)

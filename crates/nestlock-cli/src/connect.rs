@@ -88,6 +88,11 @@ impl Server {
         })
     }
 
+    /// Connects to look: the user may be one who runs no scripts.
+    pub(crate) async fn connect_to_look(&self) -> Result<LockClient, Failure> {
+        Ok(self.build()?.application("nestlock").tries_scripts(false).connect(self.url()?).await?)
+    }
+
     /// Connects. `lease`: how long a hold lasts that is not renewed.
     pub(crate) async fn connect(&self, lease: Option<Duration>) -> Result<LockClient, Failure> {
         self.connect_for(lease, 0, "nestlock".into()).await

@@ -98,8 +98,12 @@ fn elsewhere(error: &Error, node: &Node) -> Option<(String, bool)> {
 
 impl<'s> Raw<'s> {
     pub(crate) async fn connect(server: &'s Server) -> Result<Self, Failure> {
-        let client = server.connect(None).await?;
-        Ok(Self { client: Some(client), ..Self::without(server)? })
+        Ok(Self { client: Some(server.connect_to_look().await?), ..Self::without(server)? })
+    }
+
+    /// The same where locks are to be taken.
+    pub(crate) async fn connect_to_lock(server: &'s Server) -> Result<Self, Failure> {
+        Ok(Self { client: Some(server.connect(None).await?), ..Self::without(server)? })
     }
 
     /// The one server of the URL, whatever it is.

@@ -86,7 +86,7 @@ pub(crate) async fn doctor(server: &Server, doctor: &Doctor) -> Result<u8, Failu
 
 /// A server at which no lock can be taken is looked at all the same: with the reason.
 async fn reach(server: &Server) -> Result<(Raw<'_>, Option<Failure>), Failure> {
-    let refused = match Raw::connect(server).await {
+    let refused = match Raw::connect_to_lock(server).await {
         Ok(raw) => return Ok((raw, None)),
         Err(refused) => refused,
     };
