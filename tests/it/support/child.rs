@@ -240,7 +240,8 @@ pub fn serve() {
                             return;
                         }
                         drop(guard);
-                        tokio::task::yield_now().await;
+                        // whoever takes it out needs a moment in which it is only there
+                        tokio::time::sleep(Duration::from_millis(1)).await;
                     }
                 });
             }
