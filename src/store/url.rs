@@ -17,6 +17,7 @@ pub(super) struct Url {
     pub(super) login: Option<Login>,
     pub(super) database: Option<u8>,
     pub(super) wire: Option<Wire>,
+    #[cfg_attr(not(feature = "rustls"), expect(dead_code, reason = "without TLS such a URL is refused"))]
     pub(super) is_secret: bool,
 }
 
