@@ -100,18 +100,18 @@ impl Acquire<'_> {
                     // each is given back before it is asked for by itself, which says what is wrong
                     _ => return Ok(Outcome::NotThisWay),
                 };
-                let (mut entered, mut late) = (Vec::new(), false);
+                let (mut entered, mut late) = (Vec::new(), None);
                 for (hold, request) in &requests {
                     match self.take_in(hold, request, sent, None, (epoch, replicas))? {
                         Some(ticket) => entered.push((Arc::clone(hold), ticket)),
-                        None => late = true,
+                        None => late = Some(hold),
                     }
                 }
-                if late {
+                if let Some(late) = late {
                     for (hold, ticket) in &entered {
                         core.release_later(hold, ticket);
                     }
-                    return self.no_answer(why_not_entered(requests[0].0));
+                    return self.no_answer(why_not_entered(late));
                 }
                 Ok(Outcome::Entered(entered))
             }

@@ -345,7 +345,7 @@ impl Connection {
                 let encode = |out: &mut Vec<u8>, number| request.encode(number, out);
                 let asked = match request {
                     Request::Asking(..) => own.ask(until, Reply::Second, encode),
-                    Request::Words(_) => own.ask_and_ping(until, Reply::Unnamed, encode),
+                    Request::Words(_) => own.ask(until, Reply::Unnamed, encode),
                     _ => own.ask(until, Reply::Script, encode),
                 };
                 asked?.await
@@ -369,7 +369,7 @@ impl Connection {
                     })
                 } else {
                     let encode = |out: &mut Vec<u8>, number| Request::Words(&words).encode(number, out);
-                    own.ask_and_ping(until, Reply::Pushes(channels.len()), encode)
+                    own.ask(until, Reply::Pushes(channels.len()), encode)
                 };
                 asked?.await.map(drop)
             }

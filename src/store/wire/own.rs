@@ -153,26 +153,6 @@ impl Connection {
         lock(&self.out).waiting.len()
     }
 
-    /// A request, which stands in the buffer when this returns.
-    pub(super) fn ask(
-        self: &Arc<Self>,
-        until: Until,
-        reply: Reply,
-        encode: impl FnOnce(&mut Vec<u8>, u64) -> Option<Part>,
-    ) -> Result<Asked, Failure> {
-        self.enter(until, reply, false, encode)
-    }
-
-    /// The same for a request whose reply does not name it: a PING stands behind it.
-    pub(super) fn ask_and_ping(
-        self: &Arc<Self>,
-        until: Until,
-        reply: Reply,
-        encode: impl FnOnce(&mut Vec<u8>, u64) -> Option<Part>,
-    ) -> Result<Asked, Failure> {
-        self.enter(until, reply, true, encode)
-    }
-
     /// A PING with a word.
     pub(super) fn ping(self: &Arc<Self>, until: Until) -> Result<Asked, Failure> {
         self.ask(until, Reply::Ping, |out, number| {
@@ -181,11 +161,11 @@ impl Connection {
         })
     }
 
-    fn enter(
+    /// A request, which stands in the buffer when this returns. Where its reply names no request, a PING stands behind it.
+    pub(super) fn ask(
         self: &Arc<Self>,
         until: Until,
         reply: Reply,
-        pings: bool,
         encode: impl FnOnce(&mut Vec<u8>, u64) -> Option<Part>,
     ) -> Result<Asked, Failure> {
         let (tell, told) = oneshot::channel();
@@ -196,6 +176,7 @@ impl Connection {
         if out.waiting.len() >= MOST_UNDER_WAY {
             return Err(Failure::TooMany);
         }
+        let pings = matches!(reply, Reply::Unnamed | Reply::Pushes(_));
         let (number, before) = (out.next_number(), out.buf.len());
         let part = encode(&mut out.buf, number);
         out.push(before, Waiting { part, ..Waiting::new(Some(tell), number, until, reply) });

@@ -233,7 +233,7 @@ async fn channels_are_subscribed_to_when_the_server_has_said_so_of_each() {
     let subscribe = |acks| {
         let encode = |out: &mut Vec<u8>, number| Request::Words(&["SUBSCRIBE"]).encode(number, out);
         connection
-            .ask_and_ping(Until::new(Instant::now(), LONG), Reply::Pushes(acks), encode)
+            .ask(Until::new(Instant::now(), LONG), Reply::Pushes(acks), encode)
             .unwrap_or_else(|failure| panic!("{failure:?}"))
     };
     let mut two = subscribe(2);
