@@ -92,6 +92,8 @@ pub(crate) struct Book {
     pub(crate) late: BTreeMap<usize, u64>,
     /// Until when holds of a lock may vanish.
     void_until: BTreeMap<String, u64>,
+    /// Until when a forced release may still be executed: by lock, and by the process that asked for it.
+    forced_until: BTreeMap<(String, usize), u64>,
     /// Since when a lock is free, and waited for.
     free: BTreeMap<String, u64>,
     /// Who waits in the queue of a fair lock, or did a moment ago: lock, then waiter; since when, and until when.
@@ -162,6 +164,12 @@ impl Book {
         for process in processes {
             let known = self.disturbed.entry(process).or_default();
             *known = (*known).max(until);
+            // what a process sent lies as long in a network that is silent anew before it has spoken
+            for ((_, by), forced) in &mut self.forced_until {
+                if *by == process && *forced > now() {
+                    *forced = (*forced).max(until + TTL);
+                }
+            }
         }
     }
 
@@ -192,9 +200,19 @@ impl Book {
         }
     }
 
+    /// A process frees these locks from their holders: until then, or later where faults keep the request on its way.
+    pub(crate) fn forced(&mut self, locks: &[String], by: usize, until: u64) {
+        self.void(locks, until);
+        for lock in locks {
+            let known = self.forced_until.entry((lock.clone(), by)).or_default();
+            *known = (*known).max(until);
+        }
+    }
+
     /// Exclusion is not promised of one of these, for the time being.
     pub(crate) fn may_vanish(&self, locks: &[String]) -> bool {
-        locks.iter().any(|lock| self.void_until.get(lock).is_some_and(|until| *until > now()))
+        let forced = |lock: &String| self.forced_until.iter().any(|((of, _), until)| of == lock && *until > now());
+        locks.iter().any(|lock| self.void_until.get(lock).is_some_and(|until| *until > now()) || forced(lock))
     }
 
     pub(crate) fn travelled(&mut self, process: usize, time: u64) {

@@ -578,7 +578,7 @@ impl Task {
         let Ok(choice) = self.plan.kind.lock(&self.clients, name, turn, None) else { return };
         // if it is not answered, it may be executed late
         book(|book| {
-            book.void(&choice.names, now() + 20 * SECOND);
+            book.forced(&choice.names, self.who.0, now() + 20 * SECOND);
             book.disturb(1..MOST_PROCESSES, now() + 20 * SECOND);
         });
         if let Err(error) = choice.lock.force_unlock().await {
