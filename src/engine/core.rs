@@ -9,7 +9,7 @@ use std::{
 
 use tokio::{
     runtime::Handle,
-    sync::{MutexGuard, mpsc::UnboundedSender, oneshot},
+    sync::{SemaphorePermit, mpsc::UnboundedSender, oneshot},
     time::Sleep,
 };
 
@@ -188,8 +188,8 @@ impl Core {
         hold: &'h Hold,
         deadline: Option<Instant>,
         now: Instant,
-    ) -> Result<(MutexGuard<'h, ()>, Instant), StoreError> {
-        match hold.turn.try_lock() {
+    ) -> Result<(SemaphorePermit<'h>, Instant), StoreError> {
+        match hold.turn.try_acquire() {
             Ok(turn) => Ok((turn, now)),
             Err(_) => Ok((self.turn(hold, deadline).await?, Instant::now())),
         }
@@ -201,20 +201,18 @@ impl Core {
         &self,
         hold: &'h Hold,
         deadline: Option<Instant>,
-    ) -> Result<MutexGuard<'h, ()>, StoreError> {
-        if let Ok(turn) = hold.turn.try_lock() {
+    ) -> Result<SemaphorePermit<'h>, StoreError> {
+        if let Ok(turn) = hold.turn.try_acquire() {
             return Ok(turn);
         }
         let longest = Instant::now() + 2 * self.config.command_timeout();
         let deadline = deadline.map_or(longest, |deadline| deadline.min(longest));
-        tokio::select! {
+        let turn = tokio::select! {
             biased;
-            turn = hold.turn.lock() => Ok(turn),
-            () = self.sleep_until(deadline) => Err(StoreError::new(
-                StoreErrorKind::Overloaded,
-                false,
-                "another call of this owner is under way; is its future polled?",
-            )),
-        }
+            turn = hold.turn.acquire() => turn.ok(),
+            () = self.sleep_until(deadline) => None,
+        };
+        let stuck = "another call of this owner is under way; is its future polled?";
+        turn.ok_or_else(|| StoreError::new(StoreErrorKind::Overloaded, false, stuck))
     }
 }

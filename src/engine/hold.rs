@@ -9,6 +9,8 @@ use std::{
     time::Duration,
 };
 
+use tokio::sync::Semaphore;
+
 use super::{
     due::{DueQueue, Queued, Spot},
     failure::store_error,
@@ -36,8 +38,8 @@ pub(crate) struct Hold {
     /// What the owner is called at first; the same without its suffix for as long as it lives.
     pub(super) caller: OwnerId,
     kind: Arc<dyn Kind>,
-    /// Held around each request about this hold, and never while waiting for the lock.
-    pub(crate) turn: tokio::sync::Mutex<()>,
+    /// The one permit is held around each request about this hold, and never while waiting for the lock.
+    pub(crate) turn: Semaphore,
     state: Mutex<State>,
     due: Arc<DueQueue<Self>>,
     meter: Meter,
@@ -99,7 +101,7 @@ impl Hold {
         Self {
             caller: owner.clone(),
             kind: Arc::clone(kind),
-            turn: tokio::sync::Mutex::new(()),
+            turn: Semaphore::new(1),
             state: Mutex::new(State::new(owner.clone(), Instant::EARLIEST)),
             due: Arc::clone(due),
             meter,
@@ -287,7 +289,7 @@ impl Hold {
     /// Bears with a waiter in the queue that is between two tries: then no request is in the hands of a future that nobody
     /// polls, and the watchdog looks again later. `false`: that is not so.
     pub(super) fn bear_with_queue(self: &Arc<Self>) -> bool {
-        let turn = self.turn.try_lock();
+        let turn = self.turn.try_acquire();
         turn.is_ok() && self.change(|state, _| state.bear_with_queue(Instant::now()))
     }
 
@@ -296,9 +298,9 @@ impl Hold {
         self.state().waiters += 1;
     }
 
-    /// One waiter less; with the last one the place in the queue is given up, by the next who makes the server agree.
-    pub(crate) fn leave_queue_once(self: &Arc<Self>, epoch: Epoch) {
-        self.change(|state, _| state.leave_queue_once(epoch, Instant::now()));
+    /// One waiter less; with the last one the place in the queue is given up. See [`State::leave_queue_once`].
+    pub(crate) fn leave_queue_once(self: &Arc<Self>, in_turn: bool, epoch: Epoch) -> Option<Abandoned> {
+        self.change(|state, _| state.leave_queue_once(in_turn, epoch, Instant::now()))
     }
 
     /// All waiters leave the queue.

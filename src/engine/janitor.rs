@@ -1,7 +1,8 @@
 //! Settles what nobody awaits: dropped guards, cancelled calls, lost replies, ghosts.
 
-use std::{iter, sync::Arc, time::Duration};
+use std::{iter, pin::pin, sync::Arc, time::Duration};
 
+use futures_util::poll;
 use tokio::{
     sync::{mpsc, oneshot},
     time::{sleep, timeout},
@@ -10,7 +11,7 @@ use tokio::{
 use super::{
     core::{Core, LOCKS_AT_ONCE},
     hold::Hold,
-    jobs::{Ghost, Janitor, Job},
+    jobs::{Ghost, Janitor, Job, LentTurn},
     kind::{Kind, Terms},
     retry::Retry,
     settle::Agreement,
@@ -83,6 +84,7 @@ pub(crate) async fn run(core: Arc<Core>, mut list: mpsc::UnboundedReceiver<Job>)
                         bust(&core, &ghost).await;
                         core.holds.doubt_is_over(&ghost.kind, &ghost.owner);
                     }
+                    Job::Leave(place, turn) => leave(&core, &place, turn).await,
                     Job::TakeOff { kind, owner, hold, tell } => take_off(&core, &kind, &owner, hold, tell).await,
                     Job::SetCount { hold, holds } => set_count(&core, &hold, holds).await,
                 }
@@ -196,6 +198,18 @@ async fn bust(core: &Core, ghost: &Ghost) {
             }
         };
         pause(core, ghost.kind.record(), &mut retry, is_denied).await;
+    }
+}
+
+/// Gives up a place in the queue. What its owner asks next may come right behind the request.
+async fn leave(core: &Core, place: &Ghost, turn: LentTurn) {
+    let mut leaving = pin!(bust(core, place));
+    let is_left = poll!(leaving.as_mut()).is_ready();
+    // before its owner asks: what is under way then would be taken for something to be settled
+    core.tidy(&turn.0);
+    drop(turn);
+    if !is_left {
+        leaving.await;
     }
 }
 

@@ -41,6 +41,8 @@ pub(crate) struct Janitor {
 pub(crate) enum Job {
     Settle(Arc<Hold>),
     Bust(Ghost),
+    /// Give up a place in the queue; the turn is given back as soon as the connection has the request.
+    Leave(Ghost, LentTurn),
     /// Take one hold off what the server records; tell what came of the first try.
     TakeOff {
         kind: Arc<dyn Kind>,
@@ -132,6 +134,16 @@ impl Janitor {
         self.denied.fetch_add(1, Ordering::AcqRel);
         self.idle.notify_waiters();
         Denied(self)
+    }
+}
+
+/// The turn of a hold, whose permit was forgotten.
+#[derive(Debug)]
+pub(crate) struct LentTurn(pub(super) Arc<Hold>);
+
+impl Drop for LentTurn {
+    fn drop(&mut self) {
+        self.0.turn.add_permits(1);
     }
 }
 

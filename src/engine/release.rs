@@ -95,7 +95,7 @@ impl Core {
             return false;
         }
         // whoever has the turn may have planned something
-        let Ok(_turn) = hold.turn.try_lock() else { return false };
+        let Ok(_turn) = hold.turn.try_acquire() else { return false };
         let mut effects = Effects::default();
         let must_be_minded = gate.relay.hand_on(|| {
             let (epoch, ttl) = (self.epoch(hold), self.config.watchdog_timeout);

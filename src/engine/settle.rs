@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::{
     core::Core,
     hold::Hold,
-    jobs::Ghost,
+    jobs::{Ghost, Job, LentTurn},
     state::{Abandoned, Answered, Leftover, Request},
 };
 use crate::{
@@ -73,7 +73,7 @@ impl Core {
     pub(crate) async fn settle_rival(&self, rival: Arc<Hold>) -> Result<(), StoreError> {
         let under_way = UnderWay { core: self, hold: rival };
         // only tried: that call may be at this one's hold
-        let Ok(_turn) = under_way.hold.turn.try_lock() else {
+        let Ok(_turn) = under_way.hold.turn.try_acquire() else {
             return Err(StoreError::new(StoreErrorKind::Overloaded, false, ANOTHER_KIND));
         };
         self.settle(&under_way.hold).await
@@ -112,6 +112,24 @@ impl Core {
         }
     }
 
+    /// One waiter less in the queue. The last one's place is left to the janitor, who holds the turn until the connection has
+    /// the request: what this owner asks next comes behind it, and need not wait for its answer.
+    pub(crate) fn leave_queue_once(&self, hold: &Arc<Hold>) {
+        // whoever has the turn may be about to ask under this name
+        let turn = hold.turn.try_acquire();
+        if let Some(place) = hold.leave_queue_once(turn.is_ok(), self.epoch(hold)) {
+            if let Ok(turn) = turn {
+                turn.forget();
+            }
+            self.retire_name(hold, &place.owner);
+            let turn = LentTurn(Arc::clone(hold));
+            self.janitor.post(Job::Leave(ghost(hold, place), turn));
+            return;
+        }
+        drop(turn);
+        self.tidy(hold);
+    }
+
     fn abandon(&self, hold: &Hold, abandoned: Option<Abandoned>) {
         if let Some(abandoned) = abandoned {
             // in the hold's turn: nobody plans anything before this
@@ -129,12 +147,12 @@ impl Core {
     }
 
     /// Leaves what late executions may do under a name to the janitor.
-    fn lay(&self, hold: &Hold, Abandoned { owner, moves_to, epoch, ends }: Abandoned) {
+    fn lay(&self, hold: &Hold, abandoned: Abandoned) {
         if let Some(sibling) = self.holds.held_sibling(hold.kind(), &hold.caller) {
-            sibling.share_its_name(&owner);
+            sibling.share_its_name(&abandoned.owner);
         }
         Meter::ghost();
-        self.janitor.lay(Ghost { kind: Arc::clone(hold.kind()), owner, moves_to, epoch, ends });
+        self.janitor.lay(ghost(hold, abandoned));
     }
 
     /// Looks after a hold that its user is done with. Call with a handle that is not used again.
@@ -145,6 +163,10 @@ impl Core {
             Leftover::Nothing => self.holds.reap(hold),
         }
     }
+}
+
+fn ghost(hold: &Hold, Abandoned { owner, moves_to, epoch, ends }: Abandoned) -> Ghost {
+    Ghost { kind: Arc::clone(hold.kind()), owner, moves_to, epoch, ends }
 }
 
 /// A call about a hold. When it ends, or is dropped midway, what it leaves behind is looked after.

@@ -57,7 +57,7 @@ impl Acquire<'_> {
         let (mut turns, mut requests, sent) = (Vec::new(), Vec::new(), Instant::now());
         for (UnderWay { hold, .. }, kind) in under_way.iter().zip(kinds) {
             // also where one lock is named twice
-            let Ok(turn) = hold.turn.try_lock() else { return Ok(Outcome::NotThisWay) };
+            let Ok(turn) = hold.turn.try_acquire() else { return Ok(Outcome::NotThisWay) };
             turns.push(turn);
             if hold.count() > 0 {
                 return Ok(Outcome::NotThisWay);
@@ -188,7 +188,7 @@ impl Core {
         let now = Instant::now();
         let mut route = self.route(holds[0], now);
         for hold in holds {
-            let Ok(turn) = hold.turn.try_lock() else { continue };
+            let Ok(turn) = hold.turn.try_acquire() else { continue };
             match hold.send_release(route.epoch(), now) {
                 Some(release) if release.ends_a_hold() => {
                     turns.push(turn);

@@ -210,12 +210,16 @@ impl State {
 // --- waiting in the lock's queue ---
 
 impl State {
-    /// One waiter less; with the last one the place in the queue is given up, by the next who makes the server agree.
-    pub(super) fn leave_queue_once(&mut self, epoch: Epoch, now: Instant) {
+    /// One waiter less; with the last one the place in the queue is given up. `in_turn`: nobody has planned a request, so that the
+    /// name is left to the place, and the owner goes on under another. Otherwise the next who makes the server agree sees to it.
+    pub(super) fn leave_queue_once(&mut self, in_turn: bool, epoch: Epoch, now: Instant) -> Option<Abandoned> {
         self.waiters = self.waiters.saturating_sub(1);
-        if self.waiters == 0 {
-            self.leave_queue(epoch, now);
+        if self.waiters > 0 {
+            return None;
         }
+        let waits = self.server == ServerSide::Waits;
+        self.leave_queue(epoch, now);
+        if waits && in_turn { self.abandon_name_in_doubt() } else { None }
     }
 
     /// All waiters leave the queue.

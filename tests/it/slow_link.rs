@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use futures::{StreamExt, future::join_all, stream};
-use nestlock::{AcquireOptions, LockClient, LockGuard, OwnerId};
+use nestlock::{AcquireOptions, Lock, LockClient, LockGuard, OwnerId};
 
 use crate::support::{
     Server, eventually,
@@ -63,6 +63,41 @@ async fn a_free_lock_is_acquired_however_short_the_wait_at_120_ms() {
         let lock = client.reentrant_lock(format!("l{wait}")).unwrap();
         let guard = lock.try_lock_for(ms(wait)).await.unwrap_or_else(|error| panic!("{wait} ms: {error}"));
         guard.expect("it is free").unlock().await.unwrap();
+    }
+}
+
+fn of_kind(client: &LockClient, kind: &str, name: &str) -> Lock {
+    match kind {
+        "fair" => client.fair_lock(name).unwrap(),
+        "write" => client.read_write_lock(name).unwrap().write_lock(),
+        _ => {
+            let member = |at: &str| client.fair_lock(format!("{name}:{at}")).unwrap();
+            client.multi_lock([member("a"), member("b")]).unwrap()
+        }
+    }
+}
+
+/// The place of the wait before is given up by a request of its own: the next call goes right behind it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn short_waits_in_a_row_end_with_none_at_120_ms() {
+    let server = Server::start();
+    let proxy = far(&server, 120);
+    let near = server.client().await;
+    for kind in ["fair", "write", "multi"] {
+        let far = LockClient::connect(proxy.url()).await.unwrap();
+        let (held, lock) = (of_kind(&near, kind, kind).lock().await.unwrap(), of_kind(&far, kind, kind));
+        tokio::spawn(async move {
+            for n in 0..30_u64 {
+                let wait = ms(5 + n * 37 % 100);
+                let outcome = lock.try_lock_for(wait).await;
+                assert!(matches!(outcome, Ok(None)), "{kind}, {n}, {wait:?}: {outcome:?}");
+            }
+            held.unlock().await.unwrap();
+            // what was left a moment ago is not before it in the queue
+            lock.try_lock().await.unwrap().expect(kind).unlock().await.unwrap();
+        })
+        .await
+        .unwrap();
     }
 }
 

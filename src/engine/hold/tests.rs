@@ -132,7 +132,7 @@ fn a_hold_that_was_given_away_is_neither_planned_nor_settled() {
 async fn comes_and_goes(holds: &Holds, kind: &Arc<dyn Kind>, owner: &OwnerId, hands_over: bool) -> bool {
     loop {
         let hold = holds.get_or_insert(kind, owner);
-        let turn = hold.turn.lock().await;
+        let turn = hold.turn.acquire().await.unwrap();
         if hold.standing() != Standing::Ours {
             holds.forget(&hold);
             continue;

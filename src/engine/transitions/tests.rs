@@ -36,7 +36,7 @@ enum Fate {
 #[derive(Debug, Clone, Copy)]
 enum Step {
     Acquire { fate: Fate, watched: bool, after_loss: bool, waits: bool },
-    LeaveQueue,
+    LeaveQueue { in_turn: bool },
     SomebodyAcquires,
     SomebodyGrants { heard: bool },
     Settle(Fate),
@@ -62,7 +62,7 @@ fn steps() -> impl Strategy<Value = Step> {
     prop_oneof![
         8 => (fates(), any::<bool>(), any::<bool>(), any::<bool>())
             .prop_map(|(fate, watched, after_loss, waits)| Step::Acquire { fate, watched, after_loss, waits }),
-        2 => Just(Step::LeaveQueue),
+        2 => any::<bool>().prop_map(|in_turn| Step::LeaveQueue { in_turn }),
         1 => Just(Step::SomebodyAcquires),
         2 => any::<bool>().prop_map(|heard| Step::SomebodyGrants { heard }),
         6 => fates().prop_map(Step::Settle),
@@ -224,9 +224,10 @@ impl World {
                 let about = About { queues: true, ..About::plain("fair") };
                 self.acquire(fate, Door { about, waits, adopts: None, max_holds: 5, after_loss }, watched, effects);
             }
-            Step::LeaveQueue if self.waiters > 0 => {
+            Step::LeaveQueue { in_turn } if self.waiters > 0 => {
                 self.waiters -= 1;
-                self.state.leave_queue_once(self.epoch, now);
+                let place = self.state.leave_queue_once(in_turn, self.epoch, now);
+                self.suffix += u64::from(place.is_some());
             }
             Step::SomebodyAcquires if self.server.record.is_none() => {
                 let owner = OwnerId::named(&ClientId::random(), "somebody").unwrap();

@@ -22,7 +22,6 @@ impl<'a> Place<'a> {
 
 impl Drop for Place<'_> {
     fn drop(&mut self) {
-        self.hold.leave_queue_once(self.core.epoch(&self.hold));
-        self.core.tidy(&self.hold);
+        self.core.leave_queue_once(&self.hold);
     }
 }
