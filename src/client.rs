@@ -61,6 +61,53 @@ impl LockClient {
         Self::builder().connect(url).await
     }
 
+    /// A client that connects when it is first used: the program starts without a server. Makes no request, and needs no runtime.
+    ///
+    /// The first call that needs a server connects, and fails as [`connect`](Self::connect) does, each with
+    /// [`Error::Connect`] until a connection was made: a wait goes on trying for as long as it may take, as in any outage. Ask
+    /// [`ready`](Self::ready) to know earlier. From the first connection on it is a client like all others.
+    ///
+    /// Replies are read by the runtime in which this is called, if there is one, else by the client's own thread. The thread is
+    /// started here, which takes less than a millisecond.
+    ///
+    /// ```no_run
+    /// use std::sync::LazyLock;
+    ///
+    /// use nestlock::LockClient;
+    ///
+    /// static LOCKS: LazyLock<LockClient> =
+    ///     LazyLock::new(|| LockClient::connect_lazy("redis://127.0.0.1:6379").expect("the URL is right"));
+    ///
+    /// # async fn example() -> nestlock::Result<()> {
+    /// let guard = LOCKS.mutex("orders:42")?.lock().await?; // connects
+    /// guard.unlock().await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidConfig`] for a URL that cannot be read; [`Error::Connect`] if the system has no thread.
+    pub fn connect_lazy(url: impl AsRef<str>) -> Result<Self> {
+        Self::builder().connect_lazy(url)
+    }
+
+    /// Connects, if that is to be done, and asks every server that locks go to (in a cluster, each master) for an answer: what a
+    /// readiness probe wants to know. [`topology`](Self::topology) says which servers those are.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Connect`] if there is no connection, or no answer within the command timeout; [`Error::InvalidConfig`] as for
+    /// [`connect`](Self::connect), of a client that is [lazy](Self::connect_lazy).
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe: it changes nothing.
+    pub async fn ready(&self) -> Result<()> {
+        self.anchor.connected(None).await?;
+        self.anchor.store.answers().await
+    }
+
     /// A builder with the default configuration.
     pub fn builder() -> LockClientBuilder {
         LockClientBuilder {
@@ -785,6 +832,17 @@ impl LockClientBuilder {
     pub async fn connect(self, url: impl AsRef<str>) -> Result<LockClient> {
         let endpoint = Endpoint::from_url(url.as_ref())?;
         self.start(endpoint).await
+    }
+
+    /// Makes a client that connects when it is first used. See [`LockClient::connect_lazy`].
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidConfig`] for a URL that cannot be read and a configuration that makes no sense; [`Error::Connect`] if the
+    /// system has no thread.
+    pub fn connect_lazy(self, url: impl AsRef<str>) -> Result<LockClient> {
+        let endpoint = self.secured(Endpoint::from_url(url.as_ref())?)?;
+        Ok(LockClient { anchor: engine::connect_lazy(endpoint, self.config)? })
     }
 
     /// Connects to where a configuration of fred's leads ([`fred::types::config::Config`], feature `fred-config`): for TLS

@@ -213,7 +213,7 @@ impl<'a> Acquire<'a> {
     fn pause(&self, pause: Duration, deadline: Instant) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
         Box::pin(async move {
             let (store, record) = (&self.core.store, self.kind.record());
-            if !store.is_up(record) {
+            if store.is_connected() && !store.is_up(record) {
                 tokio::select! {
                     () = store.wait_up(record) => {}
                     () = self.sleep_while_open(deadline) => {}

@@ -161,6 +161,12 @@ impl<'a> Acquire<'a> {
         deadline: Option<Instant>,
     ) -> Result<Attempt<'a>> {
         let Self { core, kind, .. } = *self;
+        if !core.store.is_connected() {
+            if let Err(error) = core.connected(deadline).await {
+                return if error.is_transient() { Ok(Attempt::Failed(error)) } else { Err(error) };
+            }
+            now = Instant::now();
+        }
         if self.owner.is_value() {
             if let Some(attempt) = self.attempt_by_a_value_that_was_given_away(deadline).await {
                 return attempt;

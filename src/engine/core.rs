@@ -14,6 +14,7 @@ use tokio::{
 };
 
 use super::{
+    begin::Beginning,
     hold::Hold,
     holds::Holds,
     jobs::Janitor,
@@ -42,6 +43,7 @@ pub(crate) struct Core {
     pub(crate) client: ClientId,
     pub(crate) config: Config,
     pub(crate) store: Store,
+    pub(super) beginning: Beginning,
     pub(crate) holds: Holds,
     /// Channels, and who waits for their messages.
     pub(super) hub: Arc<Hub>,
@@ -115,6 +117,41 @@ impl Drop for Anchor {
 }
 
 impl Core {
+    /// Connects. On the client's own runtime.
+    pub(super) async fn connect(&self) -> Result<()> {
+        self.store.connect().await?;
+        self.beginning.tell();
+        if let Err(closed) = self.check_open() {
+            // the shutdown had nothing to end yet
+            self.store.close().await;
+            return Err(closed);
+        }
+        Ok(())
+    }
+
+    /// Waits until there has been a connection: a lazy client makes it when it is first asked for one. Until `deadline` at most,
+    /// and no longer than one try may take.
+    ///
+    /// # Errors
+    ///
+    /// Why the next try has failed.
+    pub(crate) async fn connected(&self, deadline: Option<Instant>) -> Result<()> {
+        self.check_open()?;
+        if self.store.is_connected() { Ok(()) } else { Box::pin(self.first_connection(deadline)).await }
+    }
+
+    async fn first_connection(&self, deadline: Option<Instant>) -> Result<()> {
+        let longest = Instant::now() + 2 * self.config.connect_timeout;
+        let deadline = deadline.map_or(longest, |deadline| deadline.min(longest));
+        let failed = tokio::select! {
+            biased;
+            failed = self.beginning.want(|| self.store.is_connected() || self.check_open().is_err()) => failed,
+            () = self.sleep_until(deadline) => Some(self.store.not_connected_yet()),
+        };
+        self.check_open()?;
+        failed.map_or(Ok(()), Err)
+    }
+
     pub(super) fn check_open(&self) -> Result<()> {
         if self.closed.load(Ordering::Acquire) { Err(Error::Closed) } else { Ok(()) }
     }
@@ -122,6 +159,7 @@ impl Core {
     /// From here on nothing begins, and nobody waits.
     pub(super) fn close(&self) {
         self.closed.store(true, Ordering::Release);
+        self.beginning.tell();
         for baton in self.hub.close().into_iter().chain(self.signals.close()) {
             self.janitor.lay(baton.into());
         }

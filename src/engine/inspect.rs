@@ -30,7 +30,7 @@ pub struct ClientStats {
 impl Core {
     /// Asks the server who holds a lock.
     pub(crate) async fn inspect(&self, kind: &Arc<dyn Kind>) -> Result<Inspected> {
-        self.check_open()?;
+        self.connected(None).await?;
         let mut inspected = self.ask(kind).await?;
         if let Inspected::Held { holders, .. } = &mut inspected {
             for (holder, _) in holders.iter_mut().filter(|(holder, _)| holder.is_of(&self.client)) {
@@ -53,7 +53,7 @@ impl Core {
 
     /// Reads or writes a guarded key, showing `token`. One request, which is not repeated.
     pub(crate) async fn guarded(&self, token: FencingToken, call: &Call) -> Result<Option<Vec<u8>>> {
-        self.check_open()?;
+        self.connected(None).await?;
         let key = call.keys.first().map_or_else(String::new, ToString::to_string);
         match self.store.guarded(call).await {
             Ok(Guarded::Done(value)) => Ok(value),

@@ -2,6 +2,7 @@
 //!
 //! The parts, from the bottom up: each uses those above it in this list, and none below.
 
+mod begin;
 mod failure;
 mod refusal;
 mod retry;
@@ -47,5 +48,5 @@ pub(crate) use self::{
     core::Anchor,
     kind::{About, Kind, Sibling, Terms, Together, Turn, Verbs, Wake},
     retry::random_fraction,
-    start::connect,
+    start::{connect, connect_lazy},
 };

@@ -192,7 +192,7 @@ impl Core {
 
     /// Gives up one hold of an owner, without a guard.
     pub(crate) async fn release_owner(&self, kind: &Arc<dyn Kind>, owner: &OwnerId) -> Result<()> {
-        self.check_open()?;
+        self.connected(None).await?;
         if let Some(hold) = self.holds.get(kind, owner)
             && hold.generation_of(owner).is_some()
         {
@@ -273,7 +273,7 @@ impl Core {
 
     /// Lets a hold live for at least `lease` from now.
     pub(crate) async fn extend(&self, kind: &Arc<dyn Kind>, owner: &OwnerId, lease: Duration) -> Result<()> {
-        self.check_open()?;
+        self.connected(None).await?;
         let lease = checked_lease(kind.name(), lease)?;
         let known = self.holds.get(kind, owner).into_iter().chain(self.holds.given_away(kind, owner));
         let known = known.map(|hold| (hold.generation_of(owner), hold)).find(|(generation, _)| generation.is_some());
@@ -312,7 +312,7 @@ impl Core {
 
     /// Frees a lock, whoever holds it. `false`: nobody did.
     pub(crate) async fn force_unlock(&self, kind: &Arc<dyn Kind>) -> Result<bool> {
-        self.check_open()?;
+        self.connected(None).await?;
         // who holds it now, or is handed it; a hold that begins meanwhile is not ours to end
         let ours: Vec<_> = self.holds.of_lock(kind).into_iter().map(|hold| UnderWay { core: self, hold }).collect();
         let mut records = Vec::new();
@@ -364,7 +364,7 @@ impl Core {
     ) -> Result<u64> {
         let (mut cursor, mut freed) = ("0".to_owned(), 0);
         loop {
-            self.check_open()?;
+            self.connected(None).await?;
             let page = self.store.scan(&cursor, pattern).await.map_err(|error| store_error(pattern, error))?;
             let kinds: Vec<_> = page.keys.iter().filter_map(|key| kind_of(key)).collect();
             for outcome in join_all(kinds.iter().map(|kind| self.force_unlock(kind))).await {

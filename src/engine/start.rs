@@ -4,6 +4,7 @@
 use std::sync::PoisonError;
 use std::{
     future::Future,
+    io,
     sync::{Arc, atomic::AtomicU32},
     thread,
     time::Duration,
@@ -11,15 +12,23 @@ use std::{
 
 use tokio::{
     runtime::{Builder, Handle},
-    sync::{mpsc, oneshot},
+    sync::{
+        mpsc::{self, UnboundedReceiver},
+        oneshot,
+    },
 };
 
 use super::{
+    begin::Beginning,
     core::{Anchor, Core},
     holds::Holds,
     janitor,
     jobs::Janitor,
-    wait::{hub::Hub, lists, messages},
+    retry::Retry,
+    wait::{
+        hub::{Event, Hub},
+        lists, messages,
+    },
     watchdog,
 };
 use crate::{
@@ -31,32 +40,78 @@ use crate::{
     sync::atomic::AtomicBool,
 };
 
+/// The pauses between two tries to connect for the first time, of which the first is at once. Who asks meanwhile waits.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
+
 /// Starts the client's thread and connects. The runtime in which this is polled first reads answers, while it runs.
 pub(crate) async fn connect(endpoint: Endpoint, config: Config) -> Result<Arc<Anchor>> {
-    let is_read_here = || endpoint.wire(&config) == Wire::Own && has_io_here();
-    let driver = Handle::try_current().ok().filter(|_| is_read_here());
-    let config = config.validate()?;
-    let no_thread = |error: std::io::Error| endpoint.without_a_thread(&error);
-    let ((end, ended), (tell, told)) = (oneshot::channel::<()>(), oneshot::channel());
-    // the runtime is made and dropped there: it must not be dropped here, where another one may run
-    let body = move || match Builder::new_current_thread().enable_all().build() {
-        Ok(runtime) => {
-            let _ = tell.send(Ok(runtime.handle().clone()));
-            let _ = runtime.block_on(ended);
-            runtime.shutdown_background();
-        }
-        Err(error) => drop(tell.send(Err(error))),
-    };
-    thread::Builder::new().name("nestlock".into()).spawn(body).map_err(no_thread)?;
-    // tokio panics where a runtime has no file descriptor for signals
-    let panicked = |_| no_thread(std::io::Error::other("it panicked; Too many open files?"));
-    let handle = told.await.map_err(panicked)?.map_err(no_thread)?;
-    let started = handle.spawn(start(endpoint, config, handle.clone(), driver));
-    let core = started.await.unwrap_or(Err(Error::Closed))?;
+    let starting = Starting::here(endpoint, config)?;
+    let (tell, told) = oneshot::channel();
+    let end = starting.thread(move |runtime| drop(tell.send(runtime)))?;
+    let core = starting.core(told.await.ok())?;
+    let connecting = Arc::clone(&core);
+    // on its own runtime: it has timers and sockets
+    let connected = core.runtime.spawn(async move { connecting.connect().await }).await;
+    connected.unwrap_or(Err(Error::Closed))?;
     Ok(Arc::new(Anchor { core, end: Some(end) }))
 }
 
-async fn start(endpoint: Endpoint, config: Config, runtime: Handle, driver: Option<Handle>) -> Result<Arc<Core>> {
+/// Starts the client's thread, which connects when the client is used.
+pub(crate) fn connect_lazy(endpoint: Endpoint, config: Config) -> Result<Arc<Anchor>> {
+    let starting = Starting::here(endpoint, config)?;
+    let (tell, told) = std::sync::mpsc::sync_channel(1);
+    let end = starting.thread(move |runtime| drop(tell.send(runtime)))?;
+    let core = starting.core(told.recv().ok())?;
+    let beginning = Arc::clone(&core);
+    core.runtime.spawn(async move { connect_when_wanted(&beginning).await });
+    Ok(Arc::new(Anchor { core, end: Some(end) }))
+}
+
+/// The runtime of a client's thread.
+type Started = io::Result<Handle>;
+
+/// A client of which there is nothing yet.
+struct Starting {
+    endpoint: Endpoint,
+    config: Config,
+    /// The runtime that reads answers.
+    driver: Option<Handle>,
+}
+
+impl Starting {
+    fn here(endpoint: Endpoint, config: Config) -> Result<Self> {
+        let is_read_here = || endpoint.wire(&config) == Wire::Own && has_io_here();
+        let driver = Handle::try_current().ok().filter(|_| is_read_here());
+        Ok(Self { endpoint, config: config.validate()?, driver })
+    }
+
+    /// Starts the thread, which tells its runtime, until what is returned is dropped.
+    fn thread(&self, tell: impl FnOnce(Started) + Send + 'static) -> Result<oneshot::Sender<()>> {
+        let (end, ended) = oneshot::channel::<()>();
+        // the runtime is made and dropped there: it must not be dropped here, where another one may run
+        let body = move || match Builder::new_current_thread().enable_all().build() {
+            Ok(runtime) => {
+                tell(Ok(runtime.handle().clone()));
+                let _ = runtime.block_on(ended);
+                runtime.shutdown_background();
+            }
+            Err(error) => tell(Err(error)),
+        };
+        let started = thread::Builder::new().name("nestlock".into()).spawn(body);
+        started.map(|_| end).map_err(|error| self.endpoint.without_a_thread(&error))
+    }
+
+    /// `None`: the thread has ended. tokio panics where a runtime has no file descriptor for signals.
+    fn core(self, started: Option<Started>) -> Result<Arc<Core>> {
+        let panicked = || Err(io::Error::other("it panicked; Too many open files?"));
+        match started.unwrap_or_else(panicked) {
+            Ok(runtime) => Ok(core(self, &runtime)),
+            Err(error) => Err(self.endpoint.without_a_thread(&error)),
+        }
+    }
+}
+
+fn core(Starting { endpoint, config, driver }: Starting, runtime: &Handle) -> Arc<Core> {
     let (hub, subscriptions) = Hub::new();
     let hub = Arc::new(hub);
     let hears = Arc::downgrade(&hub);
@@ -67,9 +122,7 @@ async fn start(endpoint: Endpoint, config: Config, runtime: Handle, driver: Opti
     });
     let client = ClientId::random();
     let name = connection_name(config.application.as_deref(), &client).into();
-    let store = Store::connect(Dials::new(endpoint, config.clone(), name, runtime.clone(), driver, sink)).await?;
-    // how long a round trip takes is known from here on. If it is not answered, the first request will be told
-    store.barrier().await;
+    let store = Store::new(Dials::new(endpoint, config.clone(), name, runtime.clone(), driver, sink));
     let (signals, lists) = Hub::new();
     let (janitor, list) = Janitor::new();
     let (relays, relayed) = mpsc::unbounded_channel();
@@ -78,6 +131,7 @@ async fn start(endpoint: Endpoint, config: Config, runtime: Handle, driver: Opti
         holds: Holds::new(config.command_timeout(), config.meter),
         config,
         store,
+        beginning: Beginning::default(),
         hub,
         signals,
         janitor,
@@ -86,16 +140,34 @@ async fn start(endpoint: Endpoint, config: Config, runtime: Handle, driver: Opti
         runtime: runtime.clone(),
         closed: AtomicBool::new(false),
     });
-    tokio::spawn(janitor::run(Arc::clone(&core), list));
-    tokio::spawn(janitor::mind_relays(Arc::clone(&core), relayed));
+    runtime.spawn(janitor::run(Arc::clone(&core), list));
+    runtime.spawn(janitor::mind_relays(Arc::clone(&core), relayed));
+    runtime.spawn(go_on(Arc::clone(&core), subscriptions, lists));
+    core
+}
+
+/// Connects as soon as that is wanted, and as often as it takes.
+async fn connect_when_wanted(core: &Core) {
+    let mut retry = Retry::new(PAUSES.0, PAUSES.1);
+    loop {
+        core.beginning.wanted().await;
+        match core.connect().await {
+            Ok(()) => return,
+            Err(why) => core.beginning.failed(why),
+        }
+        tokio::time::sleep(retry.next()).await;
+    }
+}
+
+/// Starts what needs a connection, once there is one.
+async fn go_on(core: Arc<Core>, subscriptions: UnboundedReceiver<Event>, lists: UnboundedReceiver<Event>) {
+    core.beginning.until(|| core.store.is_connected()).await;
     keep_running("watchdog", &core, watchdog::run);
     tokio::spawn(messages::subscribe(Arc::clone(&core), subscriptions));
     tokio::spawn(lists::read(Arc::clone(&core), lists));
     #[cfg(feature = "metrics")]
-    tokio::spawn(gauge(Arc::clone(&core)));
-    Ok(core)
+    tokio::spawn(gauge(core));
 }
-
 /// Starts a task again should it ever panic: one bad hold must not cost the others their renewal.
 fn keep_running<F>(name: &'static str, core: &Arc<Core>, task: fn(Arc<Core>) -> F)
 where

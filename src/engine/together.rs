@@ -50,7 +50,7 @@ impl Acquire<'_> {
 
     async fn attempt_together(&self, kinds: &[Arc<dyn Kind>]) -> Result<Outcome> {
         let Self { core, .. } = *self;
-        core.check_open()?;
+        core.connected(self.attempt_deadline(None)).await?;
         let Some(scripts) = scripts(core, kinds.iter()) else { return Ok(Outcome::NotThisWay) };
         let under_way: Vec<_> =
             kinds.iter().map(|kind| UnderWay { core, hold: core.holds.get_or_insert(kind, &self.owner) }).collect();

@@ -19,7 +19,11 @@ mod tls;
 mod url;
 mod wire;
 
-use std::{fmt, io, sync::Arc, time::Duration};
+use std::{
+    fmt, io,
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
 
 use fred::bytes_utils::Str;
 use futures_util::future::join_all;
@@ -41,8 +45,9 @@ pub(crate) use self::{
 use self::{
     cluster::{Cluster, Next, slot_of},
     endpoint::Place,
-    link::Epochs,
+    link::{Carries, Epochs},
     one::One,
+    pace::Pace,
     wire::Dial,
 };
 use crate::{
@@ -150,7 +155,10 @@ impl fmt::Debug for Dials {
 /// The servers, seen through their links. All requests about a lock name go over one link, until its server is another one.
 #[derive(Debug)]
 pub(crate) struct Store {
-    servers: Servers,
+    /// Set when the client has connected.
+    servers: OnceLock<Servers>,
+    /// What stands for them until then: a link that leads nowhere.
+    nowhere: OnceLock<Servers>,
     dials: Arc<Dials>,
     address: String,
     /// What answers in the server's place.
@@ -164,6 +172,23 @@ enum Servers {
     Cluster(Arc<Cluster>),
 }
 
+impl Servers {
+    fn script_links(&self) -> Vec<Arc<Link>> {
+        match self {
+            Self::One(one) => vec![Arc::clone(&one.scripts)],
+            Self::Cluster(cluster) => cluster.masters().into_iter().map(|(_, link)| link).collect(),
+        }
+    }
+
+    /// Makes no more links, and looks for no server any more: those that there are.
+    fn stop(&self) -> Vec<Arc<Link>> {
+        match self {
+            Self::One(one) => one.stop(),
+            Self::Cluster(cluster) => cluster.stop(),
+        }
+    }
+}
+
 /// Keys that `SCAN` found, and where to go on.
 #[derive(Debug)]
 pub(crate) struct Page {
@@ -172,39 +197,74 @@ pub(crate) struct Page {
 }
 
 impl Store {
-    /// Connects. Must run on the client's own runtime.
-    pub(crate) async fn connect(dials: Dials) -> Result<Self> {
-        let dials = Arc::new(dials);
-        let servers = match &dials.endpoint.place {
-            Place::Server | Place::Sentinel(_) | Place::List(_) => Servers::One(One::connect(&dials).await?),
-            Place::Cluster(seeds) => Servers::Cluster(Cluster::connect(&dials, seeds).await?),
-        };
-        let store = Self {
-            servers,
+    /// Without any connection.
+    pub(crate) fn new(dials: Dials) -> Self {
+        Self {
+            servers: OnceLock::new(),
+            nowhere: OnceLock::new(),
             address: dials.endpoint.address(),
-            dials,
+            dials: Arc::new(dials),
             #[cfg(test)]
             played: None,
-        };
-        if let Some(copies) = store.dials.config.copies(store.dials.config.replicas)
-            && let Err(error) = store.has_replicas(copies).await
-        {
-            store.abandon();
-            return Err(error);
         }
-        Ok(store)
     }
 
-    async fn has_replicas(&self, copies: Copies) -> Result<()> {
-        let links = self.script_links();
+    /// Connects. Must run on the client's own runtime, once at a time.
+    pub(crate) async fn connect(&self) -> Result<()> {
+        let dials = &self.dials;
+        let servers = match &dials.endpoint.place {
+            Place::Server | Place::Sentinel(_) | Place::List(_) => Servers::One(One::connect(dials).await?),
+            Place::Cluster(seeds) => Servers::Cluster(Cluster::connect(dials, seeds).await?),
+        };
+        if let Some(copies) = dials.config.copies(dials.config.replicas)
+            && let Err(error) = self.have_replicas(&servers, copies).await
+        {
+            servers.stop().iter().for_each(|link| link.abandon());
+            return Err(error);
+        }
+        let _ = self.servers.set(servers);
+        // how long a round trip takes is known from here on. If it is not answered, the first request will be told
+        self.barrier().await;
+        Ok(())
+    }
+
+    async fn have_replicas(&self, servers: &Servers, copies: Copies) -> Result<()> {
         let limit = self.dials.config.connect_timeout;
-        let checked = timeout(limit, acks::check(&links, copies, &self.address, limit)).await;
+        let checked = timeout(limit, acks::check(&servers.script_links(), copies, &self.address, limit)).await;
         checked.unwrap_or_else(|_| Err(self.dials.unreachable(self.dials.late())))
+    }
+
+    /// Whether there has been a connection.
+    pub(crate) fn is_connected(&self) -> bool {
+        self.servers.get().is_some()
+    }
+
+    /// That there was none, and is none in time.
+    pub(crate) fn not_connected_yet(&self) -> Error {
+        let why = StoreError::new(StoreErrorKind::Timeout, false, "no connection before the wait was over");
+        Error::Connect { address: self.address.clone(), source: why }
+    }
+
+    /// The servers. Where there has been no connection, one that cannot be reached.
+    fn servers(&self) -> &Servers {
+        self.servers.get().unwrap_or_else(|| {
+            self.nowhere.get_or_init(|| {
+                let pace = Arc::new(Pace::new());
+                Servers::One(One::nowhere(&Link::new(self.dials.for_scripts(), &pace, Carries::Requests)))
+            })
+        })
+    }
+
+    /// Whether every server that locks go to answers now.
+    pub(crate) async fn answers(&self) -> Result<()> {
+        let answers = join_all(self.script_links().iter().map(|link| link.barrier())).await;
+        let all: std::result::Result<Vec<()>, StoreError> = answers.into_iter().collect();
+        all.map(drop).map_err(|error| self.dials.unreachable(error))
     }
 
     /// Whether the servers are a cluster.
     pub(crate) fn is_cluster(&self) -> bool {
-        matches!(self.servers, Servers::Cluster(_))
+        matches!(self.dials.endpoint.place, Place::Cluster(_))
     }
 
     /// The link that carries everything about this key by now.
@@ -213,7 +273,7 @@ impl Store {
     }
 
     fn link_of(&self, group: u16) -> Arc<Link> {
-        match &self.servers {
+        match self.servers() {
             Servers::One(one) => Arc::clone(&one.scripts),
             Servers::Cluster(cluster) => cluster.link(group),
         }
@@ -234,7 +294,7 @@ impl Store {
 
     /// Turns a route to where its request, which was not executed, goes now. `false`: nowhere.
     pub(crate) async fn follow(&self, route: &mut Route) -> bool {
-        let Servers::Cluster(cluster) = &self.servers else { return false };
+        let Servers::Cluster(cluster) = self.servers() else { return false };
         let spare = self.dials.config.command_timeout() / SPARE;
         let Some((next, pause)) = route.go_on(spare) else { return false };
         let timer = |pause| {
@@ -294,7 +354,8 @@ impl Store {
 
     /// Which servers there are, as far as is known.
     pub(crate) fn topology(&self) -> Topology {
-        let (kind, nodes) = match &self.servers {
+        let (kind, nodes) = match self.servers() {
+            _ if self.is_cluster() && !self.is_connected() => (TopologyKind::Cluster, Vec::new()),
             Servers::One(one) => one.topology(&self.dials),
             Servers::Cluster(cluster) => (TopologyKind::Cluster, cluster.topology()),
         };
@@ -312,7 +373,7 @@ impl Store {
     }
 
     fn longest(&self, of_link: fn(&Link) -> Duration) -> Duration {
-        match &self.servers {
+        match self.servers() {
             Servers::One(one) => of_link(&one.scripts),
             Servers::Cluster(cluster) => cluster.longest(of_link),
         }
@@ -320,8 +381,9 @@ impl Store {
 
     /// Whether both are known to lead to one server. One that was restarted between the two connects is not recognised.
     pub(crate) fn is_of_same_server(&self, other: &Self) -> bool {
-        match (&self.servers, &other.servers) {
+        match (self.servers(), other.servers()) {
             _ if std::ptr::eq(self, other) => true,
+            _ if !self.is_connected() || !other.is_connected() => self.address == other.address,
             (Servers::One(one), Servers::One(other)) => one.is(other),
             (Servers::Cluster(one), Servers::Cluster(other)) => one.is(other),
             _ => false,
@@ -336,7 +398,7 @@ impl Store {
 
     /// What the keys of one script have in common: in a cluster, the slot.
     pub(crate) fn group_of(&self, key: &str) -> u16 {
-        match &self.servers {
+        match self.servers() {
             Servers::One(_) => 0,
             Servers::Cluster(_) => slot_of(key),
         }
@@ -344,7 +406,7 @@ impl Store {
 
     /// The number of the server that has a group's keys by now.
     pub(crate) fn server_of(&self, group: u16) -> u16 {
-        match &self.servers {
+        match self.servers() {
             Servers::One(_) => 0,
             Servers::Cluster(cluster) => cluster.owner(group),
         }
@@ -357,7 +419,7 @@ impl Store {
 
     /// Where waiters of a channel listen: the number of the node, and the link for that.
     pub(crate) fn home(&self, channel: &str) -> (u16, Arc<Link>) {
-        match &self.servers {
+        match self.servers() {
             Servers::One(one) => (0, Arc::clone(&one.messages)),
             Servers::Cluster(cluster) => cluster.home(slot_of(channel)),
         }
@@ -365,7 +427,7 @@ impl Store {
 
     /// Changes when channels have other homes; `None`: that never happens.
     pub(crate) fn moves(&self) -> Option<watch::Receiver<u64>> {
-        match &self.servers {
+        match self.servers() {
             Servers::One(_) => None,
             Servers::Cluster(cluster) => Some(cluster.moves()),
         }
@@ -373,7 +435,7 @@ impl Store {
 
     /// A node said that a slot has another master.
     pub(crate) fn ring(&self) {
-        if let Servers::Cluster(cluster) = &self.servers {
+        if let Servers::Cluster(cluster) = self.servers() {
             cluster.ring();
         }
     }
@@ -381,7 +443,7 @@ impl Store {
     /// The link that waits for elements of lists, made when it is first asked for. Must be asked for on the client's
     /// own runtime. In a cluster there is none.
     pub(crate) async fn lists(&self) -> Result<&Arc<Link>, StoreError> {
-        match &self.servers {
+        match self.servers() {
             Servers::One(one) => one.lists(&self.dials).await,
             Servers::Cluster(_) => {
                 Err(StoreError::new(StoreErrorKind::Unavailable, false, "nobody waits for lists in a cluster"))
@@ -390,10 +452,7 @@ impl Store {
     }
 
     fn script_links(&self) -> Vec<Arc<Link>> {
-        match &self.servers {
-            Servers::One(one) => vec![Arc::clone(&one.scripts)],
-            Servers::Cluster(cluster) => cluster.masters().into_iter().map(|(_, link)| link).collect(),
-        }
+        self.servers().script_links()
     }
 
     /// Waits until what was sent is answered, and knows then how long that takes.
@@ -413,7 +472,7 @@ impl Store {
 
     /// Answers are needed soon, whatever becomes of the user's runtime.
     pub(crate) fn hurry(&self) {
-        match &self.servers {
+        match self.servers() {
             Servers::One(one) => one.scripts.hurry(),
             Servers::Cluster(_) => self.script_links().iter().for_each(|link| link.hurry()),
         }
@@ -426,7 +485,7 @@ impl Store {
 
     /// Waits until this key's server can be reached.
     pub(crate) async fn wait_up(&self, key: &str) {
-        let Servers::Cluster(cluster) = &self.servers else { return self.link(key).wait_up().await };
+        let Servers::Cluster(cluster) = self.servers() else { return self.link(key).wait_up().await };
         let mut moves = cluster.moves();
         loop {
             let link = self.link(key);
@@ -451,7 +510,7 @@ impl Store {
             return Ok((server.answer(call.clone()).await?, route.epoch()));
         }
         let answer = route.link.eval(call, route.until, route.asking, (route.copies, &mut route.receipt)).await;
-        let Servers::Cluster(cluster) = &self.servers else { return answer };
+        let Servers::Cluster(cluster) = self.servers() else { return answer };
         answer.map_err(|error| {
             let error = call.script.refusal(error);
             route.next = cluster.next(route.slot, call, &route.link, &error);
@@ -568,7 +627,7 @@ impl Store {
 
     /// Keys of a pattern, strings only: the page after `cursor`, which begins and ends at `0`.
     pub(crate) async fn scan(&self, cursor: &str, pattern: &str) -> Result<Page, StoreError> {
-        let Servers::Cluster(cluster) = &self.servers else {
+        let Servers::Cluster(cluster) = self.servers() else {
             let link = self.link("");
             let (next, keys) = link.scan(cursor, pattern).await.map_err(StoreError::of_a_read)?;
             return Ok(Page { keys, next: (next != "0").then_some(next) });
@@ -602,10 +661,7 @@ impl Store {
 
     /// Makes no more links, and looks for no server any more: those that there are.
     fn last_links(&self) -> Vec<Arc<Link>> {
-        match &self.servers {
-            Servers::One(one) => one.stop(),
-            Servers::Cluster(cluster) => cluster.stop(),
-        }
+        self.servers().stop()
     }
 }
 

@@ -76,7 +76,6 @@ impl One {
     }
 
     /// One that leads nowhere.
-    #[cfg(test)]
     pub(super) fn nowhere(link: &Arc<Link>) -> Self {
         let pace = Arc::new(Pace::new());
         Self {

@@ -171,7 +171,8 @@ impl Store {
     pub(crate) fn played_by(server: &Arc<Server>) -> Self {
         let dials = dials("redis://127.0.0.1:1", Config::default(), stopped());
         Self {
-            servers: Servers::One(One::nowhere(&NOWHERE)),
+            servers: OnceLock::from(Servers::One(One::nowhere(&NOWHERE))),
+            nowhere: OnceLock::new(),
             dials: Arc::new(dials),
             address: String::new(),
             played: Some(Arc::clone(server)),

@@ -33,6 +33,7 @@ mod grants;
 mod handover;
 mod house;
 mod identity;
+mod lazy;
 mod lost_reply;
 mod lua;
 mod model;

@@ -24,6 +24,7 @@ use crate::{
     engine::{
         attempt::{Acquire, Entered},
         baton::Baton,
+        begin::Beginning,
         core::Core,
         hold::Hold,
         holds::Holds,
@@ -72,6 +73,7 @@ impl World {
             holds: Holds::new(config.command_timeout(), config.meter),
             config,
             store: Store::played_by(&server),
+            beginning: Beginning::default(),
             hub: Arc::new(hub),
             signals,
             janitor,

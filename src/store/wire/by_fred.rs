@@ -387,6 +387,24 @@ fn classify(error: &FredError) -> Failure {
         {
             Failure::Other(StoreErrorKind::Unavailable, false, error.to_string())
         }
+        // its router was ended while the request was under way, or could not write to a connection that is gone
+        FredKind::Unknown if details == "channel closed" || details.starts_with("Too many failed write attempts") => {
+            Failure::Ended
+        }
         _ => Failure::Other(StoreErrorKind::Other, true, error.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_router_that_was_ended_is_a_connection_that_ended() {
+        for details in ["channel closed", "Too many failed write attempts."] {
+            assert_eq!(classify(&FredError::new(FredKind::Unknown, details)), Failure::Ended, "{details}");
+        }
+        let unknown = classify(&FredError::new(FredKind::Unknown, "something else"));
+        assert!(matches!(unknown, Failure::Other(StoreErrorKind::Other, true, _)), "{unknown:?}");
     }
 }
