@@ -1,8 +1,8 @@
 //! Settles what nobody awaits: dropped guards, cancelled calls, lost replies, ghosts.
 
-use std::{iter, pin::pin, sync::Arc, time::Duration};
+use std::{iter, sync::Arc, time::Duration};
 
-use futures_util::poll;
+use futures_util::{future::join, poll};
 use tokio::{
     sync::{mpsc, oneshot},
     time::{sleep, timeout},
@@ -11,7 +11,7 @@ use tokio::{
 use super::{
     core::{Core, LOCKS_AT_ONCE},
     hold::Hold,
-    jobs::{Ghost, Janitor, Job, LentTurn},
+    jobs::{Ghost, Janitor, Job, Lists, Place},
     kind::{Kind, Terms},
     retry::Retry,
     settle::Agreement,
@@ -49,8 +49,12 @@ fn deadline(core: &Core, kind: &Arc<dyn Kind>, ends: Instant) -> Instant {
     ends.max(core.default_end(kind)) + core.config.command_timeout()
 }
 
-/// Works through the list until the client ends.
-pub(crate) async fn run(core: Arc<Core>, mut list: mpsc::UnboundedReceiver<Job>) {
+/// Works through the lists until the client ends.
+pub(crate) async fn run(core: Arc<Core>, Lists { jobs, places }: Lists) {
+    join(work(&core, jobs), leave_places(&core, places)).await;
+}
+
+async fn work(core: &Arc<Core>, mut list: mpsc::UnboundedReceiver<Job>) {
     let (mut jobs, mut holds) = (Vec::new(), Vec::new());
     loop {
         let count = tokio::select! {
@@ -64,7 +68,7 @@ pub(crate) async fn run(core: Arc<Core>, mut list: mpsc::UnboundedReceiver<Job>)
                 return;
             }
             let batch = holds.drain(..holds.len().min(LOCKS_AT_ONCE)).collect();
-            spawn(settle_all(Arc::clone(&core), batch));
+            spawn(settle_all(Arc::clone(core), batch));
             continue;
         }
         for job in jobs.drain(..) {
@@ -75,7 +79,7 @@ pub(crate) async fn run(core: Arc<Core>, mut list: mpsc::UnboundedReceiver<Job>)
                 }
                 other => other,
             };
-            let core = Arc::clone(&core);
+            let core = Arc::clone(core);
             spawn(async move {
                 let _done = Done(&core.janitor, 1);
                 match job {
@@ -84,7 +88,6 @@ pub(crate) async fn run(core: Arc<Core>, mut list: mpsc::UnboundedReceiver<Job>)
                         bust(&core, &ghost).await;
                         core.holds.doubt_is_over(&ghost.kind, &ghost.owner);
                     }
-                    Job::Leave(place, turn) => leave(&core, &place, turn).await,
                     Job::TakeOff { kind, owner, hold, tell } => take_off(&core, &kind, &owner, hold, tell).await,
                     Job::SetCount { hold, holds } => set_count(&core, &hold, holds).await,
                 }
@@ -201,15 +204,22 @@ async fn bust(core: &Core, ghost: &Ghost) {
     }
 }
 
-/// Gives up a place in the queue. What its owner asks next may come right behind the request.
-async fn leave(core: &Core, place: &Ghost, turn: LentTurn) {
-    let mut leaving = pin!(bust(core, place));
-    let is_left = poll!(leaving.as_mut()).is_ready();
-    // before its owner asks: what is under way then would be taken for something to be settled
-    core.tidy(&turn.0);
-    drop(turn);
-    if !is_left {
-        leaving.await;
+/// Gives up places in queues. What an owner asks next may come right behind the request: the connection has it when it was polled
+/// once.
+async fn leave_places(core: &Arc<Core>, mut places: mpsc::UnboundedReceiver<Place>) {
+    while let Some((place, turn)) = places.recv().await {
+        let core_of_task = Arc::clone(core);
+        let mut leaving = Box::pin(async move {
+            let _done = Done(&core_of_task.janitor, 1);
+            bust(&core_of_task, &place).await;
+        });
+        let is_left = poll!(leaving.as_mut()).is_ready();
+        // before its owner asks: what is under way then would be taken for something to be settled
+        core.tidy(&turn.0);
+        drop(turn);
+        if !is_left {
+            spawn(leaving);
+        }
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::{
     core::Core,
     hold::Hold,
-    jobs::{Ghost, Job, LentTurn},
+    jobs::{Ghost, LentTurn},
     state::{Abandoned, Answered, Leftover, Request},
 };
 use crate::{
@@ -122,9 +122,7 @@ impl Core {
                 turn.forget();
             }
             self.retire_name(hold, &place.owner);
-            let turn = LentTurn(Arc::clone(hold));
-            self.janitor.post(Job::Leave(ghost(hold, place), turn));
-            return;
+            return self.janitor.leave(ghost(hold, place), LentTurn(Arc::clone(hold)));
         }
         drop(turn);
         self.tidy(hold);

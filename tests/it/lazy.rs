@@ -175,7 +175,8 @@ async fn a_cluster_is_found_at_the_first_use() {
     client.ready().await.unwrap();
     client.signal_lock("{s}").unwrap().lock().await.unwrap().unlock().await.unwrap();
 
-    let of_one = lazy(&cluster.url().replace("redis-cluster://", "redis://").split(',').next().unwrap());
+    let of_one = cluster.url().replace("redis-cluster://", "redis://");
+    let of_one = lazy(of_one.split(',').next().unwrap());
     let error = of_one.mutex("l").unwrap().lock().await.unwrap_err();
     assert!(matches!(error, Error::InvalidConfig { .. }), "{error:?}");
 }
