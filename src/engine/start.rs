@@ -168,6 +168,7 @@ async fn go_on(core: Arc<Core>, subscriptions: UnboundedReceiver<Event>, lists: 
     #[cfg(feature = "metrics")]
     tokio::spawn(gauge(core));
 }
+
 /// Starts a task again should it ever panic: one bad hold must not cost the others their renewal.
 fn keep_running<F>(name: &'static str, core: &Arc<Core>, task: fn(Arc<Core>) -> F)
 where

@@ -50,7 +50,10 @@ impl Acquire<'_> {
 
     async fn attempt_together(&self, kinds: &[Arc<dyn Kind>]) -> Result<Outcome> {
         let Self { core, .. } = *self;
-        core.connected(self.attempt_deadline(None)).await?;
+        if let Err(error) = core.connected(self.attempt_deadline(None)).await {
+            // each by itself waits for as long as an outage may last
+            return if error.is_transient() { Ok(Outcome::NotThisWay) } else { Err(error) };
+        }
         let Some(scripts) = scripts(core, kinds.iter()) else { return Ok(Outcome::NotThisWay) };
         let under_way: Vec<_> =
             kinds.iter().map(|kind| UnderWay { core, hold: core.holds.get_or_insert(kind, &self.owner) }).collect();

@@ -53,9 +53,16 @@ async fn a_program_starts_without_a_server_and_waits_for_it() {
             assert_told(&lock.try_lock().await.unwrap_err(), StoreErrorKind::Unavailable, true, "");
             assert_told(&lock.is_locked().await.unwrap_err(), StoreErrorKind::Unavailable, true, "");
         }
-        let waits = tokio::spawn(async move { lock.lock().await });
+        let both = client.multi_lock(["a", "b"].map(|name| client.reentrant_lock(name).unwrap())).unwrap();
+        let waits = [lock, both].map(|lock| tokio::spawn(async move { lock.lock().await }));
+        // each of them has tried, and has failed
+        client.ready().await.unwrap_err();
+        client.ready().await.unwrap_err();
+        assert!(waits.iter().all(|wait| !wait.is_finished()));
         server.restart();
-        waits.await.unwrap().unwrap().unlock().await.unwrap();
+        for wait in waits {
+            wait.await.unwrap().unwrap().unlock().await.unwrap();
+        }
         client.ready().await.unwrap();
         server.kill();
         client.ready().await.unwrap_err();
