@@ -295,6 +295,12 @@ fn a_cluster_that_loses_a_master_is_watched_on() {
     before.extend(watch.until(&format!("- {} ", names[0])));
     assert!(!before.iter().any(|line| line.starts_with('-')), "{before:?}");
     drop(alone.kill());
+    // before its replica takes over
+    #[cfg(target_os = "linux")]
+    {
+        top.draws("the locks there are as they were");
+        top.draws(&names[2]);
+    }
     let mut before = watch.until("what is told of the locks there is old");
     // all that is there is looked for again
     let new = name_at(&cluster, masters[1], "new");
@@ -303,8 +309,6 @@ fn a_cluster_that_loses_a_master_is_watched_on() {
     assert!(!before.iter().any(|line| line.starts_with('-')), "{before:?}");
     #[cfg(target_os = "linux")]
     {
-        top.draws("the locks there are as they were");
-        top.draws(&names[2]);
         top.types("q");
         top.shows("code-0");
     }
