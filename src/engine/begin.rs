@@ -19,7 +19,7 @@ struct Tries {
 }
 
 impl Beginning {
-    /// Whoever waits looks again: it has begun, or it never will.
+    /// All who wait look again: there is a connection, or there never will be.
     pub(super) fn tell(&self) {
         self.tries.send_modify(|_| {});
     }

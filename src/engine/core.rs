@@ -130,7 +130,7 @@ impl Core {
     }
 
     /// Waits until there has been a connection: a lazy client makes it when it is first asked for one. Until `deadline` at most,
-    /// and no longer than one try may take.
+    /// and no longer than the try that is under way and the next one may take.
     ///
     /// # Errors
     ///

@@ -115,7 +115,7 @@ impl Core {
     /// One waiter less in the queue. The last one's place is left to the janitor, who holds the turn until the connection has
     /// the request: what this owner asks next comes behind it, and need not wait for its answer.
     pub(crate) fn leave_queue_once(&self, hold: &Arc<Hold>) {
-        // whoever has the turn may be about to ask under this name
+        // a call that has the turn may be about to ask under this name
         let turn = hold.turn.try_acquire();
         if let Some(place) = hold.leave_queue_once(turn.is_ok(), self.epoch(hold)) {
             if let Ok(turn) = turn {

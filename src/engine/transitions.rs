@@ -210,8 +210,8 @@ impl State {
 // --- waiting in the lock's queue ---
 
 impl State {
-    /// One waiter less; with the last one the place in the queue is given up. `in_turn`: nobody has planned a request, so that the
-    /// name is left to the place, and the owner goes on under another. Otherwise the next who makes the server agree sees to it.
+    /// One waiter less; with the last one the place in the queue is given up. `in_turn`: no request is planned, so that the
+    /// name is left to the place, and the owner goes on under another. Otherwise the next to make the server agree gives it up.
     pub(super) fn leave_queue_once(&mut self, in_turn: bool, epoch: Epoch, now: Instant) -> Option<Abandoned> {
         self.waiters = self.waiters.saturating_sub(1);
         if self.waiters > 0 {

@@ -164,7 +164,7 @@ impl Book {
         for process in processes {
             let known = self.disturbed.entry(process).or_default();
             *known = (*known).max(until);
-            // what a process sent lies as long in a network that is silent anew before it has spoken
+            // a network that falls silent again before it delivers keeps what was sent for as long
             for ((_, by), forced) in &mut self.forced_until {
                 if *by == process && *forced > now() {
                     *forced = (*forced).max(until + TTL);
