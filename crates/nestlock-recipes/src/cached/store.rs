@@ -142,13 +142,14 @@ pub use self::redis::RedisStore;
 
 #[cfg(feature = "fred")]
 mod redis {
-    use std::{sync::Arc, time::Duration};
+    use std::{pin::pin, sync::Arc, time::Duration};
 
     use async_trait::async_trait;
     use fred::{
         prelude::{Builder, Client, ClientLike, Config, KeysInterface, LuaInterface, ReconnectPolicy, Value},
         types::ConnectHandle,
     };
+    use futures_util::FutureExt;
     use nestlock::LockGuard;
     use scopeguard::ScopeGuard;
 
@@ -198,13 +199,13 @@ return 1";
             builder
                 .with_performance_config(|config| config.default_command_timeout = crate::cached::fill::STORE_PATIENCE);
             let client = builder.build()?;
-            let mut own: Driver = scopeguard::guard(client.connect(), |task| task.abort());
-            tokio::select! {
-                connected = client.wait_for_connect() => connected?,
-                // it may have failed before it was waited for
-                ended = &mut *own => ended??,
-            }
-            Ok(Self { client, own: Some(Arc::new(own)) })
+            let mut connected = pin!(client.wait_for_connect());
+            // listens before the client connects: fred tells of a connection once, and between its look at the state and its
+            // listening this future can miss that, and wait for ever
+            let _ = connected.as_mut().now_or_never();
+            let own: Driver = scopeguard::guard(client.connect(), |task| task.abort());
+            connected.await?;
+            Ok(Self { client: client.clone(), own: Some(Arc::new(own)) })
         }
 
         /// Ends the connection of a store that was made by [`connect`](Self::connect), whoever still has a clone: when
