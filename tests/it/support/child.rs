@@ -295,23 +295,27 @@ pub fn serve() {
                 subscriber.with_max_level(tracing_subscriber::filter::LevelFilter::WARN).init();
                 say("deaf");
             }
-            // the test has loaded what makes a fork of it
-            "fork" if std::os::unix::process::parent_id() == 0 => {
+            "fork" => {
                 let lock = get().reentrant_lock(words[1]).unwrap();
-                let why = |error: Option<Error>| match error {
-                    Some(Error::Store { source, .. }) => format!("{:?}", source.kind()),
-                    other => other.map_or("nothing".to_owned(), |error| format!("{error:?}")),
-                };
-                let (tried, asked, ended) = block_on(async {
-                    (lock.try_lock().await.err(), lock.is_locked().await.err(), get().shutdown().await.err())
-                });
-                // what a guard here stands for is the parent's
-                held.lock().unwrap().clear();
-                drop((lock, client.take()));
-                say(format_args!("forked {} {} {}", why(tried), why(asked), why(ended)));
-                std::process::exit(0);
+                // a fork has none of the other threads: what one of them has locked just then, stays locked in it
+                let (out, mut guards) = (std::io::stdout().lock(), held.lock().unwrap());
+                // the test has loaded what makes a fork of it
+                if std::os::unix::process::parent_id() == 0 {
+                    let why = |error: Option<Error>| match error {
+                        Some(Error::Store { source, .. }) => format!("{:?}", source.kind()),
+                        other => other.map_or("nothing".to_owned(), |error| format!("{error:?}")),
+                    };
+                    let (tried, asked, ended) = block_on(async {
+                        (lock.try_lock().await.err(), lock.is_locked().await.err(), get().shutdown().await.err())
+                    });
+                    // what a guard here stands for is the parent's
+                    guards.clear();
+                    drop((lock, client.take()));
+                    say(format_args!("forked {} {} {}", why(tried), why(asked), why(ended)));
+                    std::process::exit(0);
+                }
+                drop((out, guards));
             }
-            "fork" => {}
             "exit" => std::process::exit(3),
             "leave" => {
                 for mut guard in held.lock().unwrap().drain().flat_map(|(_, guards)| guards) {
