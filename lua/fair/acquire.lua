@@ -4,7 +4,8 @@
 -- KEYS[2]  queue     list     waiting owners, the next one first
 -- KEYS[3]  timeouts  zset     waiting owner -> when Redisson takes it as gone, in milliseconds since 1970
 -- KEYS[4]  seen      zset     waiting owner of ours -> when it counts as gone, in milliseconds of the server's clock, and
---                             its turn, in parts of 1024; cut -> the last score that was lowered here
+--                             its turn, in parts of 1024; cut -> the last score that was lowered here; clock -> the time
+--                             at which one was written last
 -- ARGV[1]  owner     string   "<client>:<task>"
 -- ARGV[2]  lease     integer  milliseconds, at least 1
 -- ARGV[3]  holds     integer  the count that this call leads to, at least 1
@@ -13,13 +14,13 @@
 --                             2 to 1023: the same, and fair/release may grant the lock. It is this wait's turn, a number
 --                             that the owner has not used lately
 -- ARGV[6]  channel   string   where waiters listen, each with ":" and its name added
--- Parts    owner, raises
+-- Parts    owner, raises, clock
 -- Returns  1                 acquired: the record says `holds`, or more, its TTL is at least `lease`
 --          {0, time, ahead}  busy: milliseconds until it is worth looking, and how many wait before it (17: or more);
 --                            with a turn also its score in KEYS[4], as text
 --          -2                LOST: `holds` is above 1, but this owner holds nothing
 --          -3                WRONG_KIND: the hash at this name is not a record of this kind
-local lock, queue, timeouts, seen = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local lock, queue = KEYS[1], KEYS[2]
 local owner, lease, holds, patience, waits, channel = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
 if not string.find(lease .. ' ' .. holds .. ' ' .. patience .. ' ' .. waits, '^[1-9]%d* [1-9]%d* [1-9]%d* %d+$') then
     return redis.error_reply('ERR nestlock: lease, holds and patience must be integers of at least 1, waits one of at least 0')
@@ -34,15 +35,14 @@ if held then
     if set ~= 1 and raised then redis.call('hset', lock, owner, held) end
     return set
 end
-local field = fields == 1 and redis.call('hkeys', lock)[1] or ''
-if fields > 0 and not is_owner(field) then return -3 end
+if fields > 0 and not is_owner(fields == 1 and redis.call('hkeys', lock)[1] or '') then return -3 end
 if holds ~= '1' then return -2 end
 
-local score, known = redis.call('zscore', timeouts, owner), redis.call('zscore', seen, owner)
-local head, time, dead = redis.call('lindex', queue, 0), redis.call('time'), {}
-local now, free, due, foreign = time[1] * 1000 + math.floor(time[2] / 1000), fields == 0, nil, nil
+look_at_clock()
+local score, known = redis.call('zscore', timeouts, owner), seen_until(owner)
+local head, dead, free, due, foreign = redis.call('lindex', queue, 0), {}, fields == 0, nil, nil
 while head and head ~= owner do
-    local here = redis.call('zscore', seen, head)
+    local here = seen_until(head)
     -- one of Redisson's cannot say that it is here: it is gone when Redisson says so, once the lock is free
     foreign, due = not here, tonumber(here or free and redis.call('zscore', timeouts, head)) or math.huge
     if due > now then break end
@@ -56,9 +56,8 @@ local told = free and not mine and (#dead > 0 or foreign and waits ~= '0' and du
 -- told first: where PUBLISH is refused, nothing is written
 local heard = told and redis.call('publish', channel .. ':' .. head, '0')
 -- who had the score that was lowered last has not come, and one of Redisson's has put it out
-local cut = heard == 0 and tonumber(redis.call('zscore', seen, 'cut')) or math.huge
-local passed = #dead > 0 or cut <= now and now < cut + patience
-local limit = now + (heard == 0 and passed and math.ceil(patience / 10) or patience)
+local cut = heard == 0 and seen_until('cut') or math.huge
+local limit = now + (heard == 0 and (#dead > 0 or cut <= now and now < cut + patience) and math.ceil(patience / 10) or patience)
 -- a refused script has changed nothing: commands are asked for in a form without effect first
 local function ask()
     redis.call('zrem', timeouts, '')
@@ -71,6 +70,7 @@ local function put_out()
         redis.call('zrem', timeouts, unpack(dead, at, math.min(at + 999, #dead)))
         redis.call('zrem', seen, 'cut', unpack(dead, at, math.min(at + 999, #dead)))
     end
+    if #dead > 0 and redis.pcall('zcard', seen) == 1 then redis.call('zrem', seen, 'clock') end
 end
 if mine then
     if head or score or known then dead[#dead + 1] = owner end
@@ -95,7 +95,7 @@ if not at and length > 17 then
 end
 local place = at and at - #dead
 -- a look soon after another writes nothing
-local fresh = math.min(tonumber(known) or 0, (tonumber(score) or 0) - safe + now + patience) > now + patience * 2 / 3
+local fresh = math.min(known or 0, (tonumber(score) or 0) - ahead - safe + now + patience) > now + patience * 2 / 3
 local writes = waits ~= '0' and not (place and fresh and known % 1 == turn)
 local joins = writes and not place
 if writes then
@@ -123,6 +123,7 @@ if joins or #dead > 0 then
         return none
     end
 end
+go_back()
 put_out()
 if #stale > 0 then redis.call('zrem', seen, unpack(stale)) end
 if told and foreign and waits ~= '0' and due > limit then
@@ -132,7 +133,7 @@ if told and foreign and waits ~= '0' and due > limit then
 end
 if writes then
     if not place or place < 17 or (tonumber(score) or 0) < safe then redis.call('zadd', timeouts, safe, owner) end
-    redis.call('zadd', seen, string.format('%.17g', now + patience + turn), owner)
+    redis.call('zadd', seen, string.format('%.17g', now + patience + turn), owner, now, 'clock')
 end
 -- a look keeps the place, so that a third of the patience is the longest sleep
 return {0, math.min(free and due - now or ttl >= 0 and ttl or patience, math.ceil(patience / 3)), place or length,

@@ -4,19 +4,20 @@
 -- KEYS[2]  queue     list     waiting owners, the next one first
 -- KEYS[3]  timeouts  zset     waiting owner -> when Redisson takes it as gone, in milliseconds since 1970
 -- KEYS[4]  seen      zset     waiting owner of ours -> when it counts as gone, in milliseconds of the server's clock, and
---                             its turn, in parts of 1024; cut -> the last score that was lowered by fair/acquire
+--                             its turn, in parts of 1024; cut -> the last score that was lowered by fair/acquire; clock ->
+--                             the time at which one was written last
 -- ARGV[1]  owner     string   "<client>:<task>"
 -- ARGV[2]  holds     string   the count that this call leads to; 0 frees the lock
 --                             n>m: the same as m, if the record says n holds
 -- ARGV[3]  channel   string   where waiters listen, each with ":" and its name added
 -- ARGV[4]  grants    integer  1: a waiter with a turn holds the lock, at first for as long as it would have kept its place
--- Parts    fewer
+-- Parts    fewer, clock
 -- Returns  1         not held any more; the next waiter was told that it is free ("0"), or holds it and was told so by
 --                    its score in KEYS[4] and the TTL in milliseconds, with a blank between
 --          0         still held, at most `holds` times; the TTL is as it was
 --          nil       this owner does not hold it, nor wait any more, whatever else is at the lock's name
 --          list      CHANGED: {0, holds}: not the n holds of n>m; nothing was written
-local lock, queue, timeouts, seen = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local lock, queue = KEYS[1], KEYS[2]
 local owner, channel, grants = ARGV[1], ARGV[3], ARGV[4]
 -- a reader's field has the same name; with 0, a key of another type is somebody else's lock
 local mode = redis.pcall('hexists', lock, 'mode')
@@ -35,17 +36,16 @@ if holds ~= '0' then
 end
 
 local others = mode == 0 and redis.call('hlen', lock) - (held and 1 or 0) or 1
-local head, dead, due, first = redis.call('lindex', queue, 0), {}, nil, 0
+local head, dead, due, place, first, at = redis.call('lindex', queue, 0), {}, nil, nil, 0, 0
 -- a holder does not wait: no walk through a long queue for it
 local waits = redis.call('zscore', timeouts, owner) or not held
 -- a key of another type is refused before anything is written
 if waits then redis.call('zscore', seen, owner) end
 local tells = head and others == 0 and (held or head == owner)
 if tells then
-    local time, at = redis.call('time'), 0
-    local now = time[1] * 1000 + math.floor(time[2] / 1000)
+    look_at_clock()
     while head do
-        due = redis.call('zscore', seen, head)
+        due, place = seen_until(head)
         local gone = tonumber(due or redis.call('zscore', timeouts, head)) or math.huge
         if head ~= owner and gone > now then break end
         if head ~= owner then dead[#dead + 1] = head end
@@ -63,7 +63,7 @@ local function granted()
     if grants ~= '1' or not held or first < 1 or ttl < 1 then return false end
     redis.call('hdel', lock, '')
     local set = redis.pcall('hset', lock, head, 1) == 1 and redis.pcall('pexpire', lock, first)
-    local heard = set == 1 and redis.pcall('publish', channel .. ':' .. head, due .. ' ' .. first)
+    local heard = set == 1 and redis.pcall('publish', channel .. ':' .. head, place .. ' ' .. first)
     if type(heard) == 'number' then return true end
     redis.call('hdel', lock, head)
     if set == 1 then redis.call('pexpire', lock, ttl) end
@@ -83,4 +83,5 @@ for _, waiter in ipairs(dead) do
     redis.call('zrem', timeouts, waiter)
     redis.call('zrem', seen, waiter, 'cut')
 end
+if #dead > 0 and redis.pcall('zcard', seen) == 1 then redis.call('zrem', seen, 'clock') end
 return held and 1 or nil

@@ -1,31 +1,30 @@
 -- read_write/read_release: make this owner read-hold the lock `holds` times, fewer than now. Safe to send twice.
 --
 -- KEYS[1]  lock     hash     mode -> read or write, reader -> hold count, writer:write -> hold count; has a TTL
+-- KEYS[2]  readers  zset     reader that waits -> 0: comes before the next writer; 1: before the one after
 -- ARGV[1]  owner    string   "<client>:<task>"
--- ARGV[2]  holds    string   the count that this call leads to; 0 ends this owner's reading
+-- ARGV[2]  holds    string   the count that this call leads to; 0 ends this owner's reading, and its waiting
 --                            n>m: the same as m, if the record says n holds
 -- ARGV[3]  channel  string   where waiters listen
 -- ARGV[4]  holds of string   the keys of all readers' holds: this, the reader, ":rwlock_timeout:" and a number
--- Parts    fewer
+-- Parts    fewer, life, leave
 -- Returns  1        free now; all waiters were told
 --          0        still held, by this owner at most `holds` times
 --          nil      this owner does not hold it
 --          list     CHANGED: {0, holds}: not the n holds of n>m; nothing was written
-local lock, owner, channel, of = KEYS[1], ARGV[1], ARGV[3], ARGV[4]
+local lock, readers, owner, channel, of = KEYS[1], KEYS[2], ARGV[1], ARGV[3], ARGV[4]
 holds = tonumber(holds)
 
 local mode, held = redis.call('hget', lock, 'mode'), tonumber(redis.call('hget', lock, owner))
-if mode ~= 'read' and mode ~= 'write' or not held then return nil end
-if only and held ~= tonumber(only) then return {0, held} end
-
--- how long the longest of a reader's holds lives, from one of them on; -2: all are over
-local function life(reader, from, count)
-    local longest = -2
-    -- bounded: a damaged count must not keep the server busy
-    local last, key = math.min(count, 99999), of .. reader .. ':rwlock_timeout:'
-    for n = from, last do longest = math.max(longest, redis.call('pttl', key .. n)) end
-    return longest
+if mode ~= 'read' and mode ~= 'write' or not held then
+    if holds == 0 and not held and redis.call('zscore', readers, owner) then
+        -- a writer may have let it go first
+        if not mode then redis.call('publish', channel, '1') end
+        leave(readers, owner)
+    end
+    return nil
 end
+if only and held ~= tonumber(only) then return {0, held} end
 
 -- comes after the write that counts: what is refused here is over by itself
 local function forget_holds()
@@ -34,7 +33,7 @@ end
 
 if holds > 0 then
     if held <= holds then return 0 end
-    local given_up, kept = life(owner, holds + 1, held), life(owner, holds, holds)
+    local given_up, kept = life(of, owner, holds + 1, held), life(of, owner, holds, holds)
     -- a write that needs no memory lets the next ones pass on a server that is out of memory
     redis.call('hdel', lock, '')
     redis.call('hset', lock, owner, holds)
@@ -54,7 +53,7 @@ if mode == 'read' and fields > 2 then
         for n = 1, #at, 2 do
             local reader, count = at[n], tonumber(at[n + 1])
             if reader ~= owner and count and count >= 1 then
-                local left = life(reader, 1, count)
+                local left = life(of, reader, 1, count)
                 longest = math.max(longest, left)
                 -- not all at once, which could be many
                 if left == -2 and #dead < 100 and not string.find(reader, ':write', 1, true) then dead[#dead + 1] = reader end
@@ -65,7 +64,7 @@ if mode == 'read' and fields > 2 then
     -- this one did. The TTL is then left as it is
     local ttl, some = redis.call('pttl', lock), fields > 18 and redis.pcall('hrandfield', lock, 8, 'WITHVALUES')
     if some and not some.err then look(some) end
-    if longest == 0 or 2 * longest < ttl and 2 * life(owner, 1, held) >= ttl then
+    if longest == 0 or 2 * longest < ttl and 2 * life(of, owner, 1, held) >= ttl then
         look(redis.call('hgetall', lock))
         wanted = longest ~= ttl and longest
     else

@@ -2,30 +2,42 @@
 --
 -- KEYS[1]  lock     hash     mode -> read or write, reader -> hold count, writer:write -> hold count; has a TTL
 -- KEYS[2]  intent   string   there while a writer waits for readers: the last one that said so
+-- KEYS[3]  readers  zset     reader that waits -> 0: comes before the next writer; 1: before the one after;
+--                            until -> when the turn of the first sort is over, by the server's clock
 -- ARGV[1]  owner    string   "<client>:<task>"
 -- ARGV[2]  lease    integer  milliseconds, at least 1
 -- ARGV[3]  holds    integer  the count that this call leads to, at least 1
--- ARGV[4]  patience integer  milliseconds for which new readers are held back, at least 1; 0: the caller does not wait
--- Parts    mode, raises
+-- ARGV[4]  waits    integer  1: hold new readers back if the lock is busy; 0
+-- Parts    mode, raises, patience
 -- Returns  1         acquired: the record says `holds`, or more, its TTL is at least `lease`
---          {0, ttl}  busy: milliseconds until the others' leases end; -1: the record has no TTL
+--          {0, ttl}  busy: milliseconds until the others' leases end, or it is worth looking; -1: the record has no TTL
 --          -2        LOST: `holds` is above 1, but this owner holds nothing
 --          -3        WRONG_KIND: the hash at this name is not a record of this kind
-local intent, owner, lease, holds, patience = KEYS[2], ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+local intent, readers, owner, lease, holds, waits = KEYS[2], KEYS[3], ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 
-if not string.find(lease, '^[1-9]%d*$') or not string.find(holds, '^[1-9]%d*$') then
-    return redis.error_reply('ERR nestlock: lease and holds must be integers of at least 1')
+if not string.find(lease .. ' ' .. holds .. ' ' .. waits, '^[1-9]%d* [1-9]%d* [01]$') then
+    return redis.error_reply('ERR nestlock: lease and holds must be integers of at least 1, waits 0 or 1')
 end
 
 local writer = owner .. ':write'
 local held, ttl = redis.call('hget', lock, writer), redis.call('pttl', lock)
 if holds ~= '1' and not held then return -2 end
-if mode == 'read' then
-    if patience == '0' then return {0, ttl} end
-    redis.call('set', intent, owner, 'PX', patience)
-    return {0, math.min(ttl, math.ceil(patience / 2))}
+if mode and mode ~= 'read' and not held then return {0, ttl} end
+-- readers hold it, or those come first who waited for the last writer, for a patience from when the first writer waits for them
+local waiting, left, begins = not held and redis.call('zcard', readers) or 0, 0, nil
+if waiting > 0 and redis.call('zcount', readers, 0, 0) > (redis.call('zscore', readers, owner) == '0' and 1 or 0) then
+    local time, over = redis.call('time'), tonumber(redis.call('zscore', readers, 'until'))
+    local now = time[1] * 1000 + math.floor(time[2] / 1000)
+    -- or from when it is found that the clock went back
+    begins = (not over or over > now + PATIENCE) and now
+    left = begins and PATIENCE or over - now
 end
-if mode and not held then return {0, ttl} end
+if mode == 'read' or left > 0 then
+    if waits == '1' then redis.call('set', intent, owner, 'PX', PATIENCE) end
+    if begins then redis.pcall('zadd', readers, begins + PATIENCE, 'until') end
+    if waits == '0' then return {0, mode and ttl or left} end
+    return {0, math.min(mode and ttl or left, math.ceil(PATIENCE / 2))}
+end
 
 if held then
     local raised = raises(held, holds, 9)
@@ -45,4 +57,11 @@ if set ~= 1 then
 end
 -- left behind, it is over soon
 redis.pcall('del', intent)
+if waiting > 0 then
+    -- those whose turn is over are gone; those whom this one held back come before the next one
+    redis.pcall('zremrangebyscore', readers, 0, 0)
+    redis.pcall('zrem', readers, 'until', owner)
+    for _, reader in ipairs(redis.pcall('zrangebyscore', readers, 1, 1)) do redis.pcall('zadd', readers, 0, reader) end
+    redis.pcall('pexpire', readers, lease + PATIENCE)
+end
 return 1

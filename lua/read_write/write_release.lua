@@ -7,7 +7,7 @@
 --                            n>m: the same as m, if the record says n holds
 -- ARGV[3]  channel  string   where waiters listen
 -- ARGV[4]  holds of string   the keys of all readers' holds: this, the reader, ":rwlock_timeout:" and a number
--- Parts    fewer
+-- Parts    fewer, life
 -- Returns  1        no writer any more, perhaps this owner still reads; all waiters were told
 --          0        still held, at most `holds` times; the TTL is as it was
 --          nil      this owner does not hold it
@@ -33,11 +33,7 @@ if holds ~= '0' then
 end
 
 -- it reads on for as long as it may as a reader, however long it could have written
-local longest = 0
--- bounded: a damaged count must not keep the server busy
-for n = 1, math.min(tonumber(redis.call('hget', lock, owner)) or 0, 99999) do
-    longest = math.max(longest, redis.call('pttl', of .. owner .. ':rwlock_timeout:' .. n))
-end
+local longest = life(of, owner, 1, tonumber(redis.call('hget', lock, owner)) or 0)
 -- told first: where PUBLISH is refused, nothing is written. Nobody runs before this script ends
 redis.call('publish', channel, '1')
 if longest > 0 then

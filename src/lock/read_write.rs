@@ -1,8 +1,11 @@
 //! The read-write lock: many readers or one writer. Redisson's `RReadWriteLock`.
 //!
-//! Two kinds at one record. A writer that waits for readers leaves an intent, which holds new readers back: so it waits
-//! only for those that read already. While somebody writes, or nobody holds the lock, no intent is left: readers and
-//! writers then have equal chances, and neither starves.
+//! Two kinds at one record. Neither side starves, as each leaves a mark that holds the other one back, for two seconds at most
+//! from the first who is held back:
+//!
+//! - A writer that waits for readers leaves an intent: it waits only for those that read already.
+//! - Readers that wait for a writer are noted, and the next writer waits for them. Those that an intent holds back are noted for
+//!   the writer after that. So a reader waits for two writes at most, however far it is, and readers come in together.
 
 use std::sync::Arc;
 
@@ -16,22 +19,19 @@ use crate::{
     store::{Arg, Call, Script, script},
 };
 
-script!(READ_ACQUIRE = "read_write/read_acquire", parts = ["mode", "raises"], keys = 2, args = 4);
-script!(READ_RELEASE = "read_write/read_release", parts = ["fewer"], keys = 1, args = 4);
+script!(READ_ACQUIRE = "read_write/read_acquire", parts = ["mode", "raises", "patience", "leave"], keys = 3, args = 5);
+script!(READ_RELEASE = "read_write/read_release", parts = ["fewer", "life", "leave"], keys = 2, args = 4);
 script!(READ_RELEASE_RECORD = "read_write/read_release_record", parts = ["fewer"], keys = 1, args = 3);
 script!(READ_TRANSFER = "read_write/read_transfer", parts = ["moves"], keys = 1, args = 4);
 script!(READ_RENEW = "read_write/read_renew", parts = ["renew_each"], keys = 0 + 1 per_lock, args = 0 + 2 per_lock);
 script!(READ_INSPECT = "read_write/read_inspect", keys = 1, args = 0);
-script!(WRITE_ACQUIRE = "read_write/write_acquire", parts = ["mode", "raises"], keys = 2, args = 4);
-script!(WRITE_RELEASE = "read_write/write_release", parts = ["fewer"], keys = 2, args = 4);
+script!(WRITE_ACQUIRE = "read_write/write_acquire", parts = ["mode", "raises", "patience"], keys = 3, args = 4);
+script!(WRITE_RELEASE = "read_write/write_release", parts = ["fewer", "life"], keys = 2, args = 4);
 script!(WRITE_RELEASE_RECORD = "read_write/write_release_record", parts = ["fewer"], keys = 1, args = 3);
 script!(WRITE_TRANSFER = "read_write/write_transfer", parts = ["moves"], keys = 1, args = 3);
 script!(WRITE_RENEW = "read_write/write_renew", parts = ["renew_each"], keys = 0 + 1 per_lock, args = 0 + 2 per_lock);
 script!(FORCE_RELEASE = "read_write/force_release", parts = ["mode"], keys = 1, args = 3);
 script!(WRITE_INSPECT = "read_write/write_inspect", parts = ["mode"], keys = 1, args = 0);
-
-/// How long an intent holds new readers back. A writer that still waits looks, and renews it, twice within this time.
-const INTENT_MS: u64 = 2_000;
 
 /// A lock with two sides: any number of owners may read, or one may write. See
 /// [`LockClient::read_write_lock`](crate::LockClient::read_write_lock).
@@ -126,7 +126,8 @@ impl ReadWriteLock {
         self.read.try_lock().await
     }
 
-    /// Acquires to write if nobody holds the lock; `None`: somebody does, perhaps the caller itself.
+    /// Acquires to write if nobody holds the lock; `None`: somebody does, perhaps the caller itself, or it is the turn of readers
+    /// that wait, for two seconds at most.
     ///
     /// # Errors
     ///
@@ -147,6 +148,8 @@ struct Record {
     channel: Arc<str>,
     /// There while a writer waits for readers.
     intent: Arc<str>,
+    /// The readers that wait, and before which writer they come.
+    readers: Arc<str>,
     /// What the keys of read holds begin with. There is one for each hold, which lives as long as its lease.
     holds: Arc<str>,
 }
@@ -157,6 +160,7 @@ impl Record {
             name: Arc::clone(name.as_arc()),
             channel: name.derived("redisson_rwlock"),
             intent: name.derived("nestlock_rwlock_intent"),
+            readers: name.derived("nestlock_rwlock_readers"),
             holds: name.with_suffix(""),
         }
     }
@@ -170,8 +174,8 @@ impl Record {
         Call::new(&FORCE_RELEASE, self.key(), args)
     }
 
-    fn key_and_intent(&self) -> [Arc<str>; 2] {
-        [Arc::clone(&self.name), Arc::clone(&self.intent)]
+    fn key_and_marks(&self) -> [Arc<str>; 3] {
+        [&self.name, &self.intent, &self.readers].map(Arc::clone)
     }
 }
 
@@ -187,8 +191,8 @@ impl Read {
 impl Kind for Read {
     fn about(&self) -> About {
         let sibling = Some(Sibling { family: "write", excludes: false });
-        // each hold has a key, and scripts look at all of them
-        About { shared: true, max_holds: 99_999, sibling, ..About::plain("read") }
+        // each hold has a key, and scripts look at all of them; a reader that waits is noted
+        About { shared: true, queues: true, max_holds: 99_999, sibling, ..About::plain("read") }
     }
 
     fn verbs(&self) -> &dyn Verbs {
@@ -207,13 +211,14 @@ impl Verbs for Read {
 
     fn acquire(&self, terms: Terms<'_>) -> Call {
         let hold: Arc<str> = format!("{}{}:rwlock_timeout:", self.0.holds, terms.owner).into();
-        let args = [terms.owner.into(), terms.lease_ms.into(), terms.holds.into(), (&hold).into()];
-        Call::new(&READ_ACQUIRE, self.0.key_and_intent(), args)
+        let Terms { owner, lease_ms, holds, waits, .. } = terms;
+        let args = [owner.into(), lease_ms.into(), holds.into(), (&hold).into(), u32::from(waits).into()];
+        Call::new(&READ_ACQUIRE, self.0.key_and_marks(), args)
     }
 
     fn release(&self, owner: &OwnerId, holds: u32) -> Call {
         let args = [owner.into(), holds.into(), (&self.0.channel).into(), (&self.0.holds).into()];
-        Call::new(&READ_RELEASE, self.0.key(), args)
+        Call::new(&READ_RELEASE, [&self.0.name, &self.0.readers].map(Arc::clone), args)
     }
 
     fn release_record(&self, owner: &OwnerId, holds: u32) -> Option<Call> {
@@ -270,14 +275,14 @@ impl Verbs for Write {
     }
 
     fn acquire(&self, terms: Terms<'_>) -> Call {
-        let intent = if terms.waits { INTENT_MS } else { 0 };
-        let args = [terms.owner.into(), terms.lease_ms.into(), terms.holds.into(), intent.into()];
-        Call::new(&WRITE_ACQUIRE, self.0.key_and_intent(), args)
+        let Terms { owner, lease_ms, holds, waits, .. } = terms;
+        let args = [owner.into(), lease_ms.into(), holds.into(), u32::from(waits).into()];
+        Call::new(&WRITE_ACQUIRE, self.0.key_and_marks(), args)
     }
 
     fn release(&self, owner: &OwnerId, holds: u32) -> Call {
         let args = [owner.into(), holds.into(), (&self.0.channel).into(), (&self.0.holds).into()];
-        Call::new(&WRITE_RELEASE, self.0.key_and_intent(), args)
+        Call::new(&WRITE_RELEASE, [&self.0.name, &self.0.intent].map(Arc::clone), args)
     }
 
     fn release_record(&self, owner: &OwnerId, holds: u32) -> Option<Call> {

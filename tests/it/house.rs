@@ -591,7 +591,7 @@ fn every_script_names_its_arguments_first_and_is_short() {
 }
 
 /// Commands that scripts may call: each works in an ACL, in a cluster, and looks at one lock's keys only.
-const COMMANDS: [&str; 34] = [
+const COMMANDS: [&str; 37] = [
     "del",
     "exists",
     "expire",
@@ -622,9 +622,12 @@ const COMMANDS: [&str; 34] = [
     "strlen",
     "time",
     "zadd",
+    "zcard",
+    "zcount",
     "zmscore",
     "zrangebyscore",
     "zrem",
+    "zremrangebyscore",
     "zscore",
 ];
 

@@ -35,7 +35,7 @@ const DOORS: [(&str, Record, Door); 10] = [
 ];
 
 /// Pairs of names that meet, if not in the record then in a key beside it.
-const NAMES: [[&str; 2]; 12] = [
+const NAMES: [[&str; 2]; 13] = [
     ["x", "x"],
     ["x", "{x}"],
     ["x", "lock:x"],
@@ -46,6 +46,7 @@ const NAMES: [[&str; 2]; 12] = [
     ["x", "redisson_lock_timeout:{x}"],
     ["x", "redisson_lock_token:{x}"],
     ["x", "nestlock_rwlock_intent:{x}"],
+    ["x", "nestlock_rwlock_readers:{x}"],
     ["x", "nestlock_fence:{x}"],
     ["x", "{x}:0a1b2c3d-1111-4222-8333-444455556666:1:rwlock_timeout:1"],
 ];

@@ -46,8 +46,9 @@ contract_suite! {
 }
 
 const INTENT: &str = "nestlock_rwlock_intent:{l}";
+const READERS: &str = "nestlock_rwlock_readers:{l}";
 const CHANNEL: &str = "redisson_rwlock:{l}";
-/// How long an intent holds readers back.
+/// How long a mark holds the other side back.
 const INTENT_TIME: Duration = Duration::from_secs(2);
 const SHORT_WATCHDOG: Duration = Duration::from_millis(900);
 /// What a loaded machine may add.
@@ -782,6 +783,136 @@ async fn readers_are_not_starved_by_writers() {
         writer.await.unwrap();
     }
     nothing_is_left(&server, &[&a, &b, &c]).await;
+}
+
+/// However far it is: when it hears of a release, the next writer is there already.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_reader_is_in_after_two_more_writes_at_most() {
+    let server = Server::start();
+    let (a, b) = (server.client().await, server.client().await);
+    let over = Arc::new(AtomicBool::new(false));
+    let at_it = |lock: Lock, hold: Duration| {
+        let (over, holds) = (Arc::clone(&over), Arc::new(AtomicUsize::new(0)));
+        let counted = Arc::clone(&holds);
+        let task = tokio::spawn(async move {
+            while !over.load(Ordering::SeqCst) {
+                let guard = lock.lock().await.unwrap();
+                counted.fetch_add(1, Ordering::SeqCst);
+                tokio::time::sleep(hold).await;
+                guard.unlock().await.unwrap();
+            }
+        });
+        (task, holds)
+    };
+    // writers of two clients, and readers that are always there first
+    let writers = [at_it(write(&a), ms(150)), at_it(write(&a), ms(150)), at_it(write(&b), ms(150))];
+    let readers = [at_it(read(&a), ms(10)), at_it(read(&b), ms(10))];
+    let writes = || writers.iter().map(|(_, holds)| holds.load(Ordering::SeqCst)).sum::<usize>();
+    for round_trip in [0, 20, 120] {
+        let proxy = Proxy::start(&server);
+        proxy.rule(move |_| Action::Late(ms(round_trip)));
+        let far = LockClient::connect(proxy.url()).await.unwrap();
+        for round in 0..5 {
+            let before = writes();
+            let guard = soon(read(&far).lock()).await.unwrap();
+            let passed = writes() - before;
+            println!("{round_trip} ms, round {round}: {passed} writes");
+            // one may have begun while the request was on its way
+            assert!(passed <= 3, "{passed} writes, {round_trip} ms");
+            guard.unlock().await.unwrap();
+        }
+        far.shutdown().await.unwrap();
+    }
+    over.store(true, Ordering::SeqCst);
+    for (task, _) in writers.into_iter().chain(readers) {
+        soon(task).await.unwrap();
+    }
+    nothing_is_left(&server, &[&a, &b]).await;
+}
+
+/// The notes of those who live do not end with the turn of one that was killed.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_dead_reader_costs_a_far_one_no_turn() {
+    let server = Server::start();
+    let (a, proxy) = (server.client().await, Proxy::start(&server));
+    proxy.rule(move |_| Action::Late(ms(120)));
+    let far = LockClient::connect(proxy.url()).await.unwrap();
+    // it knows the scripts, and the server does
+    read(&far).lock().await.unwrap().unlock().await.unwrap();
+    for late in [ms(0), ms(800), ms(1_900)] {
+        let writing = write(&a).lock().await.unwrap();
+        let mut dead = Worker::start(&server, SHORT_WATCHDOG, ms(200));
+        dead.ask("read l");
+        eventually("a reader waits", || async { server.exists(READERS) }).await;
+        dead.kill();
+        writing.unlock().await.unwrap();
+        let (over, writes) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
+        let writers: Vec<_> = (0..4)
+            .map(|_| {
+                let (lock, over, writes) = (write(&a), Arc::clone(&over), Arc::clone(&writes));
+                tokio::spawn(async move {
+                    while !over.load(Ordering::SeqCst) {
+                        let guard = lock.lock().await.unwrap();
+                        writes.fetch_add(1, Ordering::SeqCst);
+                        tokio::time::sleep(ms(100)).await;
+                        guard.unlock().await.unwrap();
+                    }
+                })
+            })
+            .collect();
+        tokio::time::sleep(late).await;
+        let before = writes.load(Ordering::SeqCst);
+        let guard = soon(read(&far).lock()).await.unwrap();
+        let passed = writes.load(Ordering::SeqCst) - before;
+        println!("{late:?} after the release: {passed} writes");
+        // one may have begun while the request was on its way
+        assert!(passed <= 3, "{passed} writes, {late:?}");
+        guard.unlock().await.unwrap();
+        over.store(true, Ordering::SeqCst);
+        for writer in writers {
+            soon(writer).await.unwrap();
+        }
+    }
+    nothing_is_left(&server, &[&a, &far]).await;
+}
+
+/// Killed while it waited for a writer: it holds the next one back for as long as a mark does.
+#[tokio::test]
+async fn a_writer_is_in_when_a_waiting_reader_was_killed() {
+    let server = Server::start();
+    let (a, b) = (server.client().await, deaf_to_time(&server).await);
+    let writing = write(&a).lock().await.unwrap();
+    let mut dead = Worker::start(&server, SHORT_WATCHDOG, ms(200));
+    dead.ask("read l");
+    eventually("a reader waits", || async { server.exists(READERS) }).await;
+    dead.kill();
+    let writer = waiter(write(&b));
+    listens(&b).await;
+    let released = Instant::now();
+    writing.unlock().await.unwrap();
+    soon(writer).await.unwrap().unlock().await.unwrap();
+    let waited = released.elapsed();
+    println!("a writer was in {waited:?} after the release, behind a dead reader");
+    assert!(waited < INTENT_TIME + SLACK);
+    nothing_is_left(&server, &[&a, &b]).await;
+}
+
+/// A reader whose wait has ended holds no writer back.
+#[tokio::test]
+async fn a_reader_that_gives_up_takes_its_mark_back() {
+    let server = Server::start();
+    let (a, b) = (server.client().await, server.client().await);
+    let writing = write(&a).lock().await.unwrap();
+    assert!(read(&b).try_lock_for(ms(100)).await.unwrap().is_none());
+    eventually("its mark is gone", || async { !server.exists(READERS) }).await;
+    let reader = waiter(read(&b));
+    eventually("a reader waits", || async { server.exists(READERS) }).await;
+    reader.abort();
+    eventually("its mark is gone", || async { !server.exists(READERS) }).await;
+    assert!(read(&b).try_lock().await.unwrap().is_none());
+    assert!(!server.exists(READERS), "who does not wait holds nobody back");
+    writing.unlock().await.unwrap();
+    nothing_is_left(&server, &[&a, &b]).await;
 }
 
 /// The intent is renewed by the writer's looks, whoever else of its client waits at the same channel.

@@ -96,6 +96,7 @@ impl<'a> Round<'a> {
             ("timeouts", "zset") => derived("redisson_lock_timeout", lock),
             ("seen", "zset") => derived("nestlock_fair_seen", lock),
             ("intent", "string") => derived("nestlock_rwlock_intent", lock),
+            ("readers", "zset") => derived("nestlock_rwlock_readers", lock),
             ("token", "string") => derived("redisson_lock_token", lock),
             ("data", "string") => [b"data:", lock.as_bytes()].concat(),
             ("fence", "string") => derived("nestlock_fence", lock),

@@ -101,6 +101,8 @@ impl Fair {
         let mut seen = members(SEEN);
         // while it is the turn of one of Redisson's, its score may have been lowered
         seen.retain(|member| member != "cut" || owners.first().is_none_or(|owner| !owner.starts_with(JAVA)));
+        // as long as one of ours waits
+        seen.retain(|member| member != "clock" || wanted.is_empty());
         assert_eq!(seen, wanted, "those seen are of those who wait");
     }
 
@@ -1003,6 +1005,137 @@ fn one_of_redissons_whose_time_is_over_leaves_when_the_lock_is_free() {
     fair.assert_queue(&[]);
 }
 
+impl Fair {
+    /// The server's clock goes back: what it gave before is later by so much.
+    fn clock_goes_back(&self, by: i64) {
+        for (key, ours_alone) in [(SEEN, false), (TIMEOUTS, true)] {
+            for at in self.call(&["ZRANGE", key, "0", "-1"]).list() {
+                if !(ours_alone && at.text().starts_with(JAVA)) {
+                    self.set_up(&["ZINCRBY", key, &by.to_string(), at.text()]);
+                }
+            }
+        }
+    }
+}
+
+/// Minutes to a month.
+const BACK: [i64; 4] = [2_000, 600_000, 86_400_000, 30 * 86_400_000];
+
+/// B is dead, C waits or tries: the dead have a patience from their last look, whatever the clock says.
+#[test]
+fn a_clock_that_goes_back_keeps_nobody_longer() {
+    for (by, waits) in BACK.into_iter().flat_map(|by| [(by, "0"), (by, "1")]) {
+        let fair = Fair::new();
+        fair.held_by(A, "30000");
+        assert_eq!((fair.wait(B).1, fair.wait(C).1), (0, 1));
+        fair.set_up(&["DEL", LOCK]);
+        fair.clock_goes_back(by);
+        let (hint, _) = busy(&fair.acquire(C, "30000", "1", waits));
+        assert!(hint <= PATIENCE / 3, "{hint}");
+        fair.assert_seen(B);
+        fair.assert_seen(C);
+        fair.assert_scored(B, 30_000 + WAIT);
+        fair.assert_queue(&[B, C]);
+        let gone = fair.now() - 1;
+        fair.set_up(&["ZADD", SEEN, &gone.to_string(), B]);
+        assert_eq!(fair.acquire(C, "30000", "1", waits), ACQUIRED);
+        assert_eq!(fair.call(&["EXISTS", SEEN]), Reply::Int(0), "no trace");
+    }
+}
+
+/// Those who joined later, by the clock as it is then, wait behind them for as long.
+#[test]
+fn a_clock_that_goes_back_is_seen_by_who_comes_then() {
+    for by in BACK {
+        let fair = Fair::new();
+        fair.held_by(A, "30000");
+        fair.wait(B);
+        fair.clock_goes_back(by);
+        assert_eq!(fair.wait(C).1, 1);
+        fair.assert_seen(B);
+        fair.assert_seen(C);
+        fair.assert_queue(&[B, C]);
+    }
+}
+
+/// What a release says or grants to one that may be dead is for as long as without the jump.
+#[test]
+fn a_release_after_the_clock_went_back_passes_over_the_gone() {
+    for by in BACK {
+        let fair = Fair::new();
+        fair.held_by(A, "30000");
+        fair.wait(B);
+        fair.wait(C);
+        let mut ears = fair.listen(&own_channel(C));
+        // it was silent for a patience when C looked last
+        let gone = fair.now() - SLACK;
+        fair.set_up(&["ZADD", SEEN, &gone.to_string(), B]);
+        fair.clock_goes_back(by);
+        assert_eq!(fair.release(A, "0"), Reply::Int(1));
+        assert_eq!(ears.heard(&fair), ["0"]);
+        assert_eq!(fair.queue(), [C]);
+    }
+}
+
+/// Dead ones behind one that was granted the lock go with the jump, too.
+#[test]
+fn the_dead_are_not_put_back_when_the_clock_went_back() {
+    let fair = Fair::new();
+    fair.held_by(A, "30000");
+    for waiter in [B, C, D] {
+        fair.wait(waiter);
+    }
+    fair.set_up(&["DEL", LOCK]);
+    let gone = fair.now() - SLACK;
+    fair.set_up(&["ZADD", SEEN, &gone.to_string(), B, &gone.to_string(), C]);
+    fair.clock_goes_back(3_600_000);
+    fair.held_by_force(A);
+    assert_eq!(fair.wait(D).1, 0);
+    fair.assert_queue(&[D]);
+    assert_eq!(fair.release(A, "0"), Reply::Int(1));
+    assert_eq!(fair.acquire(D, "30000", "1", "1"), ACQUIRED);
+    assert_eq!(fair.call(&["EXISTS", SEEN]), Reply::Int(0), "no trace");
+}
+
+/// One that tries has nothing to write.
+#[test]
+fn without_memory_a_try_is_busy_after_the_clock_went_back() {
+    let fair = Fair::real();
+    fair.held_by(A, "30000");
+    fair.wait(B);
+    fair.clock_goes_back(3_600_000);
+    fair.set_up(&["CONFIG", "SET", "maxmemory", "1"]);
+    assert_eq!(busy(&fair.acquire(C, "30000", "1", "0")).1, 1);
+    fair.set_up(&["CONFIG", "SET", "maxmemory", "0"]);
+    fair.wait(C);
+    fair.assert_seen(B);
+}
+
+/// A clock that runs a little behind that of the server before is no jump.
+#[test]
+fn a_clock_that_is_behind_by_less_than_a_second_is_left_alone() {
+    let fair = Fair::new();
+    fair.held_by(A, "30000");
+    fair.wait(B);
+    fair.clock_goes_back(600);
+    let before = fair.call(&["ZSCORE", SEEN, B]);
+    assert_eq!(busy(&fair.acquire(C, "30000", "1", "0")).1, 1);
+    assert_eq!(fair.call(&["ZSCORE", SEEN, B]), before);
+}
+
+/// Redisson's waiters are served, and those of ours are gone: nothing of ours is left.
+#[test]
+fn the_clock_is_forgotten_with_the_last_of_ours() {
+    let fair = Fair::new();
+    let (java, mut wire) = (RFairLock::new(LOCK), fair.server.wire());
+    fair.held_by(A, "30000");
+    fair.wait(B);
+    java.wait(&mut wire, J1, fair.now(), WAIT, 30_000);
+    assert_eq!(fair.release(B, "0"), Reply::Nil);
+    fair.assert_queue(&[J1]);
+    assert_eq!(fair.call(&["EXISTS", SEEN]), Reply::Int(0));
+}
+
 /// Those whom Redisson put out after their death are not kept for ever.
 #[test]
 fn a_join_forgets_who_was_silent_for_a_day() {
@@ -1013,7 +1146,7 @@ fn a_join_forgets_who_was_silent_for_a_day() {
     fair.wait(B);
     assert_eq!(
         fair.call(&["ZRANGE", SEEN, "0", "-1"]),
-        Reply::List([D, B].map(|name| Reply::Text(name.into())).into())
+        Reply::List([D, "clock", B].map(|name| Reply::Text(name.into())).into())
     );
 }
 

@@ -9,6 +9,8 @@ const CHANNEL: &str = "redisson_rwlock:{orders:7}";
 const HOLDS: &str = "{orders:7}:";
 const A: &str = "0a1b2c3d-1111-4222-8333-444455556666:42";
 const B: &str = "0a1b2c3d-1111-4222-8333-444455556666:43";
+const C: &str = "0a1b2c3d-1111-4222-8333-444455556666:44";
+const D: &str = "0a1b2c3d-1111-4222-8333-444455556666:45";
 
 const READ: &str = "read_write/read_acquire";
 const READ_RELEASE: &str = "read_write/read_release";
@@ -20,8 +22,14 @@ const WRITE_RENEW: &str = "read_write/write_renew";
 const FORCE: &str = "read_write/force_release";
 const WRITE_INSPECT: &str = "read_write/write_inspect";
 
-const KEYS: [&str; 2] = [LOCK, INTENT];
-/// How long an intent lives.
+const READERS: &str = "nestlock_rwlock_readers:{orders:7}";
+const KEYS: [&str; 3] = [LOCK, INTENT, READERS];
+/// The keys of a release, of a reader and of a writer.
+const RELEASES: [[&str; 2]; 2] = [[LOCK, READERS], [LOCK, INTENT]];
+/// What an acquire says that waits, and one that does not.
+const WAITS: &str = "1";
+const TRIES: &str = "0";
+/// How long a mark lives.
 const PATIENCE: &str = "2000";
 
 fn keys_of(owner: &str) -> String {
@@ -46,15 +54,15 @@ type Side = fn(&Bench) -> Reply;
 fn every_script() -> Vec<Step> {
     let args = |args: &[&str]| args.iter().map(ToString::to_string).collect::<Vec<_>>();
     vec![
-        (READ, KEYS.to_vec(), args(&[A, "30000", "1", &keys_of(A)])),
-        (READ_RELEASE, vec![LOCK], args(&[A, "0", CHANNEL, HOLDS])),
-        (READ_RELEASE, vec![LOCK], args(&[A, "1", CHANNEL, HOLDS])),
+        (READ, KEYS.to_vec(), args(&[A, "30000", "1", &keys_of(A), WAITS])),
+        (READ_RELEASE, RELEASES[0].to_vec(), args(&[A, "0", CHANNEL, HOLDS])),
+        (READ_RELEASE, RELEASES[0].to_vec(), args(&[A, "1", CHANNEL, HOLDS])),
         (READ_RENEW, vec![LOCK], args(&[A, "30000"])),
         (FORCE, vec![LOCK], args(&[CHANNEL, HOLDS, "read"])),
         (READ_INSPECT, vec![LOCK], args(&[])),
-        (WRITE, KEYS.to_vec(), args(&[A, "30000", "1", PATIENCE])),
-        (WRITE_RELEASE, KEYS.to_vec(), args(&[A, "0", CHANNEL, HOLDS])),
-        (WRITE_RELEASE, KEYS.to_vec(), args(&[A, "1", CHANNEL, HOLDS])),
+        (WRITE, KEYS.to_vec(), args(&[A, "30000", "1", WAITS])),
+        (WRITE_RELEASE, RELEASES[1].to_vec(), args(&[A, "0", CHANNEL, HOLDS])),
+        (WRITE_RELEASE, RELEASES[1].to_vec(), args(&[A, "1", CHANNEL, HOLDS])),
         (WRITE_RENEW, vec![LOCK], args(&[A, "30000"])),
         (FORCE, vec![LOCK], args(&[CHANNEL, HOLDS, "write"])),
         (WRITE_INSPECT, vec![LOCK], args(&[])),
@@ -67,27 +75,36 @@ fn texts(args: &[String]) -> Vec<&str> {
 
 impl Bench {
     fn read(&self, owner: &str, lease: &str, holds: &str) -> Reply {
-        self.run(READ, &KEYS, &[owner, lease, holds, &keys_of(owner)])
+        self.run(READ, &KEYS, &[owner, lease, holds, &keys_of(owner), TRIES])
     }
 
     fn read_untouched(&self, owner: &str, lease: &str, holds: &str) -> Reply {
-        self.untouched(READ, &KEYS, &[owner, lease, holds, &keys_of(owner)])
+        self.untouched(READ, &KEYS, &[owner, lease, holds, &keys_of(owner), TRIES])
+    }
+
+    fn read_waits(&self, owner: &str, lease: &str) -> Reply {
+        self.run(READ, &KEYS, &[owner, lease, "1", &keys_of(owner), WAITS])
+    }
+
+    /// Before which writer a reader comes.
+    fn turn(&self, owner: &str) -> Reply {
+        self.call(&["ZSCORE", READERS, owner])
     }
 
     fn unread(&self, owner: &str, holds: &str) -> Reply {
-        self.run(READ_RELEASE, &[LOCK], &[owner, holds, CHANNEL, HOLDS])
+        self.run(READ_RELEASE, &RELEASES[0], &[owner, holds, CHANNEL, HOLDS])
     }
 
-    fn write(&self, owner: &str, lease: &str, holds: &str, patience: &str) -> Reply {
-        self.run(WRITE, &KEYS, &[owner, lease, holds, patience])
+    fn write(&self, owner: &str, lease: &str, holds: &str, waits: &str) -> Reply {
+        self.run(WRITE, &KEYS, &[owner, lease, holds, waits])
     }
 
-    fn write_untouched(&self, owner: &str, lease: &str, holds: &str, patience: &str) -> Reply {
-        self.untouched(WRITE, &KEYS, &[owner, lease, holds, patience])
+    fn write_untouched(&self, owner: &str, lease: &str, holds: &str, waits: &str) -> Reply {
+        self.untouched(WRITE, &KEYS, &[owner, lease, holds, waits])
     }
 
     fn unwrite(&self, owner: &str, holds: &str) -> Reply {
-        self.run(WRITE_RELEASE, &KEYS, &[owner, holds, CHANNEL, HOLDS])
+        self.run(WRITE_RELEASE, &RELEASES[1], &[owner, holds, CHANNEL, HOLDS])
     }
 
     fn clear(&self) {
@@ -154,7 +171,7 @@ fn read_acquire_joins_readers_and_keeps_the_longest_ttl() {
 #[test]
 fn read_acquire_inside_the_own_write_answers_nil_and_of_anothers_its_ttl() {
     let bench = Bench::new();
-    assert_eq!(bench.write(A, "30000", "1", "0"), ACQUIRED);
+    assert_eq!(bench.write(A, "30000", "1", TRIES), ACQUIRED);
     for _ in 0..2 {
         assert!(about(busy_ttl(&bench.read_untouched(B, "60000", "1")), 30_000));
     }
@@ -175,7 +192,7 @@ fn read_acquire_waits_for_a_waiting_writer_unless_it_reads_or_writes_already() {
     bench.set_up(&["DEL", LOCK]);
     assert!(busy_ttl(&bench.read_untouched(B, "30000", "1")) > 0);
     bench.clear();
-    assert_eq!(bench.write(A, "60000", "1", "0"), ACQUIRED);
+    assert_eq!(bench.write(A, "60000", "1", TRIES), ACQUIRED);
     bench.set_up(&["SET", INTENT, B, "PX", PATIENCE]);
     assert_eq!(bench.read(A, "60000", "1"), ACQUIRED, "writes already");
 }
@@ -184,13 +201,13 @@ fn read_acquire_waits_for_a_waiting_writer_unless_it_reads_or_writes_already() {
 fn acquire_of_a_second_hold_without_a_first_answers_lost() {
     let bench = Bench::new();
     assert_eq!(bench.read_untouched(A, "30000", "2"), Reply::Int(-2));
-    assert_eq!(bench.write_untouched(A, "30000", "2", PATIENCE), Reply::Int(-2));
-    let sides: [Side; 2] = [|bench| bench.read(B, "30000", "1"), |bench| bench.write(B, "30000", "1", "0")];
+    assert_eq!(bench.write_untouched(A, "30000", "2", WAITS), Reply::Int(-2));
+    let sides: [Side; 2] = [|bench| bench.read(B, "30000", "1"), |bench| bench.write(B, "30000", "1", TRIES)];
     for set_up in sides {
         bench.clear();
         assert_eq!(set_up(&bench), ACQUIRED);
         assert_eq!(bench.read_untouched(A, "30000", "2"), Reply::Int(-2));
-        assert_eq!(bench.write_untouched(A, "30000", "2", PATIENCE), Reply::Int(-2));
+        assert_eq!(bench.write_untouched(A, "30000", "2", WAITS), Reply::Int(-2));
     }
 }
 
@@ -253,7 +270,7 @@ fn r68_r72_read_release_counts_the_holds_that_are_left() {
 fn read_release_inside_the_own_write_leaves_the_write() {
     let bench = Bench::new();
     let mut ears = bench.listen(CHANNEL);
-    assert_eq!(bench.write(A, "60000", "1", "0"), ACQUIRED);
+    assert_eq!(bench.write(A, "60000", "1", TRIES), ACQUIRED);
     for holds in ["1", "2"] {
         assert_eq!(bench.read(A, "20000", holds), ACQUIRED);
     }
@@ -270,21 +287,25 @@ fn read_release_inside_the_own_write_leaves_the_write() {
 fn release_by_somebody_else_answers_nil() {
     let bench = Bench::new();
     let mut ears = bench.listen(CHANNEL);
-    let sides: [Side; 2] = [|bench| bench.read(A, "30000", "1"), |bench| bench.write(A, "30000", "1", "0")];
+    let sides: [Side; 2] = [|bench| bench.read(A, "30000", "1"), |bench| bench.write(A, "30000", "1", TRIES)];
     for set_up in sides {
         assert_eq!(set_up(&bench), ACQUIRED);
         for holds in ["0", "1"] {
-            assert_eq!(bench.untouched(READ_RELEASE, &[LOCK], &[B, holds, CHANNEL, HOLDS]), Reply::Nil);
-            assert_eq!(bench.untouched(WRITE_RELEASE, &KEYS, &[B, holds, CHANNEL, HOLDS]), Reply::Nil);
+            assert_eq!(bench.untouched(READ_RELEASE, &RELEASES[0], &[B, holds, CHANNEL, HOLDS]), Reply::Nil);
+            assert_eq!(bench.untouched(WRITE_RELEASE, &RELEASES[1], &[B, holds, CHANNEL, HOLDS]), Reply::Nil);
         }
         assert_eq!(ears.heard(&bench), [] as [&str; 0]);
         bench.clear();
     }
     assert_eq!(bench.read(A, "30000", "1"), ACQUIRED);
-    assert_eq!(bench.untouched(WRITE_RELEASE, &KEYS, &[A, "0", CHANNEL, HOLDS]), Reply::Nil, "A reads, and writes not");
+    assert_eq!(
+        bench.untouched(WRITE_RELEASE, &RELEASES[1], &[A, "0", CHANNEL, HOLDS]),
+        Reply::Nil,
+        "A reads, and writes not"
+    );
     bench.clear();
-    assert_eq!(bench.write(A, "30000", "1", "0"), ACQUIRED);
-    assert_eq!(bench.untouched(READ_RELEASE, &[LOCK], &[A, "0", CHANNEL, HOLDS]), Reply::Nil, "and the reverse");
+    assert_eq!(bench.write(A, "30000", "1", TRIES), ACQUIRED);
+    assert_eq!(bench.untouched(READ_RELEASE, &RELEASES[0], &[A, "0", CHANNEL, HOLDS]), Reply::Nil, "and the reverse");
 }
 
 /// Another process with Redisson reads, watched: a field, a key for each hold, and the record set to its lease.
@@ -374,11 +395,11 @@ fn read_release_without_hrandfield_looks_at_all() {
     limited.call(&["AUTH", "limited", "pw"]).unwrap();
     many_read(&bench, 100..130, "30000");
     assert_eq!(bench.read(A, "60000", "1"), ACQUIRED);
-    let command = eval(&source(READ_RELEASE), &[LOCK], &[A, "0", CHANNEL, HOLDS]);
+    let command = eval(&source(READ_RELEASE), &RELEASES[0], &[A, "0", CHANNEL, HOLDS]);
     assert_eq!(limited.call(&texts(&command)).unwrap(), Reply::Int(0));
     assert!(about(bench.left(LOCK), 30_000));
     die(&bench, 100..129);
-    let command = eval(&source(READ_RELEASE), &[LOCK], &[&reader(129), "0", CHANNEL, HOLDS]);
+    let command = eval(&source(READ_RELEASE), &RELEASES[0], &[&reader(129), "0", CHANNEL, HOLDS]);
     assert_eq!(limited.call(&texts(&command)).unwrap(), Reply::Int(1));
     assert_eq!(bench.snapshot(), []);
 }
@@ -450,7 +471,7 @@ fn a_reader_that_was_wiped_is_told_by_its_next_renewal() {
             assert_eq!(bench.read(A, "30000", "1"), ACQUIRED);
             assert_eq!(bench.unread(A, "0"), Reply::Int(0));
             assert_eq!(bench.untouched(READ_RENEW, &[LOCK], &[&dead, "30000"]).list(), [Reply::Int(-1)]);
-            assert_eq!(bench.untouched(READ_RELEASE, &[LOCK], &[&dead, "0", CHANNEL, HOLDS]), Reply::Nil);
+            assert_eq!(bench.untouched(READ_RELEASE, &RELEASES[0], &[&dead, "0", CHANNEL, HOLDS]), Reply::Nil);
             assert_eq!(bench.read_untouched(&dead, "30000", "2"), Reply::Int(-2));
         } else {
             assert_eq!(bench.run(READ_RENEW, &[LOCK], &[&dead, "30000"]).list(), [Reply::Int(1)]);
@@ -528,9 +549,9 @@ fn without_publish_a_last_release_is_refused_and_touches_nothing() {
     limited.call(&["AUTH", "limited", "pw"]).unwrap();
     let sides: [Side; 3] = [
         |bench| bench.read(A, "30000", "1"),
-        |bench| bench.write(A, "30000", "1", "0"),
+        |bench| bench.write(A, "30000", "1", TRIES),
         |bench| {
-            assert_eq!(bench.write(A, "30000", "1", "0"), ACQUIRED);
+            assert_eq!(bench.write(A, "30000", "1", TRIES), ACQUIRED);
             bench.read(A, "30000", "1")
         },
     ];
@@ -538,8 +559,8 @@ fn without_publish_a_last_release_is_refused_and_touches_nothing() {
         bench.clear();
         assert_eq!(side(&bench), ACQUIRED);
         let before = bench.snapshot();
-        let keys = if script == READ_RELEASE { &KEYS[..1] } else { &KEYS[..] };
-        let command = eval(&source(script), keys, &[A, "0", CHANNEL, HOLDS]);
+        let keys = RELEASES[usize::from(script == WRITE_RELEASE)];
+        let command = eval(&source(script), &keys, &[A, "0", CHANNEL, HOLDS]);
         assert!(limited.call(&texts(&command)).unwrap().is_error(), "{script}");
         assert_eq!(bench.snapshot(), before, "{script}");
     }
@@ -562,14 +583,14 @@ fn a_script_that_is_refused_has_written_nothing_that_counts() {
             bench.read(A, "20000", "1")
         }),
         ("one writes and reads", |bench| {
-            assert_eq!(bench.write(A, "20000", "1", "0"), ACQUIRED);
+            assert_eq!(bench.write(A, "20000", "1", TRIES), ACQUIRED);
             bench.read(A, "10000", "1")
         }),
     ];
     let content = || -> Vec<_> { bench.snapshot().into_iter().map(|(key, value, _)| (key, value)).collect() };
     let mut steps = every_script();
-    for (script, keys) in [(READ, keys_of(A)), (WRITE, PATIENCE.into())] {
-        steps.push((script, KEYS.to_vec(), vec![A.into(), "40000".into(), "2".into(), keys]));
+    for (script, rest) in [(READ, vec![keys_of(A), WAITS.into()]), (WRITE, vec![WAITS.into()])] {
+        steps.push((script, KEYS.to_vec(), [vec![A.into(), "40000".into(), "2".into()], rest].concat()));
     }
     let commands =
         ["set", "hset", "hdel", "del", "pexpire", "publish", "hget", "hgetall", "hlen", "pttl", "exists", "get"];
@@ -602,12 +623,13 @@ fn a_script_that_is_refused_has_written_nothing_that_counts() {
 #[test]
 fn re_entry_gives_a_record_without_a_ttl_none() {
     let bench = Bench::new();
-    let sides: [Side; 2] = [|bench| bench.read(A, "30000", "1"), |bench| bench.write(A, "30000", "1", "0")];
-    for (side, script, last) in [(sides[0], READ, keys_of(A)), (sides[1], WRITE, "0".into())] {
+    let sides: [Side; 2] = [|bench| bench.read(A, "30000", "1"), |bench| bench.write(A, "30000", "1", TRIES)];
+    let hold = keys_of(A);
+    for (side, script, rest) in [(sides[0], READ, vec![&*hold, TRIES]), (sides[1], WRITE, vec![TRIES])] {
         bench.clear();
         assert_eq!(side(&bench), ACQUIRED);
         bench.set_up(&["PERSIST", LOCK]);
-        assert_eq!(bench.run(script, &KEYS, &[A, "10000", "2", &last]), ACQUIRED);
+        assert_eq!(bench.run(script, &KEYS, &[&[A, "10000", "2"], &rest[..]].concat()), ACQUIRED);
         assert_eq!(bench.left(LOCK), -1, "{script}");
     }
 }
@@ -618,9 +640,189 @@ fn an_owner_named_like_the_mode_holds_nothing() {
     let bench = Bench::new();
     assert_eq!(bench.read(A, "30000", "1"), ACQUIRED);
     for holds in ["0", "1"] {
-        assert_eq!(bench.untouched(READ_RELEASE, &[LOCK], &["mode", holds, CHANNEL, HOLDS]), Reply::Nil);
+        assert_eq!(bench.untouched(READ_RELEASE, &RELEASES[0], &["mode", holds, CHANNEL, HOLDS]), Reply::Nil);
     }
     assert_eq!(bench.untouched(READ_RENEW, &[LOCK], &["mode", "60000"]).list(), [Reply::Int(-1)]);
+}
+
+// --- taking turns ---
+
+fn first() -> Reply {
+    Reply::Text("0".into())
+}
+
+fn after() -> Reply {
+    Reply::Text("1".into())
+}
+
+/// Busy: it looks again within half a patience.
+#[track_caller]
+fn looks_soon(reply: &Reply) {
+    let left = busy_ttl(reply);
+    assert!((1..=1_000).contains(&left), "{left}");
+}
+
+#[test]
+fn a_reader_that_waits_for_a_writer_comes_before_the_next() {
+    let bench = Bench::new();
+    assert_eq!(bench.write(A, "30000", "1", TRIES), ACQUIRED);
+    assert!(about(busy_ttl(&bench.read_untouched(B, "60000", "1")), 30_000), "one that tries is not noted");
+    for _sent_twice in 0..2 {
+        assert!(about(busy_ttl(&bench.read_waits(B, "60000")), 30_000));
+        assert_eq!(bench.turn(B), first());
+    }
+    assert!(about(bench.left(READERS), 32_000));
+    assert!(about(busy_ttl(&bench.read_waits(C, "60000")), 30_000));
+    assert_eq!(bench.unwrite(A, "0"), Reply::Int(1));
+    // a writer that tries, one that waits, and a reader that comes meanwhile
+    let left = busy_ttl(&bench.write(A, "30000", "1", TRIES));
+    assert!((1..=2_000).contains(&left) && (1..=2_000).contains(&bench.turn_left()), "{left}");
+    looks_soon(&bench.write(A, "30000", "1", WAITS));
+    assert_eq!(bench.call(&["GET", INTENT]), Reply::Text(A.into()));
+    looks_soon(&bench.read_waits(D, "60000"));
+    // both come in, whatever the intent says
+    assert_eq!(bench.twice(|bench| bench.read_waits(B, "60000")), ACQUIRED);
+    looks_soon(&bench.write(A, "30000", "1", WAITS));
+    assert_eq!(bench.read(C, "60000", "1"), ACQUIRED);
+    assert_eq!((bench.turn(B), bench.turn(C), bench.turn(D)), (Reply::Nil, Reply::Nil, after()));
+}
+
+#[test]
+fn a_reader_held_back_by_an_intent_comes_before_the_writer_after() {
+    let bench = Bench::new();
+    assert_eq!(bench.read(C, "30000", "1"), ACQUIRED);
+    looks_soon(&bench.write(A, "30000", "1", WAITS));
+    looks_soon(&bench.read_untouched(B, "60000", "1"));
+    looks_soon(&bench.read_waits(B, "60000"));
+    assert_eq!(bench.turn(B), after());
+    let left = bench.left(READERS);
+    assert!((2_001..=4_000).contains(&left), "{left}");
+    assert_eq!(bench.unread(C, "0"), Reply::Int(1));
+    // it is the writer's turn
+    looks_soon(&bench.read_waits(B, "60000"));
+    assert_eq!(bench.twice(|bench| bench.write(A, "30000", "1", WAITS)), ACQUIRED);
+    assert_eq!(bench.turn(B), first());
+    assert!(about(bench.left(READERS), 32_000));
+    assert_eq!(bench.unwrite(A, "0"), Reply::Int(1));
+    looks_soon(&bench.write(A, "30000", "1", WAITS));
+    assert_eq!(bench.read_waits(B, "60000"), ACQUIRED);
+    assert_eq!(bench.left(READERS), -2, "no trace");
+}
+
+impl Bench {
+    /// For how long it is still the readers' turn; a writer has said so.
+    fn turn_left(&self) -> i64 {
+        let (until, time) = (self.turn("until"), self.call(&["TIME"]));
+        let number = |n: usize| time.list()[n].text().parse::<i64>().unwrap();
+        until.text().parse::<i64>().unwrap() - number(0) * 1000 - number(1) / 1000
+    }
+
+    fn turn_ends_in(&self, millis: i64) {
+        let until = self.turn("until").text().parse::<i64>().unwrap() - self.turn_left() + millis;
+        self.set_up(&["ZADD", READERS, &until.to_string(), "until"]);
+    }
+}
+
+/// Who died while it waited costs writers one patience, however many come later, and those who live nothing.
+#[test]
+fn dead_readers_hold_a_writer_back_for_one_patience() {
+    let bench = Bench::new();
+    assert_eq!(bench.write(A, "30000", "1", TRIES), ACQUIRED);
+    for dead in [B, C] {
+        bench.read_waits(dead, "60000");
+    }
+    assert_eq!(bench.unwrite(A, "0"), Reply::Int(1));
+    looks_soon(&bench.write(A, "30000", "1", WAITS));
+    bench.turn_ends_in(700);
+    looks_soon(&bench.read_waits(D, "60000"));
+    let left = busy_ttl(&bench.write(A, "30000", "1", WAITS));
+    assert!((1..=700).contains(&left), "{left}");
+    bench.turn_ends_in(0);
+    assert_eq!(bench.twice(|bench| bench.write(A, "30000", "1", WAITS)), ACQUIRED);
+    let turns = [B, C, D, "until"].map(|of| bench.turn(of));
+    assert_eq!(turns, [Reply::Nil, Reply::Nil, first(), Reply::Nil], "it is the turn of the one that lives");
+    assert_eq!(bench.unwrite(A, "0"), Reply::Int(1));
+    looks_soon(&bench.write(A, "30000", "1", WAITS));
+    assert_eq!(bench.read_waits(D, "60000"), ACQUIRED);
+    assert_eq!(bench.left(READERS), -2, "no trace");
+}
+
+/// While others read, too; and one that tries begins it as well.
+#[test]
+fn the_turn_of_readers_begins_with_the_first_writer_that_waits() {
+    for waits in [WAITS, TRIES] {
+        let bench = Bench::new();
+        assert_eq!(bench.write(A, "30000", "1", TRIES), ACQUIRED);
+        bench.read_waits(B, "60000");
+        bench.read_waits(C, "60000");
+        assert_eq!(bench.unwrite(A, "0"), Reply::Int(1));
+        assert_eq!(bench.read_waits(B, "60000"), ACQUIRED);
+        assert_eq!(bench.turn("until"), Reply::Nil);
+        bench.write(A, "30000", "1", waits);
+        assert!((1..=2_000).contains(&bench.turn_left()));
+        bench.turn_ends_in(-1);
+        bench.write(A, "30000", "1", waits);
+        assert!(bench.turn_left() < 0, "it begins once");
+        assert_eq!(bench.unread(B, "0"), Reply::Int(1));
+        assert_eq!(bench.write(A, "30000", "1", waits), ACQUIRED);
+        assert_eq!(bench.left(READERS), -2, "no trace");
+    }
+}
+
+/// A clock that went back makes a mark live longer than any is written for.
+#[test]
+fn a_mark_holds_nobody_back_for_longer_than_a_patience() {
+    let bench = Bench::new();
+    for back in [60_000_i64, 30 * 86_400_000] {
+        bench.set_up(&["SET", INTENT, A, "PX", &back.to_string()]);
+        looks_soon(&bench.read(B, "60000", "1"));
+        assert!(bench.left(INTENT) <= 2_000);
+        bench.clear();
+        bench.set_up(&["ZADD", READERS, "0", B, "0", "until"]);
+        bench.set_up(&["PEXPIRE", READERS, &back.to_string()]);
+        bench.turn_ends_in(back);
+        assert_eq!(busy_ttl(&bench.write(A, "60000", "1", TRIES)), 2_000);
+        assert!((1..=2_000).contains(&bench.turn_left()));
+        bench.clear();
+    }
+    // one that somebody made to stay
+    bench.set_up(&["SET", INTENT, A]);
+    assert_eq!(bench.read(C, "60000", "1"), ACQUIRED);
+}
+
+/// One that waited to read, and writes now, does not wait for itself.
+#[test]
+fn a_writer_is_not_held_back_by_its_own_mark() {
+    let bench = Bench::new();
+    assert_eq!(bench.write(A, "30000", "1", TRIES), ACQUIRED);
+    bench.read_waits(B, "60000");
+    assert_eq!(bench.unwrite(A, "0"), Reply::Int(1));
+    assert_eq!(bench.write(B, "30000", "1", TRIES), ACQUIRED);
+    assert_eq!(bench.left(READERS), -2, "no trace");
+    bench.read_waits(C, "60000");
+    bench.set_up(&["ZADD", READERS, "1", B]);
+    assert_eq!(bench.unwrite(B, "0"), Reply::Int(1));
+    // another one comes first
+    looks_soon(&bench.write(B, "30000", "1", WAITS));
+}
+
+#[test]
+fn read_release_by_a_waiting_reader_takes_its_own_mark_back() {
+    let bench = Bench::new();
+    let mut ears = bench.listen(CHANNEL);
+    assert_eq!(bench.write(A, "30000", "1", TRIES), ACQUIRED);
+    for reader in [B, C] {
+        bench.read_waits(reader, "60000");
+    }
+    assert_eq!(bench.untouched(READ_RELEASE, &RELEASES[0], &[D, "0", CHANNEL, HOLDS]), Reply::Nil);
+    assert_eq!(bench.untouched(READ_RELEASE, &RELEASES[0], &[B, "1", CHANNEL, HOLDS]), Reply::Nil, "it waits on");
+    assert_eq!(bench.twice(|bench| bench.unread(B, "0")), Reply::Nil);
+    assert_eq!((bench.turn(B), bench.turn(C)), (Reply::Nil, first()));
+    assert_eq!(ears.heard(&bench), [] as [&str; 0], "the writer is there");
+    assert_eq!(bench.unwrite(A, "0"), Reply::Int(1));
+    assert_eq!(bench.unread(C, "0"), Reply::Nil);
+    assert_eq!(ears.heard(&bench), ["1", "1"], "a writer may wait for it");
+    assert_eq!(bench.write(A, "30000", "1", TRIES), ACQUIRED);
 }
 
 // --- writing ---
@@ -629,7 +831,7 @@ fn an_owner_named_like_the_mode_holds_nothing() {
 fn write_acquire_of_a_free_lock_answers_nil_and_ends_the_intent() {
     let bench = Bench::new();
     bench.set_up(&["SET", INTENT, B, "PX", PATIENCE]);
-    assert_eq!(bench.twice(|bench| bench.write(A, "30000", "1", PATIENCE)), ACQUIRED);
+    assert_eq!(bench.twice(|bench| bench.write(A, "30000", "1", WAITS)), ACQUIRED);
     bench.assert_fields(&[(&format!("{A}:write"), "1"), ("mode", "write")]);
     assert!(about(bench.left(LOCK), 30_000));
     assert_eq!(bench.snapshot().len(), 1, "nothing but the record");
@@ -638,14 +840,14 @@ fn write_acquire_of_a_free_lock_answers_nil_and_ends_the_intent() {
 #[test]
 fn write_acquire_on_re_entry_takes_no_hold_away_and_never_shortens() {
     let bench = Bench::new();
-    assert_eq!(bench.write(A, "60000", "1", "0"), ACQUIRED);
+    assert_eq!(bench.write(A, "60000", "1", TRIES), ACQUIRED);
     let expires = bench.expires(LOCK);
     for holds in ["2", "3"] {
-        assert_eq!(bench.twice(|bench| bench.write(A, "1000", holds, "0")), ACQUIRED);
+        assert_eq!(bench.twice(|bench| bench.write(A, "1000", holds, TRIES)), ACQUIRED);
         bench.assert_fields(&[(&format!("{A}:write"), holds), ("mode", "write")]);
         assert_eq!(bench.expires(LOCK), expires);
     }
-    assert_eq!(bench.write(A, "90000", "2", "0"), ACQUIRED);
+    assert_eq!(bench.write(A, "90000", "2", TRIES), ACQUIRED);
     bench.assert_fields(&[(&format!("{A}:write"), "3"), ("mode", "write")]);
     assert!(about(bench.left(LOCK), 90_000));
 }
@@ -659,10 +861,10 @@ fn acquires_overwrite_what_is_no_count() {
         assert_eq!(bench.read(A, "30000", "2"), ACQUIRED);
         bench.assert_fields(&[(A, "2"), ("mode", "read")]);
         bench.set_up(&["FLUSHALL"]);
-        assert_eq!(bench.write(A, "30000", "1", "0"), ACQUIRED);
+        assert_eq!(bench.write(A, "30000", "1", TRIES), ACQUIRED);
         let large = if damaged == "100000" { "9999999999" } else { damaged };
         bench.set_up(&["HSET", LOCK, &format!("{A}:write"), large]);
-        assert_eq!(bench.write(A, "30000", "2", "0"), ACQUIRED);
+        assert_eq!(bench.write(A, "30000", "2", TRIES), ACQUIRED);
         bench.assert_fields(&[(&format!("{A}:write"), "2"), ("mode", "write")]);
         bench.set_up(&["FLUSHALL"]);
     }
@@ -671,12 +873,12 @@ fn acquires_overwrite_what_is_no_count() {
 #[test]
 fn write_acquire_beside_a_writer_answers_its_ttl_and_leaves_no_intent() {
     let bench = Bench::new();
-    assert_eq!(bench.write(A, "30000", "1", "0"), ACQUIRED);
-    for patience in ["0", PATIENCE] {
-        assert!(about(busy_ttl(&bench.write_untouched(B, "60000", "1", patience)), 30_000));
+    assert_eq!(bench.write(A, "30000", "1", TRIES), ACQUIRED);
+    for waits in [TRIES, WAITS] {
+        assert!(about(busy_ttl(&bench.write_untouched(B, "60000", "1", waits)), 30_000));
     }
     bench.set_up(&["PERSIST", LOCK]);
-    assert_eq!(bench.write_untouched(B, "60000", "1", PATIENCE), busy(-1));
+    assert_eq!(bench.write_untouched(B, "60000", "1", WAITS), busy(-1));
     assert_eq!(bench.read_untouched(B, "60000", "1"), busy(-1));
 }
 
@@ -684,9 +886,9 @@ fn write_acquire_beside_a_writer_answers_its_ttl_and_leaves_no_intent() {
 fn write_acquire_beside_readers_leaves_an_intent_if_it_waits() {
     let bench = Bench::new();
     assert_eq!(bench.read(A, "30000", "1"), ACQUIRED);
-    assert!(about(busy_ttl(&bench.write_untouched(B, "60000", "1", "0")), 30_000), "it does not wait");
+    assert!(about(busy_ttl(&bench.write_untouched(B, "60000", "1", TRIES)), 30_000), "it does not wait");
     for owner in [B, A] {
-        assert_eq!(busy_ttl(&bench.write(owner, "60000", "1", PATIENCE)), 1_000, "half the time of the intent");
+        assert_eq!(busy_ttl(&bench.write(owner, "60000", "1", WAITS)), 1_000, "half the time of the intent");
         assert_eq!(bench.call(&["GET", INTENT]), Reply::Text(owner.into()));
         let left = bench.left(INTENT);
         assert!((1..=2_000).contains(&left), "{left}");
@@ -694,10 +896,10 @@ fn write_acquire_beside_readers_leaves_an_intent_if_it_waits() {
     bench.assert_fields(&[(A, "1"), ("mode", "read")]);
     // sooner than that, if the readers end sooner
     bench.set_up(&["PEXPIRE", LOCK, "300"]);
-    let hint = busy_ttl(&bench.write(B, "60000", "1", PATIENCE));
+    let hint = busy_ttl(&bench.write(B, "60000", "1", WAITS));
     assert!((1..=300).contains(&hint), "{hint}");
     bench.set_up(&["PERSIST", LOCK]);
-    assert_eq!(bench.write(B, "60000", "1", PATIENCE), busy(-1));
+    assert_eq!(bench.write(B, "60000", "1", WAITS), busy(-1));
 }
 
 #[test]
@@ -705,8 +907,8 @@ fn write_release_of_the_last_hold_answers_1_and_says_so_once() {
     let bench = Bench::new();
     let mut ears = bench.listen(CHANNEL);
     for holds in ["1", "3"] {
-        assert_eq!(bench.write(A, "30000", "1", "0"), ACQUIRED);
-        assert_eq!(bench.write(A, "30000", holds, "0"), ACQUIRED);
+        assert_eq!(bench.write(A, "30000", "1", TRIES), ACQUIRED);
+        assert_eq!(bench.write(A, "30000", holds, TRIES), ACQUIRED);
         assert_eq!(bench.unwrite(A, "0"), Reply::Int(1));
         assert_eq!(bench.snapshot(), []);
         assert_eq!(bench.unwrite(A, "0"), Reply::Nil, "sent twice");
@@ -719,7 +921,7 @@ fn write_release_of_some_holds_answers_0_and_leaves_the_ttl() {
     let bench = Bench::new();
     let mut ears = bench.listen(CHANNEL);
     for holds in ["1", "2", "3"] {
-        assert_eq!(bench.write(A, "30000", holds, "0"), ACQUIRED);
+        assert_eq!(bench.write(A, "30000", holds, TRIES), ACQUIRED);
     }
     let expires = bench.expires(LOCK);
     for holds in ["2", "1", "9"] {
@@ -737,18 +939,18 @@ fn r71_r72_write_release_with_reads_inside_is_a_downgrade() {
     let bench = Bench::new();
     let mut ears = bench.listen(CHANNEL);
     for (write, first, second) in [("90000", "60000", "30000"), ("20000", "30000", "60000")] {
-        assert_eq!(bench.write(A, write, "1", "0"), ACQUIRED);
+        assert_eq!(bench.write(A, write, "1", TRIES), ACQUIRED);
         assert_eq!(bench.read(A, first, "1"), ACQUIRED);
         assert_eq!(bench.read(A, second, "2"), ACQUIRED);
         assert_eq!(bench.unwrite(A, "0"), Reply::Int(1));
         bench.assert_fields(&[(A, "2"), ("mode", "read")]);
         assert!(about(bench.left(LOCK), 60_000), "{}", bench.left(LOCK));
-        assert_eq!(bench.untouched(WRITE_RELEASE, &KEYS, &[A, "0", CHANNEL, HOLDS]), Reply::Nil, "sent twice");
+        assert_eq!(bench.untouched(WRITE_RELEASE, &RELEASES[1], &[A, "0", CHANNEL, HOLDS]), Reply::Nil, "sent twice");
         assert_eq!(ears.heard(&bench), ["1"], "readers may come in");
         bench.clear();
     }
     // the reads are over
-    assert_eq!(bench.write(A, "90000", "1", "0"), ACQUIRED);
+    assert_eq!(bench.write(A, "90000", "1", TRIES), ACQUIRED);
     assert_eq!(bench.read(A, "60000", "1"), ACQUIRED);
     bench.set_up(&["DEL", &hold_key(A, 1)]);
     assert_eq!(bench.unwrite(A, "0"), Reply::Int(1));
@@ -763,8 +965,8 @@ fn a_record_released_alone_says_nothing_of_other_keys() {
     let mut ears = bench.listen(CHANNEL);
     let alone =
         |side, owner, holds| bench.run(&format!("read_write/{side}_release_record"), &[LOCK], &[owner, holds, CHANNEL]);
-    assert_eq!(bench.write(A, "30000", "1", "0"), ACQUIRED);
-    assert_eq!(bench.write(A, "30000", "2", "0"), ACQUIRED);
+    assert_eq!(bench.write(A, "30000", "1", TRIES), ACQUIRED);
+    assert_eq!(bench.write(A, "30000", "2", TRIES), ACQUIRED);
     assert_eq!(alone("write", B, "0"), Reply::Nil);
     assert_eq!(alone("read", A, "0"), Reply::Nil);
     assert_eq!(alone("write", A, "1"), Reply::Int(0));
@@ -797,9 +999,9 @@ fn write_release_by_a_waiting_writer_takes_its_own_intent_back() {
     let bench = Bench::new();
     let mut ears = bench.listen(CHANNEL);
     assert_eq!(bench.read(A, "30000", "1"), ACQUIRED);
-    assert!(busy_ttl(&bench.write(B, "30000", "1", PATIENCE)) > 0);
-    assert_eq!(bench.untouched(WRITE_RELEASE, &KEYS, &[A, "0", CHANNEL, HOLDS]), Reply::Nil, "anothers intent");
-    assert_eq!(bench.untouched(WRITE_RELEASE, &KEYS, &[B, "1", CHANNEL, HOLDS]), Reply::Nil, "it waits on");
+    assert!(busy_ttl(&bench.write(B, "30000", "1", WAITS)) > 0);
+    assert_eq!(bench.untouched(WRITE_RELEASE, &RELEASES[1], &[A, "0", CHANNEL, HOLDS]), Reply::Nil, "anothers intent");
+    assert_eq!(bench.untouched(WRITE_RELEASE, &RELEASES[1], &[B, "1", CHANNEL, HOLDS]), Reply::Nil, "it waits on");
     assert_eq!(ears.heard(&bench), [] as [&str; 0]);
     assert_eq!(bench.unwrite(B, "0"), Reply::Nil);
     assert_eq!(bench.left(INTENT), -2);
@@ -820,8 +1022,9 @@ fn renew_answers_for_each_lock() {
         for (name, script) in [("r", READ), ("w", WRITE)] {
             let lock = format!("{name}:{lock}");
             let keys = format!("{{{lock}}}:{owner}:rwlock_timeout:");
-            let last = if name == "r" { keys.as_str() } else { "0" };
-            assert_eq!(bench.run(script, &[&lock, INTENT], &[owner, "10000", "1", last]), ACQUIRED);
+            let rest = if name == "r" { vec![keys.as_str(), TRIES] } else { vec![TRIES] };
+            let args = [&[owner, "10000", "1"], &rest[..]].concat();
+            assert_eq!(bench.run(script, &[&lock, INTENT, READERS], &args), ACQUIRED);
         }
     }
     let wanted = [1, -1, 0, -1, -1].map(Reply::Int);
@@ -871,7 +1074,7 @@ fn r07_read_renew_lengthens_each_hold_and_revives_the_first() {
 fn renew_of_a_single_lock_answers_the_servers_refusal() {
     let bench = Bench::real();
     assert_eq!(bench.read(A, "10000", "1"), ACQUIRED);
-    assert_eq!(bench.run(WRITE, &["w", INTENT], &[A, "10000", "1", "0"]), ACQUIRED);
+    assert_eq!(bench.run(WRITE, &["w", INTENT, READERS], &[A, "10000", "1", TRIES]), ACQUIRED);
     bench.set_up(&["ACL", "SETUSER", "limited", "on", ">pw", "~*", "&*", "+@all", "-pexpire"]);
     let mut limited = bench.server.wire();
     limited.call(&["AUTH", "limited", "pw"]).unwrap();
@@ -906,7 +1109,7 @@ fn force_release_ends_the_own_side_only() {
     assert_eq!(bench.snapshot(), [], "holds as well");
     assert_eq!(ears.heard(&bench), ["1"]);
     assert_eq!(bench.untouched(FORCE, &[LOCK], &reading), Reply::Int(0), "sent twice");
-    assert_eq!(bench.write(A, "30000", "1", "0"), ACQUIRED);
+    assert_eq!(bench.write(A, "30000", "1", TRIES), ACQUIRED);
     assert_eq!(bench.read(A, "30000", "1"), ACQUIRED);
     assert_eq!(bench.untouched(FORCE, &[LOCK], &reading), Reply::Int(0));
     assert_eq!(ears.heard(&bench), [] as [&str; 0]);
@@ -922,8 +1125,8 @@ fn r67_inspect_answers_who_reads_or_writes() {
     let bench = Bench::new();
     let inspect = |script: &str| bench.untouched(script, &[LOCK], &[]);
     assert_eq!((inspect(READ_INSPECT), inspect(WRITE_INSPECT)), (Reply::Nil, Reply::Nil));
-    assert_eq!(bench.write(A, "30000", "1", "0"), ACQUIRED);
-    assert_eq!(bench.write(A, "30000", "2", "0"), ACQUIRED);
+    assert_eq!(bench.write(A, "30000", "1", TRIES), ACQUIRED);
+    assert_eq!(bench.write(A, "30000", "2", TRIES), ACQUIRED);
     assert_eq!(inspect(READ_INSPECT), Reply::Nil);
     let answer = inspect(WRITE_INSPECT);
     assert!(about(answer.list()[0].int(), 30_000));
@@ -981,7 +1184,7 @@ fn r52_plain_scripts_leave_a_read_write_record_alone() {
     let sides: [Side; 2] = [
         |bench| bench.read(A, "30000", "1"),
         |bench| {
-            assert_eq!(bench.write(A, "30000", "1", "0"), ACQUIRED);
+            assert_eq!(bench.write(A, "30000", "1", TRIES), ACQUIRED);
             bench.read(A, "30000", "1")
         },
     ];
@@ -1036,14 +1239,14 @@ fn h1_h2_f39_r111_scripts_refuse_numbers_that_are_none() {
         match held {
             0 => {}
             1 => assert_eq!(bench.read(A, "30000", "1"), ACQUIRED),
-            _ => assert_eq!(bench.write(A, "30000", "1", "0"), ACQUIRED),
+            _ => assert_eq!(bench.write(A, "30000", "1", TRIES), ACQUIRED),
         }
         for lease in NO_LEASES {
             for holds in ["1", "2"] {
                 // what the server cannot add to its clock is refused where it would be written
                 let read = bench.read_untouched(A, lease, holds);
                 assert!(read.is_error() || read == Reply::Int(-2), "{lease:?}: {read:?}");
-                let write = bench.write_untouched(A, lease, holds, "0");
+                let write = bench.write_untouched(A, lease, holds, TRIES);
                 let busy = held == 1 && matches!(write, Reply::List(_));
                 assert!(write.is_error() || write == Reply::Int(-2) || busy, "{lease:?}: {write:?}");
             }
@@ -1054,16 +1257,17 @@ fn h1_h2_f39_r111_scripts_refuse_numbers_that_are_none() {
             }
         }
         for holds in &no_holds {
-            bench.refused(READ, &KEYS, &[A, "30000", holds, &keys_of(A)]);
-            bench.refused(WRITE, &KEYS, &[A, "30000", holds, PATIENCE]);
+            bench.refused(READ, &KEYS, &[A, "30000", holds, &keys_of(A), TRIES]);
+            bench.refused(WRITE, &KEYS, &[A, "30000", holds, WAITS]);
         }
         for holds in NO_COUNTS {
-            bench.refused(READ_RELEASE, &[LOCK], &[A, holds, CHANNEL, HOLDS]);
-            bench.refused(WRITE_RELEASE, &KEYS, &[A, holds, CHANNEL, HOLDS]);
+            bench.refused(READ_RELEASE, &RELEASES[0], &[A, holds, CHANNEL, HOLDS]);
+            bench.refused(WRITE_RELEASE, &RELEASES[1], &[A, holds, CHANNEL, HOLDS]);
         }
         if held == 1 {
-            for patience in ["", "x", "-1", "1.5"] {
-                bench.refused(WRITE, &KEYS, &[B, "30000", "1", patience]);
+            for waits in ["", "x", "-1", "1.5", "2"] {
+                bench.refused(READ, &KEYS, &[B, "30000", "1", &keys_of(B), waits]);
+                bench.refused(WRITE, &KEYS, &[B, "30000", "1", waits]);
             }
         }
     }
@@ -1076,8 +1280,9 @@ fn f39_acquire_takes_its_write_back_when_the_ttl_is_refused() {
     bench.set_up(&["ACL", "SETUSER", "limited", "on", ">pw", "~*", "&*", "+@all", "-pexpire"]);
     let mut limited = bench.server.wire();
     limited.call(&["AUTH", "limited", "pw"]).unwrap();
-    for (script, last) in [(READ, keys_of(A)), (WRITE, "0".into())] {
-        let command = eval(&source(script), &KEYS, &[A, "30000", "1", &last]);
+    let hold = keys_of(A);
+    for (script, rest) in [(READ, vec![&*hold, TRIES]), (WRITE, vec![TRIES])] {
+        let command = eval(&source(script), &KEYS, &[&[A, "30000", "1"], &rest[..]].concat());
         assert!(limited.call(&texts(&command)).unwrap().is_error());
         assert_eq!(bench.left(LOCK), -2, "{script}");
         bench.assert_every_key_expires();
@@ -1096,10 +1301,10 @@ fn h12_f25_without_memory_locks_can_be_released_and_renewed() {
         assert_eq!(bench.read(A, "10000", holds), ACQUIRED);
     }
     memory("1");
-    assert!(bench.refused(READ, &KEYS, &[B, "30000", "1", &keys_of(B)]).contains("OOM"));
-    assert!(bench.refused(READ, &KEYS, &[A, "30000", "4", &keys_of(A)]).contains("OOM"));
-    assert!(bench.refused(WRITE, &KEYS, &[B, "30000", "1", PATIENCE]).contains("OOM"), "an intent is one more key");
-    assert!(busy_ttl(&bench.write_untouched(B, "30000", "1", "0")) > 0);
+    assert!(bench.refused(READ, &KEYS, &[B, "30000", "1", &keys_of(B), TRIES]).contains("OOM"));
+    assert!(bench.refused(READ, &KEYS, &[A, "30000", "4", &keys_of(A), TRIES]).contains("OOM"));
+    assert!(bench.refused(WRITE, &KEYS, &[B, "30000", "1", WAITS]).contains("OOM"), "an intent is one more key");
+    assert!(busy_ttl(&bench.write_untouched(B, "30000", "1", TRIES)) > 0);
     assert_eq!(bench.run(READ_RENEW, &[LOCK], &[A, "20000"]).list(), [Reply::Int(1)]);
     assert_eq!(bench.run(READ_RENEW, &[LOCK], &[A, "20000"]).list(), [Reply::Int(1)], "nothing to lengthen");
     assert!(about(bench.left(&hold_key(A, 3)), 20_000));
@@ -1112,12 +1317,12 @@ fn h12_f25_without_memory_locks_can_be_released_and_renewed() {
     assert_eq!(bench.unread(A, "0"), Reply::Int(1));
     assert_eq!(bench.snapshot(), []);
     assert_eq!(ears.heard(&bench), ["1"]);
-    assert!(bench.refused(READ, &KEYS, &[A, "30000", "1", &keys_of(A)]).contains("OOM"));
+    assert!(bench.refused(READ, &KEYS, &[A, "30000", "1", &keys_of(A), TRIES]).contains("OOM"));
     assert!(bench.refused(WRITE, &KEYS, &[A, "30000", "1", "0"]).contains("OOM"));
     // writes, and a downgrade
     memory("0");
     for holds in ["1", "2"] {
-        assert_eq!(bench.write(A, "10000", holds, "0"), ACQUIRED);
+        assert_eq!(bench.write(A, "10000", holds, TRIES), ACQUIRED);
     }
     assert_eq!(bench.read(A, "10000", "1"), ACQUIRED);
     memory("1");
@@ -1129,7 +1334,7 @@ fn h12_f25_without_memory_locks_can_be_released_and_renewed() {
     assert_eq!(bench.run(FORCE, &[LOCK], &[CHANNEL, HOLDS, "read"]), Reply::Int(1));
     assert_eq!(bench.snapshot(), []);
     memory("0");
-    assert_eq!(bench.write(A, "10000", "1", "0"), ACQUIRED);
+    assert_eq!(bench.write(A, "10000", "1", TRIES), ACQUIRED);
     memory("1");
     assert_eq!(bench.run(FORCE, &[LOCK], &[CHANNEL, HOLDS, "write"]), Reply::Int(1));
     assert_eq!(bench.snapshot(), []);
@@ -1156,7 +1361,7 @@ fn more_read_holds_than_there_may_be_keys_are_refused_untouched() {
     let bench = Bench::new();
     bench.set_up(&["HSET", LOCK, "mode", "read", A, "99998"]);
     bench.set_up(&["PEXPIRE", LOCK, "30000"]);
-    let error = bench.refused(READ, &KEYS, &[A, "30000", "100000", &keys_of(A)]);
+    let error = bench.refused(READ, &KEYS, &[A, "30000", "100000", &keys_of(A), TRIES]);
     assert!(error.contains("99999"), "{error}");
     assert_eq!(bench.read(A, "30000", "99999"), ACQUIRED);
 }

@@ -330,7 +330,7 @@ fn release_of_a_count_that_the_record_does_not_say_answers_it_and_changes_nothin
     let kinds: [(&str, Vec<&str>, Vec<&str>, &str, Option<&str>); 5] = [
         (RELEASE, vec!["l"], vec!["c"], A, None),
         ("fair/release", [&["l"][..], &fair].concat(), vec!["c", "0"], A, None),
-        ("read_write/read_release", vec!["l"], vec!["c", rw], A, Some("read")),
+        ("read_write/read_release", vec!["l", "readers"], vec!["c", rw], A, Some("read")),
         ("read_write/write_release", vec!["l", "intent"], vec!["c", rw], &writer, Some("write")),
         ("read_write/write_release_record", vec!["l"], vec!["c"], &writer, Some("write")),
     ];

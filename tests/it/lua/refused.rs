@@ -13,6 +13,7 @@ const CHANNEL: &str = "redisson_lock__channel:{l}";
 const TOKEN: &str = "redisson_lock_token:{l}";
 const FAIR: [&str; 4] = [L, "redisson_lock_queue:{l}", "redisson_lock_timeout:{l}", "nestlock_fair_seen:{l}"];
 const INTENT: &str = "nestlock_rwlock_intent:{l}";
+const READERS: &str = "nestlock_rwlock_readers:{l}";
 const HOLDS: &str = "{l}:";
 const SIGNAL: [&str; 2] = ["lock:l", "lock-signal:l"];
 const GUARDED: [&str; 2] = ["k", "nestlock_fence:{k}"];
@@ -94,6 +95,8 @@ fn cases() -> Vec<Case> {
         seen(A, "9000000000000", &queue(&[next, A], others)),
         seen(gone, "1", others),
         seen(gone, "1", &queue(&[next], others)),
+        // the clock went back
+        seen("clock", "9000000000000", &seen(gone, "9000000000000", &queue(&[gone, A], others))),
     ];
     for state in waits.iter().chain(&ours).map(String::as_str).chain([held, twice, others]) {
         of("fair/acquire", &FAIR, &acquire, &[state]);
@@ -139,11 +142,25 @@ fn cases() -> Vec<Case> {
     let writes = &*format!("HSET l mode write {A}:write 1;PEXPIRE l 20000");
     let writes_and_reads = &*format!("{writes};HSET l {A} 1;{}", hold(A, 1, 15_000));
     let (mine, intent) = (format!("{HOLDS}{A}:rwlock_timeout:"), &*format!("SET {INTENT} {A} PX 20000"));
-    of("read_write/read_acquire", &[L, INTENT], &[A, "30000", "1", &mine], &["", reads, writes, intent]);
-    of("read_write/read_acquire", &[L, INTENT], &[A, "30000", "2", &mine], &[reads, writes_and_reads]);
+    let marks = [L, INTENT, READERS];
+    let other_writes = &*writes.replace(A, B);
+    let (first, after) = (
+        &*format!("ZADD {READERS} 0 {A} 0 {B};PEXPIRE {READERS} 20000"),
+        format!("ZADD {READERS} 1 {B};PEXPIRE {READERS} 1000"),
+    );
+    let other_intent = &*format!("SET {INTENT} {B} PX 1500");
+    of(
+        "read_write/read_acquire",
+        &marks,
+        &[A, "30000", "1", &mine, "1"],
+        &["", reads, writes, intent, other_writes, first],
+    );
+    let held_back = [&*format!("{other_intent};{after}"), &*format!("{other_intent};{first}")];
+    of("read_write/read_acquire", &marks, &[A, "30000", "1", &mine, "1"], &held_back);
+    of("read_write/read_acquire", &marks, &[A, "30000", "2", &mine, "1"], &[reads, writes_and_reads]);
     let release = [A, "0", "c", HOLDS];
-    of("read_write/read_release", &[L], &release, &["", reads, reads_twice, both, writes_and_reads]);
-    of("read_write/read_release", &[L], &[A, "1", "c", HOLDS], &[reads_twice]);
+    of("read_write/read_release", &[L, READERS], &release, &["", reads, reads_twice, both, writes_and_reads, first]);
+    of("read_write/read_release", &[L, READERS], &[A, "1", "c", HOLDS], &[reads_twice]);
     of("read_write/read_release_record", &[L], &[A, "0", "c"], &["", reads, both, writes_and_reads]);
     of("read_write/read_renew", &[L], &[A, "30000"], &[reads, reads_twice, writes_and_reads]);
     let no_key = &*format!("HSET l mode read {A} 1;PEXPIRE l 20000");
@@ -154,8 +171,8 @@ fn cases() -> Vec<Case> {
     of("read_write/write_transfer", &[L], &moves, &["", writes]);
     of("read_write/force_release", &[L], &["c", HOLDS, "read"], &[both]);
     of("read_write/read_inspect", &[L], &[], &[both]);
-    of("read_write/write_acquire", &[L, INTENT], &[A, "30000", "1", "2000"], &["", intent, both, writes]);
-    of("read_write/write_acquire", &[L, INTENT], &[A, "30000", "2", "2000"], &[writes]);
+    of("read_write/write_acquire", &marks, &[A, "30000", "1", "1"], &["", intent, both, writes, first, &after]);
+    of("read_write/write_acquire", &marks, &[A, "30000", "2", "1"], &[writes]);
     of("read_write/write_release", &[L, INTENT], &release, &[writes, writes_and_reads, &format!("{both};{intent}")]);
     of("read_write/write_release", &[L, INTENT], &[A, "1", "c", HOLDS], &[&writes.replace(":write 1", ":write 2")]);
     of("read_write/write_release_record", &[L], &[A, "0", "c"], &[writes, writes_and_reads]);

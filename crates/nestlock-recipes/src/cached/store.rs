@@ -203,8 +203,11 @@ return 1";
             // listens before the client connects: fred tells of a connection once, and between its look at the state and its
             // listening this future can miss that, and wait for ever
             let _ = connected.as_mut().now_or_never();
-            let own: Driver = scopeguard::guard(client.connect(), |task| task.abort());
-            connected.await?;
+            let mut own: Driver = scopeguard::guard(client.connect(), |task| task.abort());
+            tokio::select! {
+                connected = connected => connected?,
+                ended = &mut *own => ended??,
+            }
             Ok(Self { client: client.clone(), own: Some(Arc::new(own)) })
         }
 

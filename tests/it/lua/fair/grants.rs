@@ -171,6 +171,20 @@ fn a_grant_lives_for_what_is_left_of_the_waiters_patience() {
     assert!((until - fair.expires(LOCK)).abs() < 50, "{until}, {}", fair.expires(LOCK));
 }
 
+/// The clock goes back, and the next one has died since: its record ends as it would have.
+#[test]
+fn a_grant_after_the_clock_went_back_lives_no_longer() {
+    for by in [2_000, 86_400_000] {
+        let fair = Fair::held_by_a();
+        fair.wait_in_turn(B, 2);
+        fair.clock_goes_back(by);
+        assert_eq!(fair.leave(A, GRANTS), Reply::Int(1));
+        fair.assert_held_by(B, &[]);
+        let left = fair.server.pttl(LOCK);
+        assert!((50_000..=60_000).contains(&left), "{left}");
+    }
+}
+
 /// Two waits of one owner are never called the same: a late message of the first one says nothing about the second.
 #[test]
 fn a_place_is_called_by_its_turn() {
