@@ -25,7 +25,8 @@ if holds ~= '1' and not held then return -2 end
 if mode and mode ~= 'read' and not held then return {0, ttl} end
 -- readers hold it, or those come first who waited for the last writer, for a patience from when the first writer waits for them
 local waiting, left, begins = not held and redis.call('zcard', readers) or 0, 0, nil
-if waiting > 0 and redis.call('zcount', readers, 0, 0) > (redis.call('zscore', readers, owner) == '0' and 1 or 0) then
+local own = waiting > 0 and redis.call('zscore', readers, owner)
+if waiting > 0 and redis.call('zcount', readers, 0, 0) > (own == '0' and 1 or 0) then
     local time, over = redis.call('time'), tonumber(redis.call('zscore', readers, 'until'))
     local now = time[1] * 1000 + math.floor(time[2] / 1000)
     -- or from when it is found that the clock went back
@@ -60,7 +61,8 @@ redis.pcall('del', intent)
 if waiting > 0 then
     -- those whose turn is over are gone; those whom this one held back come before the next one
     redis.pcall('zremrangebyscore', readers, 0, 0)
-    redis.pcall('zrem', readers, 'until', owner)
+    redis.pcall('zrem', readers, 'until')
+    if own == '0' then redis.pcall('zadd', readers, 0, owner) end
     for _, reader in ipairs(redis.pcall('zrangebyscore', readers, 1, 1)) do redis.pcall('zadd', readers, 0, reader) end
     redis.pcall('pexpire', readers, lease + PATIENCE)
 end
