@@ -14,7 +14,7 @@
 --                             2 to 1023: the same, and fair/release may grant the lock. It is this wait's turn, a number
 --                             that the owner has not used lately
 -- ARGV[6]  channel   string   where waiters listen, each with ":" and its name added
--- Parts    owner, raises, clock
+-- Parts    owner, raises, time, clock
 -- Returns  1                 acquired: the record says `holds`, or more, its TTL is at least `lease`
 --          {0, time, ahead}  busy: milliseconds until it is worth looking, and how many wait before it (17: or more);
 --                            with a turn also its score in KEYS[4], as text

@@ -11,7 +11,7 @@
 --                             n>m: the same as m, if the record says n holds
 -- ARGV[3]  channel   string   where waiters listen, each with ":" and its name added
 -- ARGV[4]  grants    integer  1: a waiter with a turn holds the lock, at first for as long as it would have kept its place
--- Parts    fewer, clock
+-- Parts    fewer, time, clock
 -- Returns  1         not held any more; the next waiter was told that it is free ("0"), or holds it and was told so by
 --                    its score in KEYS[4] and the TTL in milliseconds, with a blank between
 --          0         still held, at most `holds` times; the TTL is as it was

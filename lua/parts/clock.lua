@@ -2,8 +2,7 @@
 -- went back, what it gave before is too late by so much, `ahead`: the dead would be believed until it is there again.
 local timeouts, seen, now, ahead, given = KEYS[3], KEYS[4], nil, nil, {}
 local function look_at_clock()
-    local time = redis.call('time')
-    now = time[1] * 1000 + math.floor(time[2] / 1000)
+    now = server_time()
     ahead = (tonumber(redis.call('zscore', seen, 'clock')) or now) - now
     -- servers differ by less
     if ahead < 1000 then ahead = 0 end

@@ -5,7 +5,7 @@
 -- ARGV[2]  to       string   who reads then, once
 -- ARGV[3]  lease    integer  milliseconds, at least 1: how long it reads, also where that is less
 -- ARGV[4]  holds of string   the keys of all readers' holds: this, the reader, ":rwlock_timeout:" and a number
--- Parts    moves
+-- Parts    moves, life
 -- Returns  1         `to` reads; if it did so before, nothing was written
 --          -2        LOST: neither reads, or for longer than its hold lasts
 local of = ARGV[4]
@@ -20,14 +20,11 @@ end
 
 -- until when the others read, as far as a look at a few tells: of more readers the TTL is left as it is
 local ttl, least, holds = redis.call('pttl', lock), tonumber(lease), math.min(tonumber(held) or 0, 99999)
-local left, longest, fields = -2, least, redis.call('hlen', lock) <= 33 and redis.call('hgetall', lock) or {}
-for n = 1, holds do left = math.max(left, redis.call('pttl', of .. from .. ':rwlock_timeout:' .. n)) end
-if left == -2 then return -2 end
+local longest, fields = least, redis.call('hlen', lock) <= 33 and redis.call('hgetall', lock) or {}
+if life(of, from, 1, holds) == -2 then return -2 end
 for at = 1, #fields, 2 do
     local reader, count = fields[at], tonumber(fields[at + 1])
-    for n = 1, reader ~= from and reader ~= 'mode' and math.min(count or 0, 99999) or 0 do
-        longest = math.max(longest, redis.call('pttl', of .. reader .. ':rwlock_timeout:' .. n))
-    end
+    if reader ~= from and reader ~= 'mode' then longest = math.max(longest, life(of, reader, 1, count or 0)) end
 end
 local wanted = (#fields > 0 or ttl < longest) and longest or ttl
 -- a write that needs no memory lets the next ones pass on a server that is out of memory

@@ -8,7 +8,7 @@
 -- ARGV[2]  lease    integer  milliseconds, at least 1
 -- ARGV[3]  holds    integer  the count that this call leads to, at least 1
 -- ARGV[4]  waits    integer  1: hold new readers back if the lock is busy; 0
--- Parts    mode, raises, patience
+-- Parts    mode, raises, patience, time
 -- Returns  1         acquired: the record says `holds`, or more, its TTL is at least `lease`
 --          {0, ttl}  busy: milliseconds until the others' leases end, or it is worth looking; -1: the record has no TTL
 --          -2        LOST: `holds` is above 1, but this owner holds nothing
@@ -23,13 +23,12 @@ local writer = owner .. ':write'
 local held, ttl = redis.call('hget', lock, writer), redis.call('pttl', lock)
 if holds ~= '1' and not held then return -2 end
 if mode and mode ~= 'read' and not held then return {0, ttl} end
--- readers hold it, or those come first who waited for the last writer, for a patience from when the first writer waits for them
+-- readers hold it, or it is the turn of those who waited for the last writer: a patience from the first look of a writer on
 local waiting, left, begins = not held and redis.call('zcard', readers) or 0, 0, nil
 local own = waiting > 0 and redis.call('zscore', readers, owner)
 if waiting > 0 and redis.call('zcount', readers, 0, 0) > (own == '0' and 1 or 0) then
-    local time, over = redis.call('time'), tonumber(redis.call('zscore', readers, 'until'))
-    local now = time[1] * 1000 + math.floor(time[2] / 1000)
-    -- or from when it is found that the clock went back
+    local now, over = server_time(), tonumber(redis.call('zscore', readers, 'until'))
+    -- a clock that went back would make it longer
     begins = (not over or over > now + PATIENCE) and now
     left = begins and PATIENCE or over - now
 end

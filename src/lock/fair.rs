@@ -11,8 +11,8 @@ use crate::{
     store::{Call, Script, script},
 };
 
-script!(ACQUIRE = "fair/acquire", parts = ["owner", "raises", "clock"], keys = 4, args = 6);
-script!(RELEASE = "fair/release", parts = ["fewer", "clock"], keys = 4, args = 4);
+script!(ACQUIRE = "fair/acquire", parts = ["owner", "raises", "time", "clock"], keys = 4, args = 6);
+script!(RELEASE = "fair/release", parts = ["fewer", "time", "clock"], keys = 4, args = 4);
 script!(FORCE_RELEASE = "fair/force_release", parts = ["owner"], keys = 2, args = 1);
 
 /// The reentrant lock's record, a list of waiters, and two sorted sets of the times when they count as gone: Redisson's,

@@ -22,10 +22,10 @@ use crate::{
 script!(READ_ACQUIRE = "read_write/read_acquire", parts = ["mode", "raises", "patience", "leave"], keys = 3, args = 5);
 script!(READ_RELEASE = "read_write/read_release", parts = ["fewer", "life", "leave"], keys = 2, args = 4);
 script!(READ_RELEASE_RECORD = "read_write/read_release_record", parts = ["fewer"], keys = 1, args = 3);
-script!(READ_TRANSFER = "read_write/read_transfer", parts = ["moves"], keys = 1, args = 4);
+script!(READ_TRANSFER = "read_write/read_transfer", parts = ["moves", "life"], keys = 1, args = 4);
 script!(READ_RENEW = "read_write/read_renew", parts = ["renew_each"], keys = 0 + 1 per_lock, args = 0 + 2 per_lock);
 script!(READ_INSPECT = "read_write/read_inspect", keys = 1, args = 0);
-script!(WRITE_ACQUIRE = "read_write/write_acquire", parts = ["mode", "raises", "patience"], keys = 3, args = 4);
+script!(WRITE_ACQUIRE = "read_write/write_acquire", parts = ["mode", "raises", "patience", "time"], keys = 3, args = 4);
 script!(WRITE_RELEASE = "read_write/write_release", parts = ["fewer", "life"], keys = 2, args = 4);
 script!(WRITE_RELEASE_RECORD = "read_write/write_release_record", parts = ["fewer"], keys = 1, args = 3);
 script!(WRITE_TRANSFER = "read_write/write_transfer", parts = ["moves"], keys = 1, args = 3);

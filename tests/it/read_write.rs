@@ -49,7 +49,7 @@ const INTENT: &str = "nestlock_rwlock_intent:{l}";
 const READERS: &str = "nestlock_rwlock_readers:{l}";
 const CHANNEL: &str = "redisson_rwlock:{l}";
 /// How long a mark holds the other side back.
-const INTENT_TIME: Duration = Duration::from_secs(2);
+const MARK_TIME: Duration = Duration::from_secs(2);
 const SHORT_WATCHDOG: Duration = Duration::from_millis(900);
 /// What a loaded machine may add.
 const SLACK: Duration = Duration::from_secs(3);
@@ -621,7 +621,7 @@ async fn all_readers_get_in_when_a_waiting_writer_was_killed() {
     }
     let waited = killed.elapsed();
     println!("20 readers were in {waited:?} after the SIGKILL of a waiting writer");
-    assert!(waited < INTENT_TIME + SLACK);
+    assert!(waited < MARK_TIME + SLACK);
     for guard in guards {
         guard.unlock().await.unwrap();
     }
@@ -709,6 +709,44 @@ async fn r70_a_waiting_writer_is_woken_by_the_last_reader() {
     }
 }
 
+/// Tasks that hold a lock for so long, and ask again at once.
+struct AtIt {
+    tasks: Vec<JoinHandle<()>>,
+    over: Arc<AtomicBool>,
+    holds: Arc<AtomicUsize>,
+}
+
+impl AtIt {
+    fn start(locks: impl IntoIterator<Item = Lock>, hold: Duration) -> Self {
+        let (over, holds) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
+        let start = |lock: Lock| {
+            let (over, holds) = (Arc::clone(&over), Arc::clone(&holds));
+            tokio::spawn(async move {
+                while !over.load(Ordering::SeqCst) {
+                    let guard = lock.lock().await.unwrap();
+                    holds.fetch_add(1, Ordering::SeqCst);
+                    tokio::time::sleep(hold).await;
+                    guard.unlock().await.unwrap();
+                }
+            })
+        };
+        let tasks = locks.into_iter().map(start).collect();
+        Self { tasks, over, holds }
+    }
+
+    /// How often it was held.
+    fn holds(&self) -> usize {
+        self.holds.load(Ordering::SeqCst)
+    }
+
+    async fn stop(self) {
+        self.over.store(true, Ordering::SeqCst);
+        for task in self.tasks {
+            soon(task).await.unwrap();
+        }
+    }
+}
+
 /// Readers who always overlap would keep a writer out for ever.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_writer_is_not_starved_by_overlapping_readers() {
@@ -754,22 +792,8 @@ async fn a_writer_is_not_starved_by_overlapping_readers() {
 async fn readers_are_not_starved_by_writers() {
     let server = Server::start();
     let (a, b, c) = (server.client().await, server.client().await, server.client().await);
-    let (over, writes) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
-    let writers: Vec<_> = (0..6)
-        .map(|n| {
-            let lock = write(if n % 2 == 0 { &a } else { &b });
-            let (over, writes) = (Arc::clone(&over), Arc::clone(&writes));
-            tokio::spawn(async move {
-                while !over.load(Ordering::SeqCst) {
-                    let guard = lock.lock().await.unwrap();
-                    tokio::time::sleep(ms(5)).await;
-                    guard.unlock().await.unwrap();
-                    writes.fetch_add(1, Ordering::SeqCst);
-                }
-            })
-        })
-        .collect();
-    eventually("writers are busy", || async { writes.load(Ordering::SeqCst) > 10 }).await;
+    let writers = AtIt::start((0..6).map(|n| write(if n % 2 == 0 { &a } else { &b })), ms(5));
+    eventually("writers are busy", || async { writers.holds() > 10 }).await;
     let mut longest = Duration::ZERO;
     for round in 0..20 {
         let start = Instant::now();
@@ -777,11 +801,8 @@ async fn readers_are_not_starved_by_writers() {
         soon(lock.lock()).await.unwrap().unlock().await.unwrap();
         longest = longest.max(start.elapsed());
     }
-    println!("the longest wait of a reader: {longest:?}, beside {} writes", writes.load(Ordering::SeqCst));
-    over.store(true, Ordering::SeqCst);
-    for writer in writers {
-        writer.await.unwrap();
-    }
+    println!("the longest wait of a reader: {longest:?}, beside {} writes", writers.holds());
+    writers.stop().await;
     nothing_is_left(&server, &[&a, &b, &c]).await;
 }
 
@@ -790,32 +811,17 @@ async fn readers_are_not_starved_by_writers() {
 async fn a_reader_is_in_after_two_more_writes_at_most() {
     let server = Server::start();
     let (a, b) = (server.client().await, server.client().await);
-    let over = Arc::new(AtomicBool::new(false));
-    let at_it = |lock: Lock, hold: Duration| {
-        let (over, holds) = (Arc::clone(&over), Arc::new(AtomicUsize::new(0)));
-        let counted = Arc::clone(&holds);
-        let task = tokio::spawn(async move {
-            while !over.load(Ordering::SeqCst) {
-                let guard = lock.lock().await.unwrap();
-                counted.fetch_add(1, Ordering::SeqCst);
-                tokio::time::sleep(hold).await;
-                guard.unlock().await.unwrap();
-            }
-        });
-        (task, holds)
-    };
     // writers of two clients, and readers that are always there first
-    let writers = [at_it(write(&a), ms(150)), at_it(write(&a), ms(150)), at_it(write(&b), ms(150))];
-    let readers = [at_it(read(&a), ms(10)), at_it(read(&b), ms(10))];
-    let writes = || writers.iter().map(|(_, holds)| holds.load(Ordering::SeqCst)).sum::<usize>();
+    let writers = AtIt::start([write(&a), write(&a), write(&b)], ms(150));
+    let readers = AtIt::start([read(&a), read(&b)], ms(10));
     for round_trip in [0, 20, 120] {
         let proxy = Proxy::start(&server);
         proxy.rule(move |_| Action::Late(ms(round_trip)));
         let far = LockClient::connect(proxy.url()).await.unwrap();
         for round in 0..5 {
-            let before = writes();
+            let before = writers.holds();
             let guard = soon(read(&far).lock()).await.unwrap();
-            let passed = writes() - before;
+            let passed = writers.holds() - before;
             println!("{round_trip} ms, round {round}: {passed} writes");
             // one may have begun while the request was on its way
             assert!(passed <= 3, "{passed} writes, {round_trip} ms");
@@ -823,10 +829,8 @@ async fn a_reader_is_in_after_two_more_writes_at_most() {
         }
         far.shutdown().await.unwrap();
     }
-    over.store(true, Ordering::SeqCst);
-    for (task, _) in writers.into_iter().chain(readers) {
-        soon(task).await.unwrap();
-    }
+    writers.stop().await;
+    readers.stop().await;
     nothing_is_left(&server, &[&a, &b]).await;
 }
 
@@ -846,32 +850,16 @@ async fn a_dead_reader_costs_a_far_one_no_turn() {
         eventually("a reader waits", || async { server.exists(READERS) }).await;
         dead.kill();
         writing.unlock().await.unwrap();
-        let (over, writes) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
-        let writers: Vec<_> = (0..4)
-            .map(|_| {
-                let (lock, over, writes) = (write(&a), Arc::clone(&over), Arc::clone(&writes));
-                tokio::spawn(async move {
-                    while !over.load(Ordering::SeqCst) {
-                        let guard = lock.lock().await.unwrap();
-                        writes.fetch_add(1, Ordering::SeqCst);
-                        tokio::time::sleep(ms(100)).await;
-                        guard.unlock().await.unwrap();
-                    }
-                })
-            })
-            .collect();
+        let writers = AtIt::start((0..4).map(|_| write(&a)), ms(100));
         tokio::time::sleep(late).await;
-        let before = writes.load(Ordering::SeqCst);
+        let before = writers.holds();
         let guard = soon(read(&far).lock()).await.unwrap();
-        let passed = writes.load(Ordering::SeqCst) - before;
+        let passed = writers.holds() - before;
         println!("{late:?} after the release: {passed} writes");
         // one may have begun while the request was on its way
         assert!(passed <= 3, "{passed} writes, {late:?}");
         guard.unlock().await.unwrap();
-        over.store(true, Ordering::SeqCst);
-        for writer in writers {
-            soon(writer).await.unwrap();
-        }
+        writers.stop().await;
     }
     nothing_is_left(&server, &[&a, &far]).await;
 }
@@ -893,7 +881,7 @@ async fn a_writer_is_in_when_a_waiting_reader_was_killed() {
     soon(writer).await.unwrap().unlock().await.unwrap();
     let waited = released.elapsed();
     println!("a writer was in {waited:?} after the release, behind a dead reader");
-    assert!(waited < INTENT_TIME + SLACK);
+    assert!(waited < MARK_TIME + SLACK);
     nothing_is_left(&server, &[&a, &b]).await;
 }
 
@@ -925,7 +913,7 @@ async fn a_writers_turn_does_not_lapse_while_readers_of_its_client_wait_too() {
     intent_is_there(&server).await;
     let readers: Vec<_> = (0..10).map(|_| waiter(read(&a))).collect();
     let start = Instant::now();
-    while start.elapsed() < 4 * INTENT_TIME {
+    while start.elapsed() < 4 * MARK_TIME {
         assert!(server.exists(INTENT), "lapsed after {:?}", start.elapsed());
         assert_eq!(server.call(&["HLEN", "l"]).int(), 2, "a reader went before the writer");
         tokio::time::sleep(ms(10)).await;

@@ -106,12 +106,6 @@ impl Fair {
         assert_eq!(seen, wanted, "those seen are of those who wait");
     }
 
-    fn now(&self) -> i64 {
-        let time = self.call(&["TIME"]);
-        let number = |n: usize| time.list()[n].text().parse::<i64>().unwrap();
-        number(0) * 1000 + number(1) / 1000
-    }
-
     fn score(&self, owner: &str) -> i64 {
         self.call(&["ZSCORE", TIMEOUTS, owner]).text().parse().unwrap()
     }
@@ -1018,7 +1012,7 @@ impl Fair {
     }
 }
 
-/// Minutes to a month.
+/// Seconds to a month.
 const BACK: [i64; 4] = [2_000, 600_000, 86_400_000, 30 * 86_400_000];
 
 /// B is dead, C waits or tries: the dead have a patience from their last look, whatever the clock says.

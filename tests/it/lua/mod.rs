@@ -131,6 +131,13 @@ impl Bench {
         reply.text().to_owned()
     }
 
+    /// The server's clock, in milliseconds since 1970.
+    pub fn now(&self) -> i64 {
+        let time = self.call(&["TIME"]);
+        let number = |n: usize| time.list()[n].text().parse::<i64>().unwrap();
+        number(0) * 1000 + number(1) / 1000
+    }
+
     pub fn expires(&self, key: &str) -> i64 {
         self.server.expires(key)
     }

@@ -712,14 +712,11 @@ fn a_reader_held_back_by_an_intent_comes_before_the_writer_after() {
 impl Bench {
     /// For how long it is still the readers' turn; a writer has said so.
     fn turn_left(&self) -> i64 {
-        let (until, time) = (self.turn("until"), self.call(&["TIME"]));
-        let number = |n: usize| time.list()[n].text().parse::<i64>().unwrap();
-        until.text().parse::<i64>().unwrap() - number(0) * 1000 - number(1) / 1000
+        self.turn("until").text().parse::<i64>().unwrap() - self.now()
     }
 
     fn turn_ends_in(&self, millis: i64) {
-        let until = self.turn("until").text().parse::<i64>().unwrap() - self.turn_left() + millis;
-        self.set_up(&["ZADD", READERS, &until.to_string(), "until"]);
+        self.set_up(&["ZADD", READERS, &(self.now() + millis).to_string(), "until"]);
     }
 }
 
