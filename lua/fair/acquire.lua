@@ -38,9 +38,10 @@ end
 if fields > 0 and not is_owner(fields == 1 and redis.call('hkeys', lock)[1] or '') then return -3 end
 if holds ~= '1' then return -2 end
 
-look_at_clock()
-local score, known = redis.call('zscore', timeouts, owner), seen_until(owner)
 local head, dead, free, due, foreign = redis.call('lindex', queue, 0), {}, fields == 0, nil, nil
+-- what is free for anybody is nobody's to judge
+if head or not free then look_at_clock() end
+local score, known = redis.call('zscore', timeouts, owner), seen_until(owner)
 while head and head ~= owner do
     local here = seen_until(head)
     -- one of Redisson's cannot say that it is here: it is gone when Redisson says so, once the lock is free

@@ -1,6 +1,6 @@
 -- parts/clock: the server's time, `now`, by which the waiters of a fair queue are judged, once `look_at_clock` was called. If it
 -- went back, what it gave before is too late by so much, `ahead`: the dead would be believed until it is there again.
-local timeouts, seen, now, ahead, given = KEYS[3], KEYS[4], nil, nil, {}
+local timeouts, seen, now, ahead, given = KEYS[3], KEYS[4], 0, 0, {}
 local function look_at_clock()
     now = server_time()
     ahead = (tonumber(redis.call('zscore', seen, 'clock')) or now) - now
