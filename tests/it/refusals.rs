@@ -142,6 +142,11 @@ async fn a_connect_names_the_command_that_a_user_may_not_use() {
 async fn a_command_that_a_script_lacks_is_a_final_answer() {
     for (command, kind) in [("pexpire", "mutex"), ("time", "fair"), ("time", "fenced"), ("hset", "mutex")] {
         let server = lacking(&[command]);
+        if kind == "fair" {
+            // a free one without a queue asks for no time
+            server.call(&["HSET", "l", "8743c9c0-0795-4907-87fd-6c719a6b4586:1", "1"]);
+        }
+        let before = server.dump();
         for wire in WIRES {
             let client = LockClient::builder().wire(wire).connect(format!("redis://{}", server.addr())).await.unwrap();
             let lock = match kind {
@@ -154,7 +159,7 @@ async fn a_command_that_a_script_lacks_is_a_final_answer() {
                 assert_lacks(&timeout(ms(20_000), lock.lock()).await.expect("an end").unwrap_err(), command);
             }
             assert!(server.script_count() <= scripts + 8, "it was sent again and again");
-            assert_eq!(server.dump(), [], "{command}");
+            assert_eq!(server.dump(), before, "{command}");
             assert_eq!(client.stats().settling, 0);
             client.shutdown().await.unwrap();
         }
