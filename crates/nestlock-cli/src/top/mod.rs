@@ -4,12 +4,16 @@ mod follow;
 mod state;
 mod view;
 
-use std::{io::IsTerminal, sync::mpsc, thread};
+use std::{io::IsTerminal, os::fd::AsFd, sync::mpsc, thread, time::Duration};
 
 use futures_util::{StreamExt, stream::FuturesUnordered};
 use nestlock::OwnerId;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use ratatui::crossterm::event::{self, Event};
-use tokio::sync::{mpsc as async_mpsc, watch};
+use tokio::{
+    sync::{mpsc as async_mpsc, watch},
+    time::sleep,
+};
 
 use self::{
     follow::{News, follow},
@@ -79,6 +83,23 @@ impl Keys {
     }
 }
 
+/// How often it is looked whether there is a terminal.
+const LOOK: Duration = Duration::from_millis(500);
+
+/// Waits until the terminal is gone: there is no HUP where that is ignored, and crossterm takes the end for a byte that is still to
+/// come, without a pause.
+async fn gone() {
+    loop {
+        let stdin = std::io::stdin();
+        let mut looked = [PollFd::new(stdin.as_fd(), PollFlags::empty())];
+        let ends = PollFlags::POLLHUP | PollFlags::POLLERR | PollFlags::POLLNVAL;
+        if poll(&mut looked, PollTimeout::ZERO).is_ok() && looked[0].revents().is_some_and(|is| is.intersects(ends)) {
+            return;
+        }
+        sleep(LOOK).await;
+    }
+}
+
 async fn run(
     raw: Raw<'_>,
     server: &Server,
@@ -93,6 +114,7 @@ async fn run(
     let (tell, mut news) = async_mpsc::channel(1);
     // beside the keys: a server that hangs does not keep anybody from leaving
     let mut following = std::pin::pin!(follow(raw, server, wanted, paced, tell));
+    let mut gone = std::pin::pin!(gone());
     let mut frees = FuturesUnordered::new();
     loop {
         if state.is_dirty() {
@@ -101,12 +123,12 @@ async fn run(
         pace.send_if_modified(|pace| std::mem::replace(pace, state.pace()) != *pace);
         tokio::select! {
             event = keys.next() => match event.map(|event| state.take(&event)) {
-                // the terminal is gone
                 None | Some(Some(Asked::Quit)) => return Ok(0),
                 Some(Some(Asked::Free { name, record, owner })) => frees.push(free(server, name, record, owner)),
                 Some(None) => {}
             },
             signal = signals.stop() => return Ok(128 + signal as u8),
+            () = &mut gone => return Ok(0),
             Some(news) = news.recv() => match news {
                 // asked for before it was to stand still
                 News::Locks { .. } if state.is_paused() => {}

@@ -2,6 +2,7 @@
 
 use std::{
     io::{Read, Write},
+    path::Path,
     process::{Child, ChildStdin, Command, Stdio},
     sync::{Arc, Mutex},
     thread,
@@ -201,6 +202,31 @@ fn top_gives_the_terminal_back_when_it_is_ended_and_frees_nothing_read_only() {
     let pid = pids.lines().rfind(ours).expect("it runs");
     assert!(Command::new("kill").args(["-TERM", pid]).status().unwrap().success());
     terminal.shows(RESTORED);
+}
+
+/// The end of the terminal is no byte: a program that was told to ignore HUP would read it for ever.
+#[test]
+fn top_ends_with_its_terminal() {
+    let world = World::new();
+    let line = format!("echo held > held; {}", until("go"));
+    let _holder = world.begin(&["exec", "order:7", "-c", &line], "held");
+    let mut terminal = Terminal::open(&world);
+    terminal.types(&format!("stty rows 30 cols 120; trap '' HUP; sh -c 'echo $$ > pid; exec {NESTLOCK} top'\n"));
+    terminal.draws("order:7");
+    // nothing moves while a question is open, and nothing is drawn, which would fail
+    terminal.types("f");
+    terminal.draws("Free order:7");
+    let pid = std::fs::read_to_string(world.path("pid")).unwrap();
+    let process = format!("/proc/{}", pid.trim());
+    drop(terminal);
+    let begun = Instant::now();
+    while Path::new(&process).exists() {
+        if begun.elapsed() > PATIENCE {
+            let _ = Command::new("kill").args(["-KILL", pid.trim()]).status();
+            panic!("it goes on without a terminal");
+        }
+        thread::sleep(Duration::from_millis(10));
+    }
 }
 
 /// A server that does not answer keeps nobody in it.
