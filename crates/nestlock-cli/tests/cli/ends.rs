@@ -231,8 +231,8 @@ impl Users {
         let is_root = fs::metadata("/proc/self").unwrap().uid() == 0;
         if is_root {
             let program = Command::new("sh").args(["-c", "command -v setpriv"]).output().unwrap().stdout;
-            fs::copy(String::from_utf8(program).unwrap().trim(), world.path("become")).unwrap();
-            fs::copy(env!("CARGO_BIN_EXE_nestlock"), world.path("nestlock")).unwrap();
+            world.copy(String::from_utf8(program).unwrap().trim(), "become");
+            world.copy(env!("CARGO_BIN_EXE_nestlock"), "nestlock");
             assert!(run("chmod", &["4755", "become"]) && run("chmod", &["777", "."]));
         } else if !run("sudo", &["-n", "true"]) {
             eprintln!("needs root, or sudo without a password");

@@ -517,8 +517,7 @@ fn a_command_that_was_stopped_by_hand_keeps_its_lock() {
 fn a_nestlock_that_was_replaced_still_begins_its_command() {
     let world = World::new();
     let holder = holder(&world, &["l"]);
-    let copy = world.path("nestlock");
-    std::fs::copy(env!("CARGO_BIN_EXE_nestlock"), &copy).unwrap();
+    let copy = world.copy(env!("CARGO_BIN_EXE_nestlock"), "nestlock");
     let waiter = Running::of(world.program(copy.to_str().unwrap(), &["exec", "l", "--", "touch", "begun"]));
     eventually("it waits", || world.server_says(&["PUBSUB", "NUMSUB", "redisson_lock__channel:{l}"]).contains(":1"));
     std::fs::remove_file(&copy).unwrap();

@@ -89,6 +89,14 @@ impl Place {
         self.program(env!("CARGO_BIN_EXE_nestlock"), args)
     }
 
+    /// Copies a program into the folder. By a process of its own: what another test begins meanwhile has the file of ours open for
+    /// writing until it executes, and nobody may execute that.
+    pub fn copy(&self, program: &str, name: &str) -> PathBuf {
+        let copy = self.path(name);
+        assert!(Command::new("cp").arg(program).arg(&copy).status().unwrap().success());
+        copy
+    }
+
     /// Another program, in the same place. No signal is ignored, though the tests may have been begun so.
     pub fn program(&self, program: &str, args: &[&str]) -> Command {
         let mut command = if cfg!(target_os = "linux") {
