@@ -4,7 +4,7 @@
 use std::{
     ffi::OsString,
     fs::File,
-    io::{self, PipeReader, PipeWriter, Write},
+    io::{self, PipeReader, PipeWriter, Read, Write, pipe},
     os::{
         fd::{AsFd, AsRawFd, RawFd},
         unix::process::CommandExt,
@@ -114,6 +114,8 @@ pub(crate) enum Part {
     Step {
         parent: Pid,
         takes_terminal: bool,
+        /// A byte comes when nestlock was told of it; an end, if its guard has ended before.
+        may: RawFd,
         program: Vec<OsString>,
     },
 }
@@ -142,7 +144,7 @@ impl Part {
             }
             STEP => {
                 let (parent, takes_terminal) = (Pid::from_raw(number(&mut args)?), number(&mut args)?);
-                Some(Self::Step { parent, takes_terminal, program: args.collect() })
+                Some(Self::Step { parent, takes_terminal, may: number(&mut args)?, program: args.collect() })
             }
             _ => None,
         }
@@ -162,7 +164,7 @@ impl Part {
                     }
                 }
             }
-            Self::Step { parent, takes_terminal, program } => step(parent, takes_terminal, &program),
+            Self::Step { parent, takes_terminal, may, program } => step(parent, takes_terminal, may, &program),
         }
     }
 }
@@ -180,27 +182,32 @@ impl Guard {
         // none of them is for a guard
         let mut signals = Signals::listen()?;
         let mut family = Family::begin()?;
-        let fds = if cfg!(target_os = "linux") { "/proc/self/fd" } else { "/dev/fd" };
-        let open =
-            |end: RawFd| File::options().read(end == self.life).write(end == self.told).open(format!("{fds}/{end}"));
-        let (life, told) = (Receiver::from_file(open(self.life)?)?, open(self.told)?);
+        let (life, told) = (Receiver::from_file(inherited(self.life, false)?)?, inherited(self.told, true)?);
         let tell = |what: Told| (&told).write_all(&what.to_bytes());
         tell(Told::Guard(getpid()))?;
         let is_last = self.below == 0;
+        let mut begins = None;
         let mut next = if is_last {
             // not for the command
             close(self.life)?;
             close(self.told)?;
+            let (may, begin) = pipe()?;
+            fcntl(may.as_fd(), FcntlArg::F_SETFD(FdFlag::empty()))?;
             let mut step = own_program()?;
-            step.args([STEP, &getpid().to_string(), &self.takes_terminal.to_string()]);
+            step.args([STEP, &getpid().to_string(), &self.takes_terminal.to_string(), &may.as_raw_fd().to_string()]);
+            begins = Some((may, begin));
             step
         } else {
             Self { below: self.below - 1, ..self }.command()?
         };
         let child = Pid::from_raw(next.args(program).spawn()?.id().cast_signed());
-        if is_last {
+        if let Some((may, mut begin)) = begins {
+            drop(may);
             family.command(child);
+            // the command begins when nestlock knows of it: who ends before that leaves none behind
             tell(Told::Begun(child))?;
+            // the step may have been killed: that is seen below
+            let _ = begin.write_all(&[0]);
         } else {
             family.keeper(child);
             close(self.life)?;
@@ -247,6 +254,12 @@ impl Guard {
     }
 }
 
+/// A descriptor that came along, as one of this program's own.
+fn inherited(end: RawFd, writes: bool) -> io::Result<File> {
+    let fds = if cfg!(target_os = "linux") { "/proc/self/fd" } else { "/dev/fd" };
+    File::options().read(!writes).write(writes).open(format!("{fds}/{end}"))
+}
+
 /// Until nestlock is gone, which never writes anything.
 async fn gone(life: &Receiver) {
     while life.readable().await.is_ok() {
@@ -257,8 +270,8 @@ async fn gone(life: &Receiver) {
     }
 }
 
-/// Becomes the command, unless who began it has died.
-fn step(parent: Pid, takes_terminal: bool, program: &[OsString]) -> ExitCode {
+/// Becomes the command, when nestlock knows of it, and unless who began it has died.
+fn step(parent: Pid, takes_terminal: bool, may: RawFd, program: &[OsString]) -> ExitCode {
     #[cfg(target_os = "linux")]
     if let Err(error) = nix::sys::prctl::set_pdeathsig(Signal::SIGKILL) {
         warn(format_args!("the command would outlive nestlock: {error}"));
@@ -266,6 +279,10 @@ fn step(parent: Pid, takes_terminal: bool, program: &[OsString]) -> ExitCode {
     }
     // it may have died before that
     if getppid() != parent {
+        return ExitCode::from(crate::FAILED);
+    }
+    let told = inherited(may, false).and_then(|mut told| told.read(&mut [0]));
+    if close(may).is_err() || !matches!(told, Ok(1)) {
         return ExitCode::from(crate::FAILED);
     }
     if takes_terminal {

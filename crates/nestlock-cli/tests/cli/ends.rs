@@ -140,13 +140,14 @@ fn script(world: &World) -> (Running, [i32; 3], [i32; 2]) {
     let _ = fs::remove_file(world.path("pid-y"));
     let (running, x) = begin(world, &["--lease", "30s"], SCRIPT);
     let y = world.pid("pid-y");
-    let child = |pid: i32| {
-        let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
-        children.split_whitespace().next().unwrap().parse().unwrap()
-    };
-    let first = child(running.pid());
-    let all = [running.pid(), first, child(first)];
+    let first = child(running.pid()).unwrap();
+    let all = [running.pid(), first, child(first).unwrap()];
     (running, all, [x, y])
+}
+
+fn child(pid: i32) -> Option<i32> {
+    let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
+    children.split_whitespace().next()?.parse().ok()
 }
 
 fn kill_all(pids: impl IntoIterator<Item = i32>) {
@@ -197,6 +198,53 @@ fn guards_that_are_killed_end_all_of_it() {
         assert_eq!(running.code(), Some(125), "{round}");
         assert!(!steps.iter().any(|pid| is_alive(*pid)) && !world.exists("went-on"), "{round}");
         assert_eq!(world.code(&["who", "l"]), 1, "{round}");
+    }
+}
+
+/// The last guard's word that the command has begun is kept back.
+const SILENT: &str = "
+#include <sys/syscall.h>
+#include <unistd.h>
+ssize_t write(int fd, const void *bytes, size_t count) {
+    if (count == 5 && *(const char *)bytes == 'b')
+        for (;;) pause();
+    return syscall(SYS_write, fd, bytes, count);
+}
+";
+
+/// The command begins when nestlock knows of it: whoever is killed before that leaves none behind.
+#[test]
+fn guards_killed_before_the_command_is_known_leave_none() {
+    let world = world();
+    fs::write(world.path("silent.c"), SILENT).unwrap();
+    let mut compiler = Command::new("cc");
+    compiler.args(["-shared", "-fPIC", "-o"]).args(["silent.so", "silent.c"].map(|name| world.path(name)));
+    assert!(compiler.status().expect("a C compiler, which Rust links with").success());
+    for round in 0..4 {
+        let mut nestlock = world.nestlock(&["exec", "l", "--lease", "30s", "-c", SCRIPT]);
+        nestlock.env("LD_PRELOAD", world.path("silent.so"));
+        let running = Running::of(nestlock);
+        let (own, mut below) = (running.pid(), Vec::new());
+        eventually("the last guard has begun what becomes the command", || {
+            below = vec![own];
+            while let Some(next) = child(*below.last().unwrap()) {
+                below.push(next);
+            }
+            below.len() == 4
+        });
+        // it would be at work by then
+        std::thread::sleep(std::time::Duration::from_millis(200));
+        let [_, first, second, _] = below[..] else { panic!("{below:?}") };
+        // the last one is in its word, and sees nothing: without the first one it must be killed, too
+        let ends = [vec![second], vec![second, first], vec![own], vec![own, second]];
+        kill_all(ends[round].clone());
+        if !ends[round].contains(&own) {
+            assert_eq!(running.code(), Some(125), "{round}");
+            assert_eq!(world.code(&["who", "l"]), 1, "{round}");
+        }
+        eventually("all are gone", || !below[1..].iter().any(|pid| is_alive(*pid)));
+        assert!(!world.exists("pid-x") && !world.exists("pid-y"), "{round}");
+        world.code(&["force", "l"]);
     }
 }
 
