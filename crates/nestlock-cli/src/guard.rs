@@ -86,10 +86,19 @@ impl Told {
 
 /// The first guard, to which the command's own words are still to be added. `life` ends with nestlock, `told` is for messages.
 pub(crate) fn command(life: &PipeReader, told: &PipeWriter, takes_terminal: bool) -> io::Result<Command> {
-    for end in [life.as_fd(), told.as_fd()] {
-        fcntl(end, FcntlArg::F_SETFD(FdFlag::empty()))?;
-    }
-    Guard { below: GUARDS - 1, life: life.as_raw_fd(), told: told.as_raw_fd(), takes_terminal }.command()
+    Guard { below: GUARDS - 1, life: passed_on(life)?, told: passed_on(told)?, takes_terminal }.command()
+}
+
+/// Lets the next program inherit a descriptor: its number.
+fn passed_on(end: &(impl AsFd + AsRawFd)) -> io::Result<RawFd> {
+    fcntl(end.as_fd(), FcntlArg::F_SETFD(FdFlag::empty()))?;
+    Ok(end.as_raw_fd())
+}
+
+/// A descriptor that was passed on, as one of this program's own.
+fn inherited(end: RawFd, writes: bool) -> io::Result<File> {
+    let fds = if cfg!(target_os = "linux") { "/proc/self/fd" } else { "/dev/fd" };
+    File::options().read(!writes).write(writes).open(format!("{fds}/{end}"))
 }
 
 /// This program, though it may have been replaced while it waited for the lock.
@@ -114,7 +123,7 @@ pub(crate) enum Part {
     Step {
         parent: Pid,
         takes_terminal: bool,
-        /// A byte comes when nestlock was told of it; an end, if its guard has ended before.
+        /// The guard writes a byte when it has told nestlock of the command.
         may: RawFd,
         program: Vec<OsString>,
     },
@@ -186,16 +195,13 @@ impl Guard {
         let tell = |what: Told| (&told).write_all(&what.to_bytes());
         tell(Told::Guard(getpid()))?;
         let is_last = self.below == 0;
-        let mut begins = None;
-        let mut next = if is_last {
+        let begins = if is_last { Some(pipe()?) } else { None };
+        let mut next = if let Some((may, _)) = &begins {
             // not for the command
             close(self.life)?;
             close(self.told)?;
-            let (may, begin) = pipe()?;
-            fcntl(may.as_fd(), FcntlArg::F_SETFD(FdFlag::empty()))?;
             let mut step = own_program()?;
-            step.args([STEP, &getpid().to_string(), &self.takes_terminal.to_string(), &may.as_raw_fd().to_string()]);
-            begins = Some((may, begin));
+            step.args([STEP, &getpid().to_string(), &self.takes_terminal.to_string(), &passed_on(may)?.to_string()]);
             step
         } else {
             Self { below: self.below - 1, ..self }.command()?
@@ -204,7 +210,7 @@ impl Guard {
         if let Some((may, mut begin)) = begins {
             drop(may);
             family.command(child);
-            // the command begins when nestlock knows of it: who ends before that leaves none behind
+            // the command begins when nestlock knows of it: a guard that is killed before that leaves none behind
             tell(Told::Begun(child))?;
             // the step may have been killed: that is seen below
             let _ = begin.write_all(&[0]);
@@ -252,12 +258,6 @@ impl Guard {
             }
         }
     }
-}
-
-/// A descriptor that came along, as one of this program's own.
-fn inherited(end: RawFd, writes: bool) -> io::Result<File> {
-    let fds = if cfg!(target_os = "linux") { "/proc/self/fd" } else { "/dev/fd" };
-    File::options().read(!writes).write(writes).open(format!("{fds}/{end}"))
 }
 
 /// Until nestlock is gone, which never writes anything.

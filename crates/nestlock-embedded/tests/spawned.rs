@@ -322,8 +322,8 @@ fn no_server_program_is_an_error_that_says_how_to_get_one() {
 fn the_variable_names_the_server_by_path_or_by_name() {
     let folder = tempfile::tempdir().unwrap();
     let server = folder.path().join("my-server");
-    // by a process of its own: what another test begins meanwhile has a file of ours open for writing until it executes, and
-    // nobody may execute that
+    // by a shell: a file that this process has open for writing is inherited by what another test forks meanwhile, and until that
+    // calls exec the script cannot be executed (ETXTBSY)
     let write = r#"printf '#!/bin/sh\nexec redis-server "$@"\n' >"$0" && chmod 755 "$0""#;
     assert!(Command::new("sh").arg("-c").arg(write).arg(&server).status().unwrap().success());
     for name in [&*server, Path::new("redis-server")] {

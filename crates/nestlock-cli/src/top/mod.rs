@@ -83,11 +83,11 @@ impl Keys {
     }
 }
 
-/// How often it is looked whether there is a terminal.
+/// How often `top` looks whether its terminal is still there.
 const LOOK: Duration = Duration::from_millis(500);
 
-/// Waits until the terminal is gone: there is no HUP where that is ignored, and crossterm takes the end for a byte that is still to
-/// come, without a pause.
+/// Waits until the terminal is gone. A program that ignores HUP is not told, and crossterm's `read` never returns at the end of the
+/// terminal: it reads again at once, for ever.
 async fn gone() {
     loop {
         let stdin = std::io::stdin();

@@ -212,7 +212,7 @@ ssize_t write(int fd, const void *bytes, size_t count) {
 }
 ";
 
-/// The command begins when nestlock knows of it: whoever is killed before that leaves none behind.
+/// The command begins when nestlock knows of it: a guard that is killed before that leaves none behind.
 #[test]
 fn guards_killed_before_the_command_is_known_leave_none() {
     let world = world();
@@ -232,10 +232,10 @@ fn guards_killed_before_the_command_is_known_leave_none() {
             }
             below.len() == 4
         });
-        // it would be at work by then
+        // a command that does not wait for that would be at work by then
         std::thread::sleep(std::time::Duration::from_millis(200));
         let [_, first, second, _] = below[..] else { panic!("{below:?}") };
-        // the last one is in its word, and sees nothing: without the first one it must be killed, too
+        // the last guard hangs in its write and sees nothing: in each round it is killed, or the first one ends it
         let ends = [vec![second], vec![second, first], vec![own], vec![own, second]];
         kill_all(ends[round].clone());
         if !ends[round].contains(&own) {

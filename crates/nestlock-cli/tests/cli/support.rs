@@ -89,8 +89,8 @@ impl Place {
         self.program(env!("CARGO_BIN_EXE_nestlock"), args)
     }
 
-    /// Copies a program into the folder. By a process of its own: what another test begins meanwhile has the file of ours open for
-    /// writing until it executes, and nobody may execute that.
+    /// Copies a program into the folder, by `cp`. A file that this process has open for writing is inherited by what another test
+    /// forks meanwhile, and until that calls exec the copy cannot be executed (ETXTBSY).
     pub fn copy(&self, program: &str, name: &str) -> PathBuf {
         let copy = self.path(name);
         assert!(Command::new("cp").arg(program).arg(&copy).status().unwrap().success());

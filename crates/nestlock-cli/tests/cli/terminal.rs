@@ -2,14 +2,13 @@
 
 use std::{
     io::{Read, Write},
-    path::Path,
     process::{Child, ChildStdin, Command, Stdio},
     sync::{Arc, Mutex},
     thread,
     time::{Duration, Instant},
 };
 
-use crate::support::{PATIENCE, Place, World, eventually, until};
+use crate::support::{PATIENCE, Place, World, eventually, is_alive, until};
 
 /// A shell in a terminal of its own.
 pub struct Terminal {
@@ -204,7 +203,7 @@ fn top_gives_the_terminal_back_when_it_is_ended_and_frees_nothing_read_only() {
     terminal.shows(RESTORED);
 }
 
-/// The end of the terminal is no byte: a program that was told to ignore HUP would read it for ever.
+/// A program that ignores HUP is not told of the terminal's end.
 #[test]
 fn top_ends_with_its_terminal() {
     let world = World::new();
@@ -213,16 +212,15 @@ fn top_ends_with_its_terminal() {
     let mut terminal = Terminal::open(&world);
     terminal.types(&format!("stty rows 30 cols 120; trap '' HUP; sh -c 'echo $$ > pid; exec {NESTLOCK} top'\n"));
     terminal.draws("order:7");
-    // nothing moves while a question is open, and nothing is drawn, which would fail
+    // while a question is open `top` draws nothing: a draw would fail, and end it
     terminal.types("f");
     terminal.draws("Free order:7");
-    let pid = std::fs::read_to_string(world.path("pid")).unwrap();
-    let process = format!("/proc/{}", pid.trim());
+    let pid = world.pid("pid");
     drop(terminal);
     let begun = Instant::now();
-    while Path::new(&process).exists() {
+    while is_alive(pid) {
         if begun.elapsed() > PATIENCE {
-            let _ = Command::new("kill").args(["-KILL", pid.trim()]).status();
+            let _ = Command::new("kill").args(["-KILL", &pid.to_string()]).status();
             panic!("it goes on without a terminal");
         }
         thread::sleep(Duration::from_millis(10));
