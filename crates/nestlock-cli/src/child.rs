@@ -20,6 +20,7 @@ use tokio::net::unix::pipe::Receiver;
 use crate::{
     family::{Family, Member},
     guard::{self, Told},
+    signals::Signals,
     warn,
 };
 
@@ -83,7 +84,7 @@ pub(crate) struct Child {
 }
 
 impl Child {
-    pub(crate) async fn begin(program: &[OsString], variables: Variables) -> io::Result<Self> {
+    pub(crate) async fn begin(program: &[OsString], variables: Variables, signals: &Signals) -> io::Result<Self> {
         // what the guards leave behind, when they are killed, is this program's child then
         let mut family = Family::begin()?;
         let (theirs, life) = pipe()?;
@@ -97,7 +98,7 @@ impl Child {
                 None => command.env_remove(name),
             };
         }
-        let first = Pid::from_raw(command.spawn()?.id().cast_signed());
+        let first = Pid::from_raw(signals.spawn(&mut command)?.id().cast_signed());
         drop((theirs, tells));
         let told = Receiver::from_owned_fd(OwnedFd::from(told))?;
         let group = loop {

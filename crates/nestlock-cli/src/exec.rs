@@ -300,7 +300,7 @@ async fn command(
 ) -> Result<End, Failure> {
     let shell = |line: &OsString| vec![shell(), "-c".into(), line.clone()];
     let program = exec.line.as_ref().map_or_else(|| exec.program.clone(), shell);
-    let mut child = Child::begin(&program, variables(lock, kind, hold)).await?;
+    let mut child = Child::begin(&program, variables(lock, kind, hold), signals).await?;
     let mut asked = hold.asked();
     // not begun anew while it waits for an answer, however long that takes
     let mut keeping = Box::pin(hold.keep(asked));

@@ -206,7 +206,7 @@ impl Guard {
         } else {
             Self { below: self.below - 1, ..self }.command()?
         };
-        let child = Pid::from_raw(next.args(program).spawn()?.id().cast_signed());
+        let child = Pid::from_raw(signals.spawn(next.args(program))?.id().cast_signed());
         if let Some((may, mut begin)) = begins {
             drop(may);
             family.command(child);

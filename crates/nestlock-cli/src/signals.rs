@@ -3,10 +3,11 @@
 use std::{
     io,
     pin::Pin,
+    process::{Child, Command},
     task::{Context, Poll},
 };
 
-use nix::sys::signal::Signal;
+use nix::sys::signal::{SigSet, SigmaskHow, Signal};
 use tokio::signal::unix::{self, SignalKind};
 
 use crate::child::reap;
@@ -40,6 +41,8 @@ pub(crate) fn is_stop(signal: Signal) -> bool {
 pub(crate) struct Signals {
     forwarded: Vec<(Signal, unix::Signal)>,
     child: unix::Signal,
+    /// What was blocked when this program began.
+    blocked: SigSet,
 }
 
 impl Signals {
@@ -47,7 +50,20 @@ impl Signals {
         let listen = |signal: Signal| Ok((signal, unix::signal(SignalKind::from_raw(signal as i32))?));
         let ignored = ignored();
         let heard = FORWARDED.into_iter().filter(|signal| ignored & (1 << (*signal as u32 - 1)) == 0);
-        Ok(Self { forwarded: heard.map(listen).collect::<io::Result<_>>()?, child: unix::signal(SignalKind::child())? })
+        let forwarded = heard.map(listen).collect::<io::Result<_>>()?;
+        let child = unix::signal(SignalKind::child())?;
+        let blocked = SigSet::thread_get_mask()?;
+        // blocked by whoever began this program, it would never tell that the command has ended
+        SigSet::from(Signal::SIGCHLD).thread_unblock()?;
+        Ok(Self { forwarded, child, blocked })
+    }
+
+    /// Begins a program, which has those signals blocked that this one began with.
+    pub(crate) fn spawn(&self, command: &mut Command) -> io::Result<Child> {
+        let own = self.blocked.thread_swap_mask(SigmaskHow::SIG_SETMASK)?;
+        let begun = command.spawn();
+        own.thread_set_mask()?;
+        begun
     }
 
     /// The next one that was sent to this program, which has no command: all children that end are reaped. Cancel safe.

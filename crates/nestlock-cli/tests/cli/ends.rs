@@ -261,6 +261,25 @@ fn the_command_has_what_it_would_have_without_nestlock() {
     assert_eq!(run(world.nestlock(&["exec", "l", "-c", line])), bare);
 }
 
+/// A supervisor may begin it so. It hears of the command's end all the same, and the command has blocked what it would have.
+#[test]
+#[cfg(target_os = "linux")]
+fn exec_ends_where_the_end_of_children_is_blocked() {
+    let world = World::new();
+    let nestlock = env!("CARGO_BIN_EXE_nestlock");
+    let ended = |args: &[&str]| {
+        let mut command = world.program("env", &[&["--block-signal=CHLD,USR1"], args].concat());
+        command.stdout(fs::File::create(world.path("said")).unwrap());
+        (Running::of(command).code(), world.text("said"))
+    };
+    assert_eq!(ended(&[nestlock, "exec", "l", "-c", "echo; exit 7"]).0, Some(7));
+    // some shells unblock all
+    let look = ["grep", "^SigBlk", "/proc/self/status"];
+    let bare = ended(&look);
+    assert!(bare.0 == Some(0) && !bare.1.contains("\t0000000000000000"), "{bare:?}");
+    assert_eq!(ended(&[&[nestlock, "exec", "l", "--"], &look[..]].concat()), bare);
+}
+
 // --- what cannot be ended ---
 
 /// Who may not end what the command begins: nestlock is somebody, and the command becomes root.
