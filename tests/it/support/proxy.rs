@@ -124,8 +124,13 @@ impl Request {
         self.parts.len()
     }
 
+    /// A script, by its digest or its text.
+    pub fn is_script(&self) -> bool {
+        self.is("EVALSHA") || self.is("EVAL")
+    }
+
     pub fn verb(&self) -> Option<Verb> {
-        if !self.is("EVALSHA") && !self.is("EVAL") {
+        if !self.is_script() {
             return None;
         }
         script_verbs().get(&self.parts[1]).copied().or_else(|| {

@@ -202,6 +202,29 @@ fn errors_need_a_fault_and_calls_an_end() {
 }
 
 #[test]
+fn a_busy_machine_makes_calls_fail_in_calm_but_the_lock_is_had() {
+    let call = "100 call 1 s0g0c0t0 a mutex m alone calm 5000 - -";
+    let again = "500 call 2 s0g0c0t0 a mutex m alone calm 4600 - -\n510 got 2 o -\n520 rel 2 unlock";
+    let busy = "300 gap 200";
+    let (fails, ends) = ("400 err 1 Store/Timeout text", "521 end 2 Ok");
+    let check_all = |lines: &[&str]| check(&[("s0g0", &lines.join("\n"))]);
+    assert_eq!(check_all(&[call, busy, fails, again, ends]), [""; 0]);
+    assert_eq!(check_all(&[call, fails, again, ends]), ["error", "calm"]);
+    assert_eq!(check_all(&[call, busy, fails]), ["calm"]);
+    let wrong = "400 err 1 WrongLockKind text";
+    assert_eq!(check_all(&[call, busy, wrong, again, ends]), ["error", "calm"]);
+    // its release, too
+    let (late, unconfirmed) = ("600 gap 515", "610 end 2 Unconfirmed/Timeout");
+    assert_eq!(check_all(&[call, busy, fails, again, late, unconfirmed]), [""; 0]);
+    assert_eq!(
+        check_all(&[
+            "1500 call 2 s0g0c0t0 a mutex m alone calm 4600 - -\n1510 got 2 o -\n1520 rel 2 unlock\n1610 end 2 Unconfirmed/Timeout"
+        ]),
+        ["error", "calm"]
+    );
+}
+
+#[test]
 fn a_fair_lock_given_out_of_turn_is_found() {
     let hold = |who: &str, call: u64, got: u64| {
         format!("{call} call 1 {who} {who} fair f alone unbounded - - -\n{got} got 1 o -\n{got} rel 1 drop")

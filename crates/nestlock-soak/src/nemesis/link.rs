@@ -33,7 +33,7 @@ pub(super) fn strike(proxy: &Proxy, fault: &Fault) -> io::Result<Effect> {
     let some = |most: u32, action: Action| {
         let mut left = most;
         proxy.rule(move |request: &Request| {
-            if left == 0 || !request.is("EVALSHA") {
+            if left == 0 || !request.is_script() {
                 return Action::Pass;
             }
             left -= 1;
