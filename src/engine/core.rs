@@ -141,6 +141,10 @@ impl Core {
     }
 
     async fn first_connection(&self, deadline: Option<Instant>) -> Result<()> {
+        if !self.store.is_ours() {
+            // a fork has no thread that would connect, and no timer: each request is told so
+            return Ok(());
+        }
         let longest = Instant::now() + 2 * self.config.connect_timeout;
         let deadline = deadline.map_or(longest, |deadline| deadline.min(longest));
         let failed = tokio::select! {

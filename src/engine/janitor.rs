@@ -2,7 +2,7 @@
 
 use std::{iter, sync::Arc, time::Duration};
 
-use futures_util::{future::join, poll};
+use futures_util::FutureExt;
 use tokio::{
     sync::{mpsc, oneshot},
     time::{sleep, timeout},
@@ -11,7 +11,7 @@ use tokio::{
 use super::{
     core::{Core, LOCKS_AT_ONCE},
     hold::Hold,
-    jobs::{Ghost, Janitor, Job, Lists, Place},
+    jobs::{Ghost, Janitor, Job, LentTurn},
     kind::{Kind, Terms},
     retry::Retry,
     settle::Agreement,
@@ -49,17 +49,14 @@ fn deadline(core: &Core, kind: &Arc<dyn Kind>, ends: Instant) -> Instant {
     ends.max(core.default_end(kind)) + core.config.command_timeout()
 }
 
-/// Works through the lists until the client ends.
-pub(crate) async fn run(core: Arc<Core>, Lists { jobs, places }: Lists) {
-    join(work(&core, jobs), leave_places(&core, places)).await;
-}
-
-async fn work(core: &Arc<Core>, mut list: mpsc::UnboundedReceiver<Job>) {
+/// Works through the list until the client ends. Holds gather while many requests are under way; nothing else waits for that.
+pub(crate) async fn run(core: Arc<Core>, mut list: mpsc::UnboundedReceiver<Job>) {
     let (mut jobs, mut holds) = (Vec::new(), Vec::new());
     loop {
         let count = tokio::select! {
             biased;
-            count = list.recv_many(&mut jobs, LOCKS_AT_ONCE), if holds.len() < LOCKS_AT_ONCE => count,
+            () = core.janitor.has_room(), if holds.len() >= LOCKS_AT_ONCE => 0,
+            count = list.recv_many(&mut jobs, LOCKS_AT_ONCE) => count,
             // answers come on other threads, and may be quicker than whoever drops a thousand guards one by one
             () = core.janitor.has_room(), if !holds.is_empty() => 0,
         };
@@ -68,30 +65,14 @@ async fn work(core: &Arc<Core>, mut list: mpsc::UnboundedReceiver<Job>) {
                 return;
             }
             let batch = holds.drain(..holds.len().min(LOCKS_AT_ONCE)).collect();
-            spawn(settle_all(Arc::clone(core), batch));
-            continue;
+            spawn(settle_all(Arc::clone(&core), batch));
         }
         for job in jobs.drain(..) {
-            let job = match job {
-                Job::Settle(hold) => {
-                    holds.push(hold);
-                    continue;
-                }
-                other => other,
-            };
-            let core = Arc::clone(core);
-            spawn(async move {
-                let _done = Done(&core.janitor, 1);
-                match job {
-                    Job::Settle(_) => {}
-                    Job::Bust(ghost) => {
-                        bust(&core, &ghost).await;
-                        core.holds.doubt_is_over(&ghost.kind, &ghost.owner);
-                    }
-                    Job::TakeOff { kind, owner, hold, tell } => take_off(&core, &kind, &owner, hold, tell).await,
-                    Job::SetCount { hold, holds } => set_count(&core, &hold, holds).await,
-                }
-            });
+            match job {
+                Job::Settle(hold) => holds.push(hold),
+                Job::Leave { place, turn } => leave(&core, place, turn),
+                other => drop(spawn(work(Arc::clone(&core), other))),
+            }
         }
     }
 }
@@ -102,6 +83,20 @@ struct Done<'a>(&'a Janitor, usize);
 impl Drop for Done<'_> {
     fn drop(&mut self) {
         self.0.done(self.1);
+    }
+}
+
+async fn work(core: Arc<Core>, job: Job) {
+    let _done = Done(&core.janitor, 1);
+    match job {
+        // it is the batch's, and the connection's
+        Job::Settle(_) | Job::Leave { .. } => {}
+        Job::Bust(ghost) => {
+            bust(&core, &ghost).await;
+            core.holds.doubt_is_over(&ghost.kind, &ghost.owner);
+        }
+        Job::TakeOff { kind, owner, hold, tell } => take_off(&core, &kind, &owner, hold, tell).await,
+        Job::SetCount { hold, holds } => set_count(&core, &hold, holds).await,
     }
 }
 
@@ -204,22 +199,20 @@ async fn bust(core: &Core, ghost: &Ghost) {
     }
 }
 
-/// Gives up places in queues. What an owner asks next may come right behind the request: the connection has it when it was polled
-/// once.
-async fn leave_places(core: &Arc<Core>, mut places: mpsc::UnboundedReceiver<Place>) {
-    while let Some((place, turn)) = places.recv().await {
-        let core_of_task = Arc::clone(core);
-        let mut leaving = Box::pin(async move {
-            let _done = Done(&core_of_task.janitor, 1);
-            bust(&core_of_task, &place).await;
-        });
-        let is_left = poll!(leaving.as_mut()).is_ready();
-        // before its owner asks: what is under way then would be taken for something to be settled
-        core.tidy(&turn.0);
-        drop(turn);
-        if !is_left {
-            spawn(leaving);
-        }
+/// Gives up a place in a queue. What its owner asks next may come right behind the request: the connection has it when it was
+/// polled once.
+fn leave(core: &Arc<Core>, place: Ghost, turn: LentTurn) {
+    let core_of_task = Arc::clone(core);
+    let mut leaving = Box::pin(async move {
+        let _done = Done(&core_of_task.janitor, 1);
+        bust(&core_of_task, &place).await;
+    });
+    let is_left = leaving.as_mut().now_or_never().is_some();
+    // before its owner asks: what is under way then would be taken for something to be settled
+    core.tidy(&turn.0);
+    drop(turn);
+    if !is_left {
+        spawn(leaving);
     }
 }
 

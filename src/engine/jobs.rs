@@ -26,8 +26,6 @@ const FEW: usize = 16;
 #[derive(Debug)]
 pub(crate) struct Janitor {
     jobs: mpsc::UnboundedSender<Job>,
-    /// Places in queues that are left. Not among the jobs, which gather while many are under way: an owner waits for its turn.
-    places: mpsc::UnboundedSender<Place>,
     /// Counted up before a job is sent, and down when its work is over: whoever reads zero sees what that work has done.
     pending: AtomicUsize,
     /// How many of them pause, as the server has refused them for as long as it is configured as it is.
@@ -43,6 +41,11 @@ pub(crate) struct Janitor {
 pub(crate) enum Job {
     Settle(Arc<Hold>),
     Bust(Ghost),
+    /// Give up a place in a queue, under a name that is not used any more. Its owner waits for its turn.
+    Leave {
+        place: Ghost,
+        turn: LentTurn,
+    },
     /// Take one hold off what the server records; tell what came of the first try.
     TakeOff {
         kind: Arc<dyn Kind>,
@@ -58,23 +61,13 @@ pub(crate) enum Job {
     },
 }
 
-/// A place in a queue that is left, under a name that is not used any more, and the turn of its owner.
-pub(crate) type Place = (Ghost, LentTurn);
-
-/// What the janitor is told.
-pub(crate) struct Lists {
-    pub(super) jobs: mpsc::UnboundedReceiver<Job>,
-    pub(super) places: mpsc::UnboundedReceiver<Place>,
-}
-
 impl Janitor {
-    pub(crate) fn new() -> (Self, Lists) {
-        let ((jobs, list), (places, left)) = (mpsc::unbounded_channel(), mpsc::unbounded_channel());
-        let lists = Lists { jobs: list, places: left };
+    pub(crate) fn new() -> (Self, mpsc::UnboundedReceiver<Job>) {
+        let (jobs, list) = mpsc::unbounded_channel();
         let slots = Semaphore::new(CONCURRENCY);
         let (idle, freed) = (Notify::new(), Notify::new());
         let (pending, denied) = (AtomicUsize::new(0), AtomicUsize::new(0));
-        (Self { jobs, places, pending, denied, idle, slots, freed }, lists)
+        (Self { jobs, pending, denied, idle, slots, freed }, list)
     }
 
     /// Makes the server agree with a hold, sometime soon.
@@ -89,19 +82,11 @@ impl Janitor {
         self.post(Job::Bust(ghost));
     }
 
-    /// Gives up a place in a queue; the turn is given back as soon as the connection has the request.
-    pub(crate) fn leave(&self, place: Ghost, turn: LentTurn) {
-        self.pending.fetch_add(1, Ordering::AcqRel);
-        if self.places.send((place, turn)).is_err() {
-            self.done(1);
-        }
-    }
-
     pub(crate) fn post(&self, job: Job) {
         self.pending.fetch_add(1, Ordering::AcqRel);
         if let Err(refused) = self.jobs.send(job) {
             self.done(1);
-            log::later!(WARN, job = format!("{:?}", refused.0); "the lock client has ended; the lease will free the lock");
+            log::later!(WARN, job = format!("{:?}", refused.0); "the lock client has ended; what it leaves ends with its lease, or its patience");
         }
     }
 

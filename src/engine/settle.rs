@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::{
     core::Core,
     hold::Hold,
-    jobs::{Ghost, LentTurn},
+    jobs::{Ghost, Job, LentTurn},
     state::{Abandoned, Answered, Leftover, Request},
 };
 use crate::{
@@ -122,7 +122,8 @@ impl Core {
                 turn.forget();
             }
             self.retire_name(hold, &place.owner);
-            return self.janitor.leave(ghost(hold, place), LentTurn(Arc::clone(hold)));
+            let (place, turn) = (ghost(hold, place), LentTurn(Arc::clone(hold)));
+            return self.janitor.post(Job::Leave { place, turn });
         }
         drop(turn);
         self.tidy(hold);

@@ -17,7 +17,7 @@ use crate::{
 };
 
 use super::{
-    Inspection, Lock, Several, Single,
+    Inspection, Lock, Several,
     quorum::{Nodes, Quorum, Terms, may_pass},
 };
 
@@ -227,12 +227,7 @@ impl RedLock {
             let reason = "only a RedLock over servers has a value; leave it out".into();
             return Err(Error::InvalidConfig { reason });
         }
-        if let Some((name, one, other)) = twins(&locks) {
-            let [one, other] = [one, other].map(|single| single.anchor.store.address());
-            let reason =
-                format!("{one} and {other} are one server, and its lock {name:?} would count twice; leave one out");
-            return Err(Error::InvalidConfig { reason });
-        }
+        no_twins(&locks)?;
         let options = options.validate(&name)?;
         Ok(Self { nodes: Arc::new(Nodes { anchor: Arc::clone(anchor), name, locks, labels }), options, valued })
     }
@@ -308,11 +303,14 @@ impl RedLock {
             let drift = (self.options.drift_factor - 0.01).max(0.0);
             let terms = Terms { limit, ttl, drift, rejoin, leased: asked.lease.is_some() };
             let quorum = Quorum::new(nodes, guards, terms);
-            if agreed >= needed && quorum.remaining().is_ok() {
+            // a client that connects when it is used has only now learned which server it leads to
+            let independent = no_twins(&nodes.locks);
+            if agreed >= needed && independent.is_ok() && quorum.remaining().is_ok() {
                 return Ok(Round::Entered(LockGuard::of_several(quorum)));
             }
             // what fails here is settled by the member's client, or ends with its lease
             let _ = Box::new(quorum).unlock().await;
+            independent?;
         }
         // with those that failed, would it have been a quorum?
         let failed = nodes.locks.len() - agreed - busy;
@@ -324,13 +322,19 @@ impl RedLock {
     }
 }
 
-/// Two members that are one lock of one server, and its name.
-fn twins(members: &[Lock]) -> Option<(&str, &Single, &Single)> {
+/// Refuses two members that are known to be one lock of one server.
+fn no_twins(members: &[Lock]) -> Result<()> {
     let locks: Vec<_> = members.iter().filter_map(|lock| Some((lock.name(), lock.single()?))).collect();
     let pairs = locks.iter().enumerate().flat_map(|(at, one)| locks[at + 1..].iter().map(move |other| (*one, *other)));
     let mut alike = pairs.filter(|(one, other)| one.0 == other.0);
-    let twins = alike.find(|(one, other)| one.1.anchor.store.is_of_same_server(&other.1.anchor.store));
-    twins.map(|((name, one), (_, other))| (name, one, other))
+    let Some(((name, one), (_, other))) =
+        alike.find(|(one, other)| one.1.anchor.store.is_of_same_server(&other.1.anchor.store))
+    else {
+        return Ok(());
+    };
+    let [one, other] = [one, other].map(|single| single.anchor.store.address());
+    let reason = format!("{one} and {other} are one server, and its lock {name:?} would count twice; leave one out");
+    Err(Error::InvalidConfig { reason })
 }
 
 enum Round {

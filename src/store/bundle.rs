@@ -32,7 +32,7 @@ impl Bundle {
     }
 
     /// The text and its digest. Its reply is a list: the number of the request, which is its last argument, then what each answers.
-    pub(super) fn text(&self) -> (&str, &str) {
+    pub(super) fn text(&'static self) -> (&'static str, &'static str) {
         let (source, sha1) = self.text.get_or_init(|| {
             let source = self.source();
             let sha1 = super::sha1(&source);

@@ -503,7 +503,7 @@ impl Link {
         connection.as_ref().map_or(Epoch::NONE, |(epoch, _)| *epoch)
     }
 
-    /// Runs a script: EVALSHA, and where the server does not know it, EVAL. Nothing else is ever sent twice: what is asked
+    /// Runs a script; once more, with its text, where the server has forgotten it. Nothing else is ever sent twice: what is asked
     /// again was not sent when the connection ended. With the number of the connection that brought the answer.
     ///
     /// Dropped midway, the request may still execute; it was asked by the first poll, so that whatever is sent

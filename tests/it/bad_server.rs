@@ -320,10 +320,12 @@ async fn f15_r110_script_flush_in_a_loop_costs_round_trips_only() {
     stop.send(()).unwrap();
     assert!(flushing.await.unwrap() > 100);
     assert_eq!(server.dump(), []);
-    // each script is learned once, then called by its digest
-    lock.lock().await.unwrap().unlock().await.unwrap();
+    // each script is learned, then called by its digest. The last flush may be told by the release, after the acquire was learned
+    for _ in 0..2 {
+        lock.lock().await.unwrap().unlock().await.unwrap();
+    }
     let texts = server.command_count("eval");
-    assert!(texts <= 1202, "{texts} texts for 1202 calls");
+    assert!(texts <= 1204, "{texts} texts for 1204 calls");
     for _ in 0..10 {
         lock.lock().await.unwrap().unlock().await.unwrap();
     }
@@ -517,6 +519,9 @@ async fn f28_a_denied_command_is_a_typed_error_and_writes_nothing() {
     let client = log_in(&server, "locks", LockClient::builder()).await;
     let (free, held) = (client.reentrant_lock("app:free").unwrap(), client.reentrant_lock("app:held").unwrap());
     let denied = |command: &str| assert!(!server.call(&["ACL", "SETUSER", "locks", command]).is_error());
+    // from here on they are asked for by their digests
+    free.lock().await.unwrap().unlock().await.unwrap();
+    assert!(!held.force_unlock().await.unwrap());
     for command in ["evalsha", "pttl", "hset", "pexpire"] {
         denied(&format!("-{command}"));
         let start = Instant::now();

@@ -187,3 +187,20 @@ async fn a_cluster_is_found_at_the_first_use() {
     let error = of_one.mutex("l").unwrap().lock().await.unwrap_err();
     assert!(matches!(error, Error::InvalidConfig { .. }), "{error:?}");
 }
+
+/// What a readiness probe asks.
+#[tokio::test]
+async fn a_client_is_ready_when_each_master_answers() {
+    let cluster = SpawnedCluster::start(3, 0).unwrap();
+    let client = lazy(&cluster.url());
+    client.ready().await.unwrap();
+    let away = &cluster.nodes()[1];
+    away.stop().unwrap();
+    for _ in 0..2 {
+        let began = Instant::now();
+        assert_told(&client.ready().await.unwrap_err(), StoreErrorKind::Timeout, true, "");
+        assert!(began.elapsed() < ms(10_000), "{:?}", began.elapsed());
+    }
+    away.cont().unwrap();
+    eventually("all of them are back", || async { client.ready().await.is_ok() }).await;
+}

@@ -75,6 +75,24 @@ fn a_fork_is_refused_the_client_of_its_parent() {
     assert!(!server.exists("free") && !server.exists("held") && server.exists("other"));
 }
 
+/// Nobody would connect there: it is told so, and does not wait for that.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_fork_of_a_lazy_client_is_refused_before_its_first_use() {
+    let folder = tempfile::tempdir().unwrap();
+    let library = library(folder.path(), FORK);
+    let server = Server::start();
+    let mut worker = Worker::start_in(&server, ms(30_000), &[("LD_PRELOAD", &library)]);
+    worker.ask(&format!("lazy {}", server.url()));
+    worker.answer_to("made");
+    worker.ask("fork free");
+    assert_eq!(worker.answer(), "forked Forked Forked Closed");
+    // the parent connects when it likes
+    worker.ask("lock held");
+    worker.answer_to("locked held");
+    assert!(!server.exists("free") && server.exists("held"));
+}
+
 /// A machine that slept past the lease: its guards are lost when it wakes, though `CLOCK_MONOTONIC` stood still. The process
 /// is stopped for that time, and the clock set back.
 #[cfg(target_os = "linux")]

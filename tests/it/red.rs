@@ -1025,6 +1025,42 @@ async fn two_clients_of_one_server_are_refused() {
     a.red_lock_over([lock(&a, "l"), lock(&other, "l")], patient()).unwrap();
 }
 
+/// They lead to no server that is known before their first use.
+#[tokio::test]
+async fn lazy_clients_of_one_server_are_refused_when_used() {
+    let (one, two) = (Server::start(), Server::start());
+    let proxy = Proxy::start(&one);
+    let [a, b, other] = [one.url(), proxy.url(), two.url()].map(|url| LockClient::connect_lazy(url).unwrap());
+    // both answer before it is decided
+    let both = LockClient::red_lock([&a, &b], "both", patient()).unwrap();
+    let all = LockClient::red_lock([&a, &b, &other], "all", patient()).unwrap();
+    for lock in [&both, &all, &all] {
+        let refused = lock.lock().await;
+        let Err(Error::InvalidConfig { reason, .. }) = &refused else { panic!("{refused:?}") };
+        assert!(reason.contains(a.address()) && reason.contains(b.address()), "{reason}");
+        let is_free = || async { [&one, &two].iter().all(|server| !server.exists(lock.name())) };
+        eventually("nothing is held", is_free).await;
+    }
+}
+
+#[tokio::test]
+async fn lazy_clients_are_a_quorum_where_one_server_is_away() {
+    let servers = [Server::start(), Server::start(), Server::start_real()];
+    servers[2].kill();
+    let clients = [0, 1, 2].map(|at: usize| LockClient::connect_lazy(servers[at].url()).unwrap());
+    let lock = LockClient::red_lock(&clients, "l", patient()).unwrap();
+    let guard = lock.lock().await.unwrap();
+    assert_eq!(servers[..2].iter().filter(|server| server.exists("l")).count(), 2);
+    assert!(lock.try_lock().await.unwrap().is_none());
+    guard.unlock().await.unwrap();
+    servers[2].restart();
+    clients[2].ready().await.unwrap();
+    servers[0].kill();
+    let guard = lock.lock().await.unwrap();
+    assert_eq!(servers[1..].iter().filter(|server| server.exists("l")).count(), 2);
+    guard.unlock().await.unwrap();
+}
+
 #[tokio::test]
 async fn a_server_that_does_not_say_which_one_it_is_is_not_refused() {
     let server = Server::start_real();

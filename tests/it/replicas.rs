@@ -15,7 +15,7 @@ use nestlock_embedded::{SpawnedCluster, SpawnedServer};
 use crate::{
     cancel::poll_times,
     support::{
-        proxy::{Proxy, Way, with_wire},
+        proxy::{Action, Proxy, Way, with_wire},
         wire::{Reply, Wire},
         within,
     },
@@ -353,7 +353,7 @@ async fn r39_one_wait_is_under_way_at_a_time() {
     loop {
         let line = monitor.read().unwrap();
         waits += usize::from(line.text().contains("\"WAIT\""));
-        scripts += usize::from(line.text().contains("\"EVALSHA\""));
+        scripts += usize::from(line.text().contains("\"EVAL"));
         if line.text().contains("\"over\"") {
             break;
         }
@@ -412,6 +412,29 @@ async fn r106_what_cannot_be_had_is_refused_at_connect() {
     }
 }
 
+/// The same of a client that connects when it is used; it has them when they are there.
+#[tokio::test]
+async fn a_lazy_client_is_refused_the_copies_that_it_cannot_have() {
+    let group = Group::start(1).await;
+    let client = Group::builder(2).connect_lazy(with_wire(group.master.url())).unwrap();
+    let lock = client.reentrant_lock("l").unwrap();
+    for _ in 0..2 {
+        let refused = tokio::time::timeout(LONG, lock.lock()).await.expect("it waits");
+        assert!(matches!(&refused, Err(Error::InvalidConfig { .. })), "{refused:?}");
+        assert!(!group.has("l"));
+    }
+    let client = Group::builder(1).connect_lazy(with_wire(group.master.url())).unwrap();
+    let lock = client.reentrant_lock("l").unwrap();
+    let before = group.calls("wait");
+    lock.lock().await.unwrap().unlock().await.unwrap();
+    assert!(group.calls("wait") > before);
+    group.stop(1);
+    let short = lock.try_lock().await;
+    assert!(short.as_ref().is_err_and(Error::is_transient), "{short:?}");
+    group.cont();
+    lock.lock().await.unwrap().unlock().await.unwrap();
+}
+
 /// Received is not kept, and what is kept on disk is there after a kill. Servers before 7.2 cannot tell.
 #[tokio::test]
 async fn r108_what_is_asked_for_on_disk_counts_when_it_is_there() {
@@ -451,7 +474,10 @@ async fn r108_what_is_asked_for_on_disk_counts_when_it_is_there() {
 #[tokio::test]
 async fn an_acquire_dropped_at_any_poll_leaves_nothing() {
     let group = Group::start(1).await;
-    let client = group.client(1).await;
+    let proxy = Proxy::to(group.master.addr());
+    // what the script answers is there before what WAIT does
+    proxy.rule(|request| if request.is("WAIT") { Action::Late(Duration::from_millis(100)) } else { Action::Pass });
+    let client = Group::builder(1).connect(with_wire(proxy.url())).await.unwrap();
     let lock = client.mutex("l").unwrap();
     for is_away in [false, true] {
         if is_away {

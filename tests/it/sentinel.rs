@@ -139,6 +139,25 @@ async fn each_kind_works_behind_sentinels() {
     assert!(matches!(twice, Err(Error::InvalidConfig { .. })), "{twice:?}");
 }
 
+/// It asks the sentinels at its first use, and not those that there were when it was made.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lazy_client_finds_the_master_of_its_first_use() {
+    let group = start(1, 3);
+    let old = &group.servers()[0];
+    let lazy = || builder().connect_lazy(with_wire(group.url())).unwrap();
+    let (early, late) = (lazy(), lazy());
+    assert_eq!(early.topology().kind, TopologyKind::Sentinel);
+    let held = hold_all(&early).await;
+    old.kill().unwrap();
+    // nobody is known to it, nor promoted: it waits as others do
+    let lock = late.mutex("late").unwrap();
+    let (new, guard) = tokio::join!(async { another(&group, old) }, lock.lock());
+    assert_eq!(call(new.addr(), &["EXISTS", "late"]).int(), 1);
+    guard.unwrap().unlock().await.unwrap();
+    late.ready().await.unwrap();
+    drop(held);
+}
+
 /// Redisson's #558, #2007, #2181, #4706, #4822, #5205: waiters that never woke after a failover, or never acquired again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f9_waiters_of_each_kind_outlive_the_master() {

@@ -9,8 +9,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use futures::future::join_all;
-use nestlock::{LockClient, LockClientBuilder, LockGuard};
+use futures::{FutureExt, future::join_all};
+use nestlock::{LockClient, LockClientBuilder, LockGuard, Wire};
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
 use crate::support::{
@@ -60,7 +60,7 @@ pub(crate) async fn work(client: &LockClient, name: impl Fn(String) -> String + 
 pub(crate) fn now_and_then(action: Action) -> impl FnMut(&Request) -> Action + Send {
     let mut left = 20;
     move |request| {
-        if request.is("EVALSHA") {
+        if request.is_script() {
             left -= 1;
             if left == 0 {
                 left = 20;
@@ -116,7 +116,7 @@ async fn an_error_that_strays_refuses_nobody_else() {
     // the first reply is swallowed; the second one is an error, and comes in its place
     let is_first = AtomicBool::new(true);
     proxy.rule(move |request| {
-        if request.is("EVALSHA") && is_first.swap(false, Ordering::Relaxed) { Action::Swallow } else { Action::Pass }
+        if request.is_script() && is_first.swap(false, Ordering::Relaxed) { Action::Swallow } else { Action::Pass }
     });
     let (free, text) = (client.reentrant_lock("free").unwrap(), client.reentrant_lock("text").unwrap());
     let (free, text) = tokio::join!(free.try_lock(), text.try_lock());
@@ -125,6 +125,31 @@ async fn an_error_that_strays_refuses_nobody_else() {
     }
     proxy.pass();
     works_again(&client, "free".into()).await;
+}
+
+/// The same where the reply that would tell is that of a request that nobody awaits any more.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_error_is_not_believed_beside_a_call_not_polled() {
+    for wire in [Wire::Own, Wire::Fred] {
+        let server = Server::start();
+        let proxy = Proxy::start(&server);
+        let client = builder(false).wire(wire).connect(proxy.url()).await.unwrap();
+        works_again(&client, "warm".into()).await;
+        server.call(&["SET", "text", "t"]);
+        // it is acquired, which is told behind the other one's error
+        let is_first = AtomicBool::new(true);
+        proxy.rule(move |request| {
+            if request.is_script() && is_first.swap(false, Ordering::Relaxed) { Action::Swap } else { Action::Pass }
+        });
+        let (free, text) = (client.reentrant_lock("free").unwrap(), client.reentrant_lock("text").unwrap());
+        let (mut asked, mut other) = (Box::pin(free.try_lock()), Box::pin(text.try_lock()));
+        assert!(asked.as_mut().now_or_never().is_none() && other.as_mut().now_or_never().is_none());
+        let told = asked.await.map(|got| got.is_some());
+        assert!(matches!(told, Err(nestlock::Error::Unconfirmed { .. })), "{wire:?}: {told:?}");
+        drop(other);
+        proxy.pass();
+        works_again(&client, "free".into()).await;
+    }
 }
 
 /// A connection that answers nothing but still pushes is given up as one that is silent.

@@ -383,7 +383,7 @@ impl Wake for Woken {
 
 /// What ends a BLPOP of a client that has not all lists.
 fn ends_a_blpop(request: &Request) -> bool {
-    request.is("LPUSH") || request.is("EVALSHA") && request.keys().iter().any(|key| key.ends_with(":free"))
+    request.is("LPUSH") || request.is_script() && request.keys().iter().any(|key| key.ends_with(":free"))
 }
 
 /// Found by the simulator (signal 1152): the list that ends a BLPOP stayed for good where its PEXPIRE was lost.

@@ -164,9 +164,7 @@ async fn a_question_without_an_answer_is_never_an_unknown_outcome() {
             assert!(std::time::Instant::now() < deadline, "no connection");
             tokio::time::sleep(ms(10)).await;
         }
-        proxy.rule(
-            move |request| if request.is("EVALSHA") && request.args().is_empty() { action } else { Action::Pass },
-        );
+        proxy.rule(move |request| if request.is_script() && request.args().is_empty() { action } else { Action::Pass });
         let error = lock.holder().await.unwrap_err();
         let Error::Store { source, .. } = &error else { panic!("{action:?}: {error:?}") };
         assert!(!source.may_have_executed() && source.is_transient(), "{action:?}: {source}");
@@ -183,7 +181,7 @@ async fn a_value_in_doubt_is_not_used_again_until_it_is_settled() {
     lock.lock().await.unwrap().unlock().await.unwrap(); // scripts are known
     let mut lose = true;
     proxy.rule(move |request| {
-        let is_acquire = request.is("EVALSHA") && request.args().len() == 2 && std::mem::take(&mut lose);
+        let is_acquire = request.is_script() && request.args().len() == 2 && std::mem::take(&mut lose);
         if is_acquire { Action::Lose } else { Action::Pass }
     });
     let lost = lock.try_lock_with(value("token").lease(ms(60_000))).await;

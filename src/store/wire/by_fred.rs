@@ -9,7 +9,7 @@ use std::{
     io,
     pin::Pin,
     sync::{
-        Arc,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     task::{Context, Poll},
@@ -26,7 +26,7 @@ use fred::{
         config::{Config as FredConfig, Options, Server, ServerConfig},
     },
 };
-use futures_util::future::join;
+use futures_util::{FutureExt, future::join};
 use tokio::{
     runtime::Handle,
     sync::{broadcast::error::RecvError, watch},
@@ -34,7 +34,7 @@ use tokio::{
 };
 
 use super::{
-    Channels, Dial, Failure, Heard, MOST_UNDER_WAY, NotConnected, Request, Value, numbered, reach, stream::bare,
+    Channels, Dial, Failure, Heard, MOST_UNDER_WAY, NotConnected, Request, Texts, Value, numbered, reach, stream::bare,
 };
 use crate::{
     error::StoreErrorKind,
@@ -61,6 +61,7 @@ pub(in super::super) struct Connection {
     heard: AtomicBool,
     /// The number of the next request.
     numbers: AtomicU64,
+    texts: Mutex<Texts>,
     is_ended: watch::Sender<bool>,
 }
 
@@ -93,6 +94,7 @@ pub(super) async fn connect(dial: &Dial) -> Result<Arc<Connection>, NotConnected
         router: router.abort_handle(),
         heard: AtomicBool::new(false),
         numbers: AtomicU64::new(numbered::base() + 1),
+        texts: Mutex::default(),
         is_ended: watch::Sender::new(false),
     });
     let ends = Arc::downgrade(&connection);
@@ -134,48 +136,83 @@ pub(super) async fn connect(dial: &Dial) -> Result<Arc<Connection>, NotConnected
 
 impl Connection {
     /// Sends a request. Queued by the first poll. What names no request counts when a PING behind it was answered in its turn.
-    pub(super) fn call(&self, request: Request<'_>, limit: Duration) -> impl Future<Output = Result<Value, Failure>> {
-        let client = self.client.clone();
+    pub(super) fn call(
+        self: &Arc<Self>,
+        request: Request<'_>,
+        limit: Duration,
+    ) -> impl Future<Output = Result<Value, Failure>> + use<> {
+        let connection = Arc::clone(self);
         let number = self.numbers.fetch_add(1, Ordering::Relaxed);
-        let (is_script, sending) = match request {
-            Request::Digest(call, _) | Request::Together(call) => {
-                let (digest, keys, args) = (call.script.text(false).1, keys(call), args(call, number));
-                let sending = async move { client.evalsha::<FredValue, _, _, _>(digest, keys, args).await };
-                (true, Box::pin(sending) as Sending)
-            }
-            Request::Source(call, _) | Request::Asking(call, _) => {
-                let (source, keys, args) = (call.script.text(false).0, keys(call), args(call, number));
-                (true, Box::pin(async move { client.eval::<FredValue, _, _, _>(source, keys, args).await }) as Sending)
-            }
-            Request::Words(words) => (false, self.words(words, limit)),
-        };
-        let sending = InRuntime { runtime: self.own.clone(), future: sending };
+        let (is_script, sending) = self.sending(&request, number, limit);
         async move {
             // a call to a client that has ended hangs
-            if *self.is_ended.borrow() {
+            if *connection.is_ended.borrow() {
                 return Err(Failure::Unsent);
             }
-            if is_script {
-                return match sending.await.map_err(|error| classify(&error)) {
-                    Ok(answer) => {
-                        let answer = numbered::reply(number, value(answer)).ok_or_else(|| self.end_shifted())?;
-                        self.heard.store(true, Ordering::Release);
-                        Ok(answer)
-                    }
-                    Err(Failure::Refused(error)) => {
-                        self.prove(limit).await?;
-                        Err(Failure::Refused(error))
-                    }
-                    Err(failure) => Err(failure),
-                };
+            let own = connection.own.clone();
+            let sending = InRuntime { runtime: own.clone(), future: sending };
+            let mut call = Box::pin(async move { connection.answer(is_script, number, sending, limit).await });
+            // its reply is looked at though nobody awaits it any more: it may be the one that tells that another is not believed
+            match call.as_mut().now_or_never() {
+                Some(answer) => answer,
+                None => own.spawn(call).await.unwrap_or(Err(Failure::Ended)),
             }
-            let (answer, proof) = join(sending, self.prove(limit)).await;
-            let answer = answer.map_err(|error| classify(&error));
-            if matches!(answer, Ok(_) | Err(Failure::Refused(_))) {
-                proof?;
-            }
-            Ok(value(answer?))
         }
+    }
+
+    fn texts(&self) -> MutexGuard<'_, Texts> {
+        self.texts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What sends a request, and whether it is a script.
+    fn sending(&self, request: &Request<'_>, number: u64, limit: Duration) -> (bool, Sending) {
+        let client = self.client.clone();
+        match request {
+            Request::Digest(call, _) | Request::Together(call) => {
+                let (keys, args) = (keys(call), args(call, number));
+                match self.texts().verb(call.script.text(false)) {
+                    ("EVAL", text) => (true, Box::pin(async move { client.eval(text, keys, args).await })),
+                    (_, digest) => (true, Box::pin(async move { client.evalsha(digest, keys, args).await })),
+                }
+            }
+            Request::Source(call, _) | Request::Asking(call, _) => {
+                let (_, text) = self.texts().again(call.script.text(false));
+                let (keys, args) = (keys(call), args(call, number));
+                (true, Box::pin(async move { client.eval(text, keys, args).await }))
+            }
+            Request::Words(words) => (false, self.words(words, limit)),
+        }
+    }
+
+    /// The reply to what is sent, if it is that.
+    async fn answer(
+        &self,
+        is_script: bool,
+        number: u64,
+        sending: InRuntime<Sent>,
+        limit: Duration,
+    ) -> Result<Value, Failure> {
+        if is_script {
+            return match sending.await.map_err(|error| classify(&error)) {
+                Ok(answer) => {
+                    let answer = numbered::reply(number, value(answer)).ok_or_else(|| self.end_shifted())?;
+                    self.heard.store(true, Ordering::Release);
+                    Ok(answer)
+                }
+                Err(Failure::Refused(error)) => {
+                    self.texts().refused(&error);
+                    self.prove(limit).await?;
+                    Err(Failure::Refused(error))
+                }
+                Err(failure) => Err(failure),
+            };
+        }
+        let (answer, proof) = join(sending, self.prove(limit)).await;
+        let answer = answer.map_err(|error| classify(&error));
+        if matches!(answer, Ok(_) | Err(Failure::Refused(_))) {
+            proof?;
+        }
+        Ok(value(answer?))
     }
 
     /// Sends these words. Queued by the first poll.
@@ -258,7 +295,8 @@ impl Connection {
     }
 }
 
-type Sending = Pin<Box<dyn Future<Output = Result<FredValue, FredError>> + Send>>;
+type Sent = dyn Future<Output = Result<FredValue, FredError>> + Send;
+type Sending = Pin<Box<Sent>>;
 
 /// Polls a future inside a runtime's context, from wherever: fred makes timers in whatever context polls it.
 struct InRuntime<F: ?Sized> {

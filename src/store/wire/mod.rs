@@ -20,6 +20,7 @@ use std::{
 #[cfg(feature = "rustls")]
 use fred::bytes_utils::Str;
 use fred::types::config::{Config as FredConfig, Server, ServerConfig};
+use smallvec::SmallVec;
 use tokio::{runtime::Handle, time::timeout};
 
 pub(super) use self::by_fred::address;
@@ -188,7 +189,7 @@ impl From<Failure> for NotConnected {
 /// What is asked.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Request<'r> {
-    /// EVALSHA, and whether messages are sharded.
+    /// EVALSHA, or EVAL for the first time, and whether messages are sharded.
     Digest(&'r Call, bool),
     /// The same, which may go together with others of its bundle.
     Together(&'r Call),
@@ -197,6 +198,38 @@ pub(super) enum Request<'r> {
     /// ASKING and EVAL, and the same.
     Asking(&'r Call, bool),
     Words(&'r [&'r str]),
+}
+
+/// The scripts whose texts were sent over a connection: from then on their digests do, as what is asked first is executed first. A
+/// server that has forgotten one says so. To ask by the digest first would cost a round trip where the server does not know it: more
+/// than a short wait has.
+#[derive(Debug, Default)]
+pub(super) struct Texts(SmallVec<[usize; 8]>);
+
+impl Texts {
+    /// What runs a script: its text, once, then its digest.
+    fn verb(&mut self, (text, digest): (&'static str, &'static str)) -> (&'static str, &'static str) {
+        // a text is made once, and stays where it is
+        let at = text.as_ptr() as usize;
+        if self.0.contains(&at) {
+            return ("EVALSHA", digest);
+        }
+        self.0.push(at);
+        ("EVAL", text)
+    }
+
+    /// The text of a script, which goes along in any case.
+    fn again(&mut self, (text, digest): (&'static str, &'static str)) -> (&'static str, &'static str) {
+        self.verb((text, digest));
+        ("EVAL", text)
+    }
+
+    /// A script was refused: if the server has forgotten it, it has forgotten others.
+    fn refused(&mut self, error: &str) {
+        if error.starts_with("NOSCRIPT") {
+            self.0.clear();
+        }
+    }
 }
 
 /// What is asked about channels.
@@ -342,7 +375,7 @@ impl Connection {
     pub(super) async fn call(&self, request: Request<'_>, until: Until) -> Result<Value, Failure> {
         match self {
             Self::Own(own) => {
-                let encode = |out: &mut Vec<u8>, number| request.encode(number, out);
+                let encode = |out: &mut Vec<u8>, number, texts: &mut Texts| request.encode(number, out, texts);
                 let asked = match request {
                     Request::Asking(..) => own.ask(until, Reply::Second, encode),
                     Request::Words(_) => own.ask(until, Reply::Unnamed, encode),
@@ -362,13 +395,15 @@ impl Connection {
                 // where a slot has moved, a server answers twice, or with an error alone: what is asked next ends it
                 let sharded = matches!(verb, Channels::SubscribeSharded | Channels::UnsubscribeSharded);
                 let asked = if sharded {
-                    own.ask(until, Reply::Echo(None), |out, number| {
-                        Request::Words(&words).encode(number, out);
+                    own.ask(until, Reply::Echo(None), |out, number, texts| {
+                        Request::Words(&words).encode(number, out, texts);
                         resp::write_ping(out, number);
                         None
                     })
                 } else {
-                    let encode = |out: &mut Vec<u8>, number| Request::Words(&words).encode(number, out);
+                    let encode = |out: &mut Vec<u8>, number, texts: &mut Texts| {
+                        Request::Words(&words).encode(number, out, texts)
+                    };
                     own.ask(until, Reply::Pushes(channels.len()), encode)
                 };
                 asked?.await.map(drop)
@@ -469,14 +504,17 @@ impl Connection {
 
 impl Request<'_> {
     /// How it may go together with others, if it may.
-    fn encode(&self, number: u64, out: &mut Vec<u8>) -> Option<Part> {
+    fn encode(&self, number: u64, out: &mut Vec<u8>, texts: &mut Texts) -> Option<Part> {
         match self {
-            Self::Digest(call, sharded) => call.encode("EVALSHA", call.script.text(*sharded).1, number, out),
-            Self::Together(call) => return call.encode_part(number, out),
-            Self::Source(call, sharded) => call.encode("EVAL", call.script.text(*sharded).0, number, out),
+            Self::Digest(call, sharded) => call.encode(texts.verb(call.script.text(*sharded)), number, out),
+            Self::Together(call) => match texts.verb(call.script.text(false)) {
+                ("EVAL", text) => call.encode(("EVAL", text), number, out),
+                (_, digest) => return call.encode_part(digest, number, out),
+            },
+            Self::Source(call, sharded) => call.encode(texts.again(call.script.text(*sharded)), number, out),
             Self::Asking(call, sharded) => {
-                Self::Words(&["ASKING"]).encode(number, out);
-                Self::Source(call, *sharded).encode(number, out);
+                Self::Words(&["ASKING"]).encode(number, out, texts);
+                Self::Source(call, *sharded).encode(number, out, texts);
             }
             Self::Words(words) => {
                 resp::write_head(out, words.len());
@@ -490,9 +528,9 @@ impl Request<'_> {
 }
 
 impl Call {
-    fn encode_part(&self, number: u64, out: &mut Vec<u8>) -> Option<Part> {
+    fn encode_part(&self, digest: &str, number: u64, out: &mut Vec<u8>) -> Option<Part> {
         let begin = out.len();
-        self.encode_head("EVALSHA", self.script.text(false).1, out);
+        self.encode_head(("EVALSHA", digest), out);
         let key = out.len();
         self.encode_keys(out);
         let args = out.len();
@@ -505,14 +543,14 @@ impl Call {
         Some(Part { bundle, digit, key, args, number })
     }
 
-    fn encode(&self, verb: &str, script: &str, number: u64, out: &mut Vec<u8>) {
-        self.encode_head(verb, script, out);
+    fn encode(&self, verb: (&str, &str), number: u64, out: &mut Vec<u8>) {
+        self.encode_head(verb, out);
         self.encode_keys(out);
         self.encode_args(out);
         resp::write_integer(out, number);
     }
 
-    fn encode_head(&self, verb: &str, script: &str, out: &mut Vec<u8>) {
+    fn encode_head(&self, (verb, script): (&str, &str), out: &mut Vec<u8>) {
         resp::write_head(out, 4 + self.keys.len() + self.args.len());
         resp::write_word(out, verb.as_bytes());
         resp::write_word(out, script.as_bytes());

@@ -44,7 +44,7 @@ pub(super) use self::{
     out::{Part, Reply},
 };
 use super::{
-    Failure, MOST_UNDER_WAY, Sink, Until, contain, numbered,
+    Failure, MOST_UNDER_WAY, Sink, Texts, Until, contain, numbered,
     resp::{self, Value},
     stream::{Reader, Writer},
 };
@@ -155,7 +155,7 @@ impl Connection {
 
     /// A PING with a word.
     pub(super) fn ping(self: &Arc<Self>, until: Until) -> Result<Asked, Failure> {
-        self.ask(until, Reply::Ping, |out, number| {
+        self.ask(until, Reply::Ping, |out, number, _| {
             resp::write_ping(out, number);
             None
         })
@@ -166,7 +166,7 @@ impl Connection {
         self: &Arc<Self>,
         until: Until,
         reply: Reply,
-        encode: impl FnOnce(&mut Vec<u8>, u64) -> Option<Part>,
+        encode: impl FnOnce(&mut Vec<u8>, u64, &mut Texts) -> Option<Part>,
     ) -> Result<Asked, Failure> {
         let (tell, told) = oneshot::channel();
         let mut out = lock(&self.out);
@@ -178,7 +178,8 @@ impl Connection {
         }
         let pings = matches!(reply, Reply::Unnamed | Reply::Pushes(_));
         let (number, before) = (out.next_number(), out.buf.len());
-        let part = encode(&mut out.buf, number);
+        let to = &mut *out;
+        let part = encode(&mut to.buf, number, &mut to.texts);
         out.push(before, Waiting { part, ..Waiting::new(Some(tell), number, until, reply) });
         if pings {
             out.ping(until);

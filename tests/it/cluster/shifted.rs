@@ -36,7 +36,7 @@ async fn one_reply_that_strays_in_a_cluster_gives_no_lock_to_two() {
 fn once(proxy: &Proxy, key: &str, action: Action) {
     let (key, is_first) = (key.to_owned(), AtomicBool::new(true));
     proxy.rule(move |request| {
-        let is_it = request.is("EVALSHA") && request.keys().contains(&key);
+        let is_it = request.is_script() && request.keys().contains(&key);
         if is_it && is_first.swap(false, Ordering::Relaxed) { action } else { Action::Pass }
     });
 }

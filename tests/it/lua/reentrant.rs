@@ -401,7 +401,9 @@ fn renew_answers_for_each_lock_and_one_bad_key_costs_the_others_nothing() {
         let ttl = bench.server.pttl(lock);
         assert!((25_000..=30_000).contains(&ttl), "{lock}: {ttl}");
     }
-    assert_eq!(bench.expires("long"), long, "a longer TTL is never shortened");
+    // it is read and set again: what the clock goes on in between is added
+    let again = bench.expires("long") - long;
+    assert!((0..1_000).contains(&again), "a longer TTL is never shortened: {again}");
     assert!(bench.server.pttl("taken") <= 10_000, "somebody else's lock is not renewed");
     assert_eq!(bench.server.pttl("persisted"), -1);
     for data in ["string", "hash", "rw"] {

@@ -276,7 +276,8 @@ fn signal_renew_answers_for_each_lock_and_one_bad_key_costs_the_others_nothing()
         let answers: Vec<i64> = bench.run(RENEW, &keys, &args).list().iter().map(Reply::int).collect();
         assert_eq!(answers, [-1, 1, 0, -1, 1, -4, -1]);
         assert_eq!(bench.values(), before);
-        assert_eq!(bench.expires("long"), long);
+        // it is read and set again: what the clock goes on in between is added
+        assert!((0..1_000).contains(&(bench.expires("long") - long)));
         let ttl = bench.call(&["PTTL", "held"]).int();
         assert!((29_100..=30_000).contains(&ttl), "{ttl}");
         assert!(bench.call(&["PTTL", "taken"]).int() <= 10_000);

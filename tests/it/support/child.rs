@@ -173,6 +173,7 @@ fn say(what: impl std::fmt::Display) {
 ///
 /// ```text
 /// connect URL WATCHDOG_MS POLL_CAP_MS PATIENCE_MS    connected
+/// lazy URL                                made: a client that connects when it is used
 /// lock NAME [LEASE_MS]                    locked NAME <ns>; later, if it happens: lost NAME <ns>
 /// read NAME, write NAME [LEASE_MS]        the same, with a read-write lock
 /// wait NAME TASKS                         waiting: many tasks lock, each gets it and unlocks
@@ -213,6 +214,10 @@ pub fn serve() {
                 let addr = words[1].strip_prefix("redis://").and_then(|url| url.split('?').next());
                 server = addr.and_then(|addr| addr.parse().ok());
                 say("connected");
+            }
+            "lazy" => {
+                client = Some(LockClient::connect_lazy(words[1]).expect("a URL"));
+                say("made");
             }
             "lock" | "read" | "write" => {
                 let name = words[1].to_owned();

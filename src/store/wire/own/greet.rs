@@ -36,7 +36,8 @@ pub(in super::super) async fn connect(dial: &Dial) -> Result<Arc<Connection>, No
     let limit = dial.connect_timeout.min(HANDSHAKE);
     let until = Until::new(Instant::now(), limit);
     let ask = |words: &[&str]| {
-        let asked = connection.ask(until, Reply::Greeting, |out, number| Request::Words(words).encode(number, out));
+        let asked = connection
+            .ask(until, Reply::Greeting, |out, number, texts| Request::Words(words).encode(number, out, texts));
         asked.map_err(|failure| connection.because(failure))
     };
     let words: Vec<&str> = hello.iter().map(|word| &**word).collect();

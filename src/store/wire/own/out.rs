@@ -13,7 +13,7 @@ use crate::{
         bundle::Bundle,
         refusal,
         wire::{
-            Failure, Until, numbered,
+            Failure, Texts, Until, numbered,
             resp::{self, Frame, Value},
         },
     },
@@ -57,14 +57,13 @@ pub(super) struct Out {
     /// The socket takes no more for now: whoever has the driver's place goes on.
     pub(super) is_full: bool,
     pub(super) is_ended: bool,
+    pub(super) texts: Texts,
     bundles: Bundles,
 }
 
 /// Requests that go together.
 #[derive(Default)]
 struct Bundles {
-    /// The server has their script.
-    are_known: bool,
     /// The user may not use some key, or keys are not in one place: it would cost those beside it a second request each time.
     are_off: bool,
     spare: Vec<u8>,
@@ -200,6 +199,9 @@ impl Out {
             return Err("a reply to no request".into());
         };
         let number = waiting.number;
+        if let (Reply::Script | Reply::Each(_), Frame::Error(error)) = (&waiting.reply, &frame) {
+            self.texts.refused(error);
+        }
         self.pings -= usize::from(waiting.reply == Reply::Ping);
         let told = match (&mut waiting.reply, frame) {
             (Reply::Second, Frame::Value(_) | Frame::Error(_)) => {
@@ -293,7 +295,6 @@ impl Out {
         if !refusal::is_known(&error) {
             return Failure::Refused(error);
         }
-        self.bundles.are_known &= !error.starts_with("NOSCRIPT");
         let stays = [StoreErrorKind::NoPermission, StoreErrorKind::CrossSlot];
         self.bundles.are_off |= stays.contains(&refusal::verdict(&error).0);
         Failure::RefusedTogether(error)
@@ -351,9 +352,7 @@ impl Out {
     /// Writes so many requests as one, whose bytes these are.
     fn write_together(&mut self, bytes: &[u8], at: usize, many: usize) {
         let Some(bundle) = self.waiting[at].part.as_ref().map(|part| part.bundle) else { return };
-        let (source, sha1) = bundle.text();
-        let (verb, script) =
-            if mem::replace(&mut self.bundles.are_known, true) { ("EVALSHA", sha1) } else { ("EVAL", source) };
+        let (verb, script) = self.texts.verb(bundle.text());
         let begin = self.buf.len();
         resp::write_head(&mut self.buf, 4 + many * 5);
         resp::write_word(&mut self.buf, verb.as_bytes());

@@ -31,7 +31,7 @@ fn ask(connection: &Arc<Connection>, word: &str, limit: Duration) -> Asked {
 }
 
 fn ask_at(connection: &Arc<Connection>, word: &str, asked: Instant, limit: Duration) -> Asked {
-    let encode = |out: &mut Vec<u8>, number| Request::Words(&[word]).encode(number, out);
+    let encode = |out: &mut Vec<u8>, number, texts: &mut Texts| Request::Words(&[word]).encode(number, out, texts);
     let asked = connection.ask(Until::new(asked, limit), Reply::Script, encode);
     asked.unwrap_or_else(|failure| panic!("{failure:?}"))
 }
@@ -49,7 +49,7 @@ fn says_each(numbers: std::ops::RangeInclusive<i64>) -> String {
 fn bytes(words: &[&str]) -> Vec<u8> {
     let mut out = Vec::new();
     for word in words {
-        Request::Words(&[word]).encode(0, &mut out);
+        Request::Words(&[word]).encode(0, &mut out, &mut Texts::default());
     }
     out
 }
@@ -132,7 +132,7 @@ async fn a_request_that_was_sent_in_part_and_is_late_ends_the_connection() {
     let mut come = Vec::new();
     peer.read_to_end(&mut come).await.unwrap();
     assert_eq!(come, bytes(&["first"])[..5]);
-    assert!(connection.ask(Until::new(Instant::now(), LONG), Reply::Script, |_, _| None).is_err());
+    assert!(connection.ask(Until::new(Instant::now(), LONG), Reply::Script, |_, _, _| None).is_err());
 }
 
 /// Polled once, while others are under way, or after others were told together with its caller: it goes out.
@@ -231,7 +231,8 @@ async fn channels_are_subscribed_to_when_the_server_has_said_so_of_each() {
     });
     let (connection, mut peer) = connect(1 << 16, Some(sink));
     let subscribe = |acks| {
-        let encode = |out: &mut Vec<u8>, number| Request::Words(&["SUBSCRIBE"]).encode(number, out);
+        let encode =
+            |out: &mut Vec<u8>, number, texts: &mut Texts| Request::Words(&["SUBSCRIBE"]).encode(number, out, texts);
         connection
             .ask(Until::new(Instant::now(), LONG), Reply::Pushes(acks), encode)
             .unwrap_or_else(|failure| panic!("{failure:?}"))
@@ -276,9 +277,9 @@ async fn each_of_many_has_its_own_answer() {
             tokio::spawn(async move {
                 for n in 0..100 {
                     let number = task * 1_000 + n;
-                    let encode = |out: &mut Vec<u8>, named: u64| {
+                    let encode = |out: &mut Vec<u8>, named: u64, texts: &mut Texts| {
                         let word = format!("{named} {number}");
-                        Request::Words(&[&word]).encode(named, out)
+                        Request::Words(&[&word]).encode(named, out, texts)
                     };
                     let asked = connection.ask(Until::new(Instant::now(), LONG), Reply::Script, encode).unwrap();
                     // now and then somebody loses interest
@@ -563,8 +564,8 @@ async fn a_request_behind_a_proof_is_late_in_time() {
 #[tokio::test]
 async fn a_subscription_whose_ping_is_refused_is_told() {
     let (connection, mut peer) = connect(1 << 16, None);
-    let asked = connection.ask(Until::new(Instant::now(), LONG), Reply::Echo(None), |out, number| {
-        Request::Words(&["SSUBSCRIBE", "c"]).encode(number, out);
+    let asked = connection.ask(Until::new(Instant::now(), LONG), Reply::Echo(None), |out, number, texts| {
+        Request::Words(&["SSUBSCRIBE", "c"]).encode(number, out, texts);
         resp::write_ping(out, number);
         None
     });

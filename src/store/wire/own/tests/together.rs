@@ -5,16 +5,19 @@ use proptest::prelude::*;
 use super::*;
 use crate::store::tests::one_of_two;
 
+/// Asks by a script that the server has.
 fn ask_part(connection: &Arc<Connection>, name: &str, limit: Duration) -> Asked {
     let call = one_of_two(name, name.ends_with('o'));
-    let encode = |out: &mut Vec<u8>, number| Request::Together(&call).encode(number, out);
+    let encode = |out: &mut Vec<u8>, number, _: &mut Texts| call.encode_part(call.script.text(false).1, number, out);
     let asked = connection.ask(Until::new(Instant::now(), limit), Reply::Script, encode);
     asked.unwrap_or_else(|failure| panic!("{failure:?}"))
 }
 
 /// A request that reads `*1 $length number word`.
 fn ask_numbered(connection: &Arc<Connection>, word: &str, limit: Duration) -> Asked {
-    let encode = |out: &mut Vec<u8>, number| Request::Words(&[&format!("{number} {word}")]).encode(number, out);
+    let encode = |out: &mut Vec<u8>, number, texts: &mut Texts| {
+        Request::Words(&[&format!("{number} {word}")]).encode(number, out, texts)
+    };
     let asked = connection.ask(Until::new(Instant::now(), limit), Reply::Script, encode);
     asked.unwrap_or_else(|failure| panic!("{failure:?}"))
 }
@@ -153,6 +156,29 @@ async fn what_is_refused_together_was_not_executed() {
     assert_eq!([a.await, b.await], [Ok(Value::Integer(1)), Ok(Value::Integer(1))]);
 }
 
+/// Each script's text goes along once, alone, and again after the server has forgotten one.
+#[tokio::test]
+async fn a_text_goes_along_once() {
+    let (connection, mut peer) = connect(1 << 16, None);
+    for (name, verb, reply) in [
+        ("a", "EVAL", ":{1}\r\n"),
+        ("a", "EVALSHA", ":{1}\r\n"),
+        ("bo", "EVAL", ":{1}\r\n"),
+        ("a", "EVALSHA", "-NOSCRIPT x\r\n"),
+        ("bo", "EVAL", ":{1}\r\n"),
+        ("a", "EVAL", "-OOM x\r\n"),
+        ("a", "EVALSHA", ":{1}\r\n"),
+    ] {
+        let call = one_of_two(name, name.ends_with('o'));
+        let encode = |out: &mut Vec<u8>, number, texts: &mut Texts| Request::Together(&call).encode(number, out, texts);
+        let asked = connection.ask(Until::new(Instant::now(), LONG), Reply::Script, encode);
+        let words = next(&mut peer).await;
+        assert_eq!((&*words[0], names(&words)), (verb, vec![name.to_owned()]), "{reply}");
+        answer(&mut peer, &words, reply).await;
+        assert_eq!(asked.unwrap_or_else(|failure| panic!("{failure:?}")).await.is_ok(), reply.starts_with(':'));
+    }
+}
+
 /// Executed twice by whoever is on the way, an acquire that finds its lock busy would have it after the release behind it.
 #[tokio::test]
 async fn no_two_about_one_lock_go_together() {
@@ -193,7 +219,11 @@ async fn a_cut_at_each_byte_of_two_tells_what_may_have_been_executed() {
         let _asked = two(&connection, &mut peer).await;
         let mut out = Vec::new();
         let words = next(&mut peer).await;
-        Request::Words(&words.iter().map(String::as_str).collect::<Vec<_>>()).encode(0, &mut out);
+        Request::Words(&words.iter().map(String::as_str).collect::<Vec<_>>()).encode(
+            0,
+            &mut out,
+            &mut Texts::default(),
+        );
         out.len()
     };
     for cut in 0..=whole {
