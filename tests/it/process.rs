@@ -53,14 +53,21 @@ fn library(folder: &Path, code: &str) -> PathBuf {
     library
 }
 
+/// A worker that can fork.
+#[cfg(target_os = "linux")]
+fn forks() -> (Server, Worker) {
+    let folder = tempfile::tempdir().unwrap();
+    let library = library(folder.path(), FORK);
+    let server = Server::start();
+    let worker = Worker::start_in(&server, ms(30_000), &[("LD_PRELOAD", &library)]);
+    (server, worker)
+}
+
 /// The child has the parent's sockets and none of its threads. It sends nothing, and breaks nothing.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_fork_is_refused_the_client_of_its_parent() {
-    let folder = tempfile::tempdir().unwrap();
-    let library = library(folder.path(), FORK);
-    let server = Server::start();
-    let mut worker = Worker::start_in(&server, ms(30_000), &[("LD_PRELOAD", &library)]);
+    let (server, mut worker) = forks();
     worker.ask("lock held");
     worker.answer_to("locked held");
     let before = server.connections();
@@ -79,10 +86,7 @@ fn a_fork_is_refused_the_client_of_its_parent() {
 #[cfg(target_os = "linux")]
 #[test]
 fn a_fork_of_a_lazy_client_is_refused_before_its_first_use() {
-    let folder = tempfile::tempdir().unwrap();
-    let library = library(folder.path(), FORK);
-    let server = Server::start();
-    let mut worker = Worker::start_in(&server, ms(30_000), &[("LD_PRELOAD", &library)]);
+    let (server, mut worker) = forks();
     worker.ask(&format!("lazy {}", server.url()));
     worker.answer_to("made");
     worker.ask("fork free");

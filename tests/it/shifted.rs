@@ -4,7 +4,7 @@
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU32, Ordering},
+        atomic::{AtomicU32, Ordering},
     },
     time::{Duration, Instant},
 };
@@ -71,6 +71,14 @@ pub(crate) fn now_and_then(action: Action) -> impl FnMut(&Request) -> Action + S
     }
 }
 
+/// The first script meets this.
+fn first_script(action: Action) -> impl FnMut(&Request) -> Action + Send {
+    let mut is_first = true;
+    move |request| {
+        if request.is_script() && std::mem::take(&mut is_first) { action } else { Action::Pass }
+    }
+}
+
 pub(crate) async fn works_again(client: &LockClient, name: String) {
     within(Duration::from_secs(15), "it works again", || async {
         match client.mutex(name.clone()).unwrap().try_lock().await {
@@ -114,10 +122,7 @@ async fn an_error_that_strays_refuses_nobody_else() {
     works_again(&client, "warm".into()).await;
     server.call(&["SET", "text", "t"]);
     // the first reply is swallowed; the second one is an error, and comes in its place
-    let is_first = AtomicBool::new(true);
-    proxy.rule(move |request| {
-        if request.is_script() && is_first.swap(false, Ordering::Relaxed) { Action::Swallow } else { Action::Pass }
-    });
+    proxy.rule(first_script(Action::Swallow));
     let (free, text) = (client.reentrant_lock("free").unwrap(), client.reentrant_lock("text").unwrap());
     let (free, text) = tokio::join!(free.try_lock(), text.try_lock());
     for (name, told) in [("free", free.map(|got| got.is_some())), ("text", text.map(|got| got.is_some()))] {
@@ -137,10 +142,7 @@ async fn an_error_is_not_believed_beside_a_call_not_polled() {
         works_again(&client, "warm".into()).await;
         server.call(&["SET", "text", "t"]);
         // it is acquired, which is told behind the other one's error
-        let is_first = AtomicBool::new(true);
-        proxy.rule(move |request| {
-            if request.is_script() && is_first.swap(false, Ordering::Relaxed) { Action::Swap } else { Action::Pass }
-        });
+        proxy.rule(first_script(Action::Swap));
         let (free, text) = (client.reentrant_lock("free").unwrap(), client.reentrant_lock("text").unwrap());
         let (mut asked, mut other) = (Box::pin(free.try_lock()), Box::pin(text.try_lock()));
         assert!(asked.as_mut().now_or_never().is_none() && other.as_mut().now_or_never().is_none());

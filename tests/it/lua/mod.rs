@@ -10,7 +10,7 @@ mod signal;
 mod string;
 mod transfer;
 
-use std::cell::RefCell;
+use std::{cell::RefCell, time::Instant};
 
 pub use crate::support::scripts::source;
 use crate::support::{
@@ -140,6 +140,14 @@ impl Bench {
 
     pub fn expires(&self, key: &str) -> i64 {
         self.server.expires(key)
+    }
+
+    /// That renewals since then left this longer TTL as it was. Each reads it and sets it again: what the clock goes on by in between
+    /// is added.
+    pub fn assert_left(&self, key: &str, (since, expires): (Instant, i64), renewals: i64) {
+        let more = self.expires(key) - expires;
+        let most = i64::try_from(since.elapsed().as_millis()).unwrap() + renewals;
+        assert!((0..=most).contains(&more), "a longer TTL is never shortened: {more} ms more, {most} at most");
     }
 
     /// That no record lives for ever.
