@@ -179,6 +179,13 @@ impl<'a> Acquire<'a> {
         }
     }
 
+    /// The same where something of this owner came first, as the release of a guard that was dropped: what is asked only now
+    /// has the time of a round trip all the same.
+    pub(super) fn after_what_came_first(&self, deadline: Option<Instant>, asked: Instant) -> Option<Instant> {
+        let longer = self.deadline.map(|_| asked + LATE_ANSWER + self.core.grace());
+        deadline.max(longer)
+    }
+
     /// `None`: it was given up, and counts as cancelled. Without a timer where the command timeout ends a request earlier.
     /// By reference, since the step would be kept once for each way in here.
     pub(super) async fn in_time<F: Future>(&self, deadline: Option<Instant>, step: Pin<&mut F>) -> Option<F::Output> {

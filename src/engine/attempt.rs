@@ -160,7 +160,7 @@ impl<'a> Acquire<'a> {
         mut now: Instant,
         deadline: Option<Instant>,
     ) -> Result<Attempt<'a>> {
-        let Self { core, kind, .. } = *self;
+        let (core, kind, began) = (self.core, self.kind, now);
         if !core.store.is_connected() {
             if let Err(error) = core.connected(deadline).await {
                 return if error.is_transient() { Ok(Attempt::Failed(error)) } else { Err(error) };
@@ -197,6 +197,7 @@ impl<'a> Acquire<'a> {
             }
             now = Instant::now();
         };
+        let deadline = if sent > began { self.after_what_came_first(deadline, sent) } else { deadline };
         let mut route = core.route(hold, sent);
         hold.send(&request, self.lease, route.epoch(), sent);
         // looked at after the hold is in doubt: a shutdown that this look misses will wait for this turn

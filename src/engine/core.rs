@@ -106,13 +106,25 @@ impl Drop for Anchor {
             return;
         }
         self.core.store.hurry();
-        let wait = move || _ = told.recv_timeout(CLOSING);
         match Handle::try_current() {
-            Err(_) => wait(),
+            Err(_) => drop(Settling(told)),
             // the client's own thread cannot wait for itself
             Ok(here) if here.id() == self.core.runtime.id() => {}
-            Ok(here) => drop(here.spawn_blocking(wait)),
+            Ok(here) => {
+                let settling = Settling(told);
+                drop(here.spawn_blocking(move || drop(settling)));
+            }
         }
+    }
+}
+
+/// What was dropped is being released. Its drop waits for that: a runtime that ends, in which a task had the last handle, runs
+/// nothing any more that blocks, but drops it.
+struct Settling(mpsc::Receiver<()>);
+
+impl Drop for Settling {
+    fn drop(&mut self) {
+        let _ = self.0.recv_timeout(CLOSING);
     }
 }
 

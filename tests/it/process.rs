@@ -146,6 +146,26 @@ fn a_process_that_drops_its_guard_and_ends_leaves_the_lock_free() {
     }
 }
 
+/// The same where the last handle is a task's, which the end of the runtime drops.
+#[test]
+fn the_end_of_a_runtime_waits_for_the_releases_of_its_tasks() {
+    let server = Server::start();
+    for round in 0..40 {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+        runtime.block_on(async {
+            let client = server.client().await;
+            let guard = client.mutex("nightly").unwrap().lock().await.unwrap();
+            tokio::spawn(async move {
+                let _held = (guard, client);
+                std::future::pending::<()>().await;
+            });
+            tokio::time::sleep(ms(5)).await;
+        });
+        drop(runtime);
+        assert!(!server.exists("nightly"), "round {round}: the lock of a runtime that is gone");
+    }
+}
+
 /// A subscriber that hangs on its pipe or disk: renewals do not wait for it.
 #[tokio::test]
 async fn a_log_that_hangs_stops_no_renewal() {

@@ -68,6 +68,7 @@ fn of_kind(client: &LockClient, kind: &str, name: &str) -> Lock {
     match kind {
         "fair" => client.fair_lock(name).unwrap(),
         "write" => client.read_write_lock(name).unwrap().write_lock(),
+        "reentrant" => client.reentrant_lock(name).unwrap(),
         _ => {
             let member = |at: &str| client.fair_lock(format!("{name}:{at}")).unwrap();
             client.multi_lock([member("a"), member("b")]).unwrap()
@@ -93,6 +94,34 @@ async fn short_waits_in_a_row_end_with_none_at_120_ms() {
             held.unlock().await.unwrap();
             // what was left a moment ago is not before it in the queue
             lock.try_lock().await.unwrap().expect(kind).unlock().await.unwrap();
+        })
+        .await
+        .unwrap();
+    }
+}
+
+/// What a dropped guard, or a dropped wait, has left is settled first: the next short wait has its own round trip behind that.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_short_wait_after_a_drop_is_answered_at_120_ms() {
+    let server = Server::start();
+    let proxy = far(&server, 120);
+    let near = server.client().await;
+    let far = LockClient::connect(proxy.url()).await.unwrap();
+    for kind in ["reentrant", "fair", "write"] {
+        let (lock, busy) = (of_kind(&far, kind, "free"), of_kind(&far, kind, kind));
+        let held = of_kind(&near, kind, kind).lock().await.unwrap();
+        tokio::spawn(async move {
+            for n in 0..12_u64 {
+                let wait = ms(5 + n * 37 % 100);
+                drop(lock.lock().await.unwrap());
+                let outcome = lock.try_lock_for(wait).await;
+                assert!(matches!(outcome, Ok(Some(_))), "{kind}, a dropped guard, {n}, {wait:?}: {outcome:?}");
+                let dropped = tokio::time::timeout(ms(20 + n * 13), busy.lock()).await;
+                assert!(dropped.is_err());
+                let outcome = busy.try_lock_for(wait).await;
+                assert!(matches!(outcome, Ok(None)), "{kind}, a dropped wait, {n}, {wait:?}: {outcome:?}");
+            }
+            held.unlock().await.unwrap();
         })
         .await
         .unwrap();

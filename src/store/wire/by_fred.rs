@@ -204,7 +204,10 @@ impl Connection {
                     self.prove(limit).await?;
                     Err(Failure::Refused(error))
                 }
-                Err(failure) => Err(failure),
+                Err(failure) => {
+                    self.texts().forget();
+                    Err(failure)
+                }
             };
         }
         let (answer, proof) = join(sending, self.prove(limit)).await;

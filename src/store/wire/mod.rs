@@ -224,11 +224,18 @@ impl Texts {
         ("EVAL", text)
     }
 
-    /// A script was refused: if the server has forgotten it, it has forgotten others.
+    /// A script was refused: by a server that has forgotten it, and so others; or before its text was read.
     fn refused(&mut self, error: &str) {
-        if error.starts_with("NOSCRIPT") {
-            self.0.clear();
+        use StoreErrorKind as K;
+        let unread = [K::NoScript, K::Moved, K::TryAgain, K::Busy, K::Loading, K::MasterDown, K::ClusterDown];
+        if unread.contains(&refusal::verdict(error).0) {
+            self.forget();
         }
+    }
+
+    /// A script was not sent, or perhaps not.
+    fn forget(&mut self) {
+        self.0.clear();
     }
 }
 

@@ -394,6 +394,7 @@ impl Out {
         {
             return (Vec::new(), true);
         }
+        self.texts.forget();
         // what is kept moves up, in the buffer and in the stream
         let (mut told, mut read, mut kept) = (Vec::new(), 0, 0);
         for mut waiting in self.waiting.split_off(first) {

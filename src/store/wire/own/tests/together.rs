@@ -132,6 +132,7 @@ async fn what_is_refused_together_was_not_executed() {
     let (connection, mut peer) = connect(1 << 16, None);
     for (verb, reply) in [
         ("EVAL", "-LOADING x\r\n"),
+        ("EVAL", "*3\r\n:{n}\r\n:1\r\n:1\r\n"),
         ("EVALSHA", "-NOSCRIPT x\r\n"),
         ("EVAL", "*3\r\n:{n}\r\n:1\r\n:1\r\n"),
         ("EVALSHA", "-NOPERM x\r\n"),
@@ -156,7 +157,7 @@ async fn what_is_refused_together_was_not_executed() {
     assert_eq!([a.await, b.await], [Ok(Value::Integer(1)), Ok(Value::Integer(1))]);
 }
 
-/// Each script's text goes along once, alone, and again after the server has forgotten one.
+/// Each script's text goes along once, alone, and again after the server has forgotten one, or refused one unread.
 #[tokio::test]
 async fn a_text_goes_along_once() {
     let (connection, mut peer) = connect(1 << 16, None);
@@ -167,6 +168,8 @@ async fn a_text_goes_along_once() {
         ("a", "EVALSHA", "-NOSCRIPT x\r\n"),
         ("bo", "EVAL", ":{1}\r\n"),
         ("a", "EVAL", "-OOM x\r\n"),
+        ("a", "EVALSHA", "-BUSY x\r\n"),
+        ("a", "EVAL", ":{1}\r\n"),
         ("a", "EVALSHA", ":{1}\r\n"),
     ] {
         let call = one_of_two(name, name.ends_with('o'));
