@@ -167,7 +167,7 @@ async fn what_is_on_its_way_outlasts_a_restart_if_the_record_does() {
         }
         server.restart();
         // else an adopt may have been lost with the connection: that is unconfirmed
-        for client in [&a, &b] {
+        for client in [&a, &b, &c] {
             let lock = client.reentrant_lock("reentrant").unwrap();
             eventually("it is connected again", || async { lock.is_locked().await.is_ok() }).await;
         }

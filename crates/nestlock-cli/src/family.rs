@@ -160,7 +160,9 @@ mod linux {
             // the name may be anything
             let (head, rest) = text.rsplit_once(") ")?;
             let mut words = rest.split(' ');
-            let has_ended = matches!(words.next()?, "Z" | "X");
+            // of a process whose first thread has ended, the others may be at work; only threads that are not ended are listed
+            let others = || fs::read_dir(format!("/proc/{pid}/task")).is_ok_and(|threads| threads.count() > 1);
+            let has_ended = matches!(words.next()?, "Z" | "X") && !others();
             let mut number = || words.next()?.parse().ok().map(Pid::from_raw);
             Some(Self { name: head.split_once(" (")?.1.to_owned(), has_ended, parent: number()?, group: number()? })
         }

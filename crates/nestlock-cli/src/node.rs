@@ -117,7 +117,7 @@ impl Node {
         // its task ends with it
         drop(connected.map_err(|error| {
             let kind = if *error.kind() == ErrorKind::Auth { ErrorKind::Auth } else { ErrorKind::IO };
-            failed(kind, error.details().to_owned())
+            failed(kind, shown(&error).to_owned())
         })?);
         Ok(client)
     }
@@ -172,6 +172,12 @@ impl Node {
 fn command<'w>(mut words: impl Iterator<Item = &'w str>) -> (CustomCommand, Vec<Value>) {
     let name = words.next().unwrap_or_default().to_owned();
     (CustomCommand::new(name, ClusterHash::FirstKey, false), words.map(Value::from).collect())
+}
+
+/// What a server said, as far as it may be shown: what it quotes of a request that it does not know may be a password.
+pub(crate) fn shown(error: &Error) -> &str {
+    let said = error.details();
+    said.split(", with args beginning with").next().unwrap_or(said)
 }
 
 /// Whether the user may not ask that.

@@ -45,7 +45,10 @@ async fn on_screen<T>(run: impl AsyncFnOnce(&mut ratatui::DefaultTerminal) -> T)
     // raw mode, the other screen, and a panic hook that gives both back
     let mut terminal = ratatui::init();
     let outcome = run(&mut terminal).await;
-    ratatui::restore();
+    // `restore` and the drop of a terminal write their failure to standard error, and panic where that is the terminal that is gone
+    if ratatui::try_restore().is_err() {
+        std::mem::forget(terminal);
+    }
     outcome
 }
 

@@ -110,7 +110,7 @@ fn what_forks_for_ever_is_ended() {
                open('hops', 'a').write('x')\n";
     fs::write(world.path("hop.py"), hop).unwrap();
     let line = format!("setsid python3 hop.py & {}; exit 4", until("hops"));
-    assert_eq!(Running::of(world.nestlock(&["exec", "l", "--lease", "1s", "-c", &line])).code(), Some(4));
+    assert_eq!(Running::of(world.nestlock(&["exec", "l", "--lease", "10s", "-c", &line])).code(), Some(4));
     let hops = || fs::metadata(world.path("hops")).unwrap().len();
     let before = hops();
     std::thread::sleep(std::time::Duration::from_millis(100));
@@ -212,14 +212,57 @@ ssize_t write(int fd, const void *bytes, size_t count) {
 }
 ";
 
+fn compile(world: &World, source: &str, args: &[&str]) {
+    let mut compiler = Command::new("cc");
+    compiler.args(args).current_dir(world.path("")).arg(source);
+    assert!(compiler.status().expect("a C compiler, which Rust links with").success());
+}
+
+/// Its first thread ends, another one works on: `/proc` shows it as a zombie.
+const HEADLESS: &str = r#"
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <unistd.h>
+static void *work(void *none) {
+    usleep(100000);
+    FILE *file = fopen("pid-x", "w");
+    fprintf(file, "%d\n", getpid());
+    fclose(file);
+    for (;;) pause();
+}
+int main() {
+    pthread_t other;
+    signal(SIGTERM, SIG_IGN);
+    setsid();
+    pthread_create(&other, 0, work, 0);
+    pthread_exit(0);
+}
+"#;
+
+#[test]
+fn what_has_lost_its_first_thread_is_ended() {
+    let world = world();
+    fs::write(world.path("headless.c"), HEADLESS).unwrap();
+    compile(&world, "headless.c", &["-pthread", "-o", "headless"]);
+    let gone = |pid: i32, how: &str| eventually(how, || !exists(pid));
+    let line = format!("./headless & {}; exit 4", until("pid-x"));
+    let (running, pid) = begin(&world, &["--lease", "3s"], &line);
+    assert_eq!(running.code(), Some(4));
+    gone(pid, "left behind, it is ended");
+    let (running, pid) = begin(&world, &["--lease", "3s"], "./headless & sleep 1000");
+    assert_eq!(world.code(&["force", "l"]), 0);
+    assert_eq!(running.code(), Some(76));
+    gone(pid, "it is ended with the lock");
+    assert_eq!(world.code(&["who", "l"]), 1);
+}
+
 /// The command begins when nestlock knows of it: a guard that is killed before that leaves none behind.
 #[test]
 fn guards_killed_before_the_command_is_known_leave_none() {
     let world = world();
     fs::write(world.path("silent.c"), SILENT).unwrap();
-    let mut compiler = Command::new("cc");
-    compiler.args(["-shared", "-fPIC", "-o"]).args(["silent.so", "silent.c"].map(|name| world.path(name)));
-    assert!(compiler.status().expect("a C compiler, which Rust links with").success());
+    compile(&world, "silent.c", &["-shared", "-fPIC", "-o", "silent.so"]);
     for round in 0..4 {
         let mut nestlock = world.nestlock(&["exec", "l", "--lease", "30s", "-c", SCRIPT]);
         nestlock.env("LD_PRELOAD", world.path("silent.so"));

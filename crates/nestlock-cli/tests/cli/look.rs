@@ -195,6 +195,19 @@ fn a_command_that_the_server_lacks_is_bad_once() {
     }
 }
 
+/// What a server does not know it quotes, and there is the password.
+#[test]
+fn no_command_shows_a_password_that_a_server_quotes() {
+    let world = World::with(&["--rename-command", "AUTH", ""]);
+    world.server_says(&["CONFIG", "SET", "requirepass", "S3CR3T"]);
+    let url = world.url().replacen("redis://", "redis://:S3CR3T@", 1);
+    for args in [&["ls"][..], &["who", "l"], &["force", "l"], &["doctor"], &["acl", "--for-server"], &["bench"]] {
+        let output = world.nestlock(args).env("NESTLOCK_URL", &url).output().unwrap();
+        let said = [output.stdout, output.stderr].map(|bytes| String::from_utf8(bytes).unwrap()).concat();
+        assert!(said.contains("AUTH") && !said.contains("S3CR3T"), "{args:?}: {said}");
+    }
+}
+
 /// The tool failed, and was not used wrongly.
 #[test]
 fn without_file_descriptors_the_exit_code_is_125() {

@@ -1,6 +1,7 @@
 //! `exec` in a terminal, which `script` makes.
 
 use std::{
+    fs,
     io::{Read, Write},
     process::{Child, ChildStdin, Command, Stdio},
     sync::{Arc, Mutex},
@@ -210,7 +211,9 @@ fn top_ends_with_its_terminal() {
     let line = format!("echo held > held; {}", until("go"));
     let _holder = world.begin(&["exec", "order:7", "-c", &line], "held");
     let mut terminal = Terminal::open(&world);
-    terminal.types(&format!("stty rows 30 cols 120; trap '' HUP; sh -c 'echo $$ > pid; exec {NESTLOCK} top'\n"));
+    let line = format!("sh -c 'echo $$ > pid; exec {NESTLOCK} top'; echo $? > code");
+    fs::write(world.path("line"), line).unwrap();
+    terminal.types("stty rows 30 cols 120; trap '' HUP; sh ./line\n");
     terminal.draws("order:7");
     // while a question is open `top` draws nothing: a draw would fail, and end it
     terminal.types("f");
@@ -225,6 +228,10 @@ fn top_ends_with_its_terminal() {
         }
         thread::sleep(Duration::from_millis(10));
     }
+    let code = || fs::read_to_string(world.path("code")).unwrap_or_default();
+    eventually("its shell has its exit code", || code().ends_with('\n'));
+    // 134: what it had to say to the terminal was a panic
+    assert_eq!(code(), "0\n");
 }
 
 /// A server that does not answer keeps nobody in it.
