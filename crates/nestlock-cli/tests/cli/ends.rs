@@ -224,8 +224,9 @@ const HEADLESS: &str = r#"
 #include <signal.h>
 #include <stdio.h>
 #include <unistd.h>
+static pthread_t first;
 static void *work(void *none) {
-    usleep(100000);
+    pthread_join(first, 0);
     FILE *file = fopen("pid-x", "w");
     fprintf(file, "%d\n", getpid());
     fclose(file);
@@ -233,6 +234,7 @@ static void *work(void *none) {
 }
 int main() {
     pthread_t other;
+    first = pthread_self();
     signal(SIGTERM, SIG_IGN);
     setsid();
     pthread_create(&other, 0, work, 0);

@@ -230,9 +230,9 @@ fn a_short_lease_is_kept_for_as_long_as_the_command_runs() {
 #[test]
 fn a_server_that_hangs_ends_the_command_within_the_lease() {
     let world = World::new();
-    let lease = Duration::from_secs(3);
+    let lease = Duration::from_secs(9);
     let line = "trap 'echo told > told' TERM; echo $$ > pid; while true; do sleep 0.02; done";
-    let running = world.begin(&["exec", "l", "--lease", "3s", "--grace", "800ms", "-c", line], "pid");
+    let running = world.begin(&["exec", "l", "--lease", "9s", "--grace", "800ms", "-c", line], "pid");
     world.server.stop().unwrap();
     let stopped = Instant::now();
     world.text("told");
