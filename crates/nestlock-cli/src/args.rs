@@ -1,6 +1,6 @@
 //! What is asked for.
 
-use std::{ffi::OsString, fmt, path::PathBuf, time::Duration};
+use std::{cell::OnceCell, ffi::OsString, fmt, path::PathBuf, time::Duration};
 
 use clap::{ArgAction, Parser, Subcommand, ValueEnum};
 
@@ -35,6 +35,9 @@ pub(crate) struct Server {
         conflicts_with = "url"
     )]
     pub(crate) url_file: Option<PathBuf>,
+    /// What these say. It is read once: the file may be a pipe.
+    #[arg(skip)]
+    pub(crate) said: OnceCell<String>,
     /// What stands before each name on the server
     #[arg(long, global = true, env = "NESTLOCK_PREFIX", default_value = "", value_name = "TEXT")]
     pub(crate) prefix: String,
@@ -97,7 +100,7 @@ Exit codes: the command's own; 128+N if signal N ended it; 75 (-E) if the lock i
 77 if it was lost, and something of the command works on that cannot be ended: what became another user, as by sudo. 126, 127 if the command cannot be run or found; 125 if nestlock failed; 64 for wrong use.
 
 The lock is renewed while nestlock runs, and dies with it after the lease. If it cannot be renewed, the command's process
-group gets TERM a grace before the lease ends, and all that the command began gets KILL when it does: before anybody else can
+group gets TERM a grace before the last twentieth of the lease, and all that the command began gets KILL then: before anybody else can
 have the lock. Below another `exec` of the same lock it goes along with that one's hold.
 
 Stopped by Control-Z, nestlock stops too, and nobody renews the lock meanwhile: if its lease is over when it goes on, the

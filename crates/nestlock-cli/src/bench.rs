@@ -16,7 +16,7 @@ use crate::{
     raw::Raw,
     say,
     signals::Signals,
-    warn,
+    stderr::warn,
 };
 
 /// No figure from fewer.

@@ -15,7 +15,7 @@ use crate::{
     raw::Raw,
     say,
     search::{self, told},
-    warn,
+    stderr::warn,
     whose::{People, Whose},
 };
 

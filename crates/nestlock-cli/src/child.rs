@@ -3,25 +3,24 @@
 use std::{
     collections::HashSet,
     ffi::OsString,
-    io::{self, IsTerminal, PipeWriter, pipe, stdin},
+    io::{self, PipeWriter, pipe},
     os::fd::OwnedFd,
 };
 
 use nix::{
     errno::Errno,
-    sys::{
-        signal::{SigSet, Signal, kill, killpg},
-        wait::{WaitPidFlag, WaitStatus, waitpid},
-    },
-    unistd::{Pid, getpgrp, getpid, tcgetpgrp, tcsetpgrp},
+    sys::signal::{Signal, killpg},
+    unistd::{Pid, getpgrp},
 };
 use tokio::net::unix::pipe::Receiver;
 
 use crate::{
-    family::{Family, Member},
+    family::{Family, Member, Tries},
     guard::{self, Told},
-    signals::Signals,
-    warn,
+    signals::{Signals, is_pause, pause},
+    stderr::warn,
+    terminal,
+    wait::{self, End, Event},
 };
 
 /// What the command is told, and what it is not told though this program was.
@@ -30,8 +29,8 @@ pub(crate) type Variables = Vec<(String, Option<String>)>;
 /// What became of the command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Change {
-    /// `as_a_job`: by the terminal, or in the foreground of one, so that a shell waits for this program to stop, too.
-    Stopped { as_a_job: bool },
+    /// In a terminal, so that a shell waits for this program to stop, too.
+    Stopped(Signal),
     /// A guard was killed.
     Unguarded,
 }
@@ -47,18 +46,15 @@ enum Guard {
     Lost,
 }
 
-/// The exit code of what ended like this: 128 more than the number of the signal.
-pub(crate) fn exit_code(status: WaitStatus) -> Option<u8> {
-    match status {
-        WaitStatus::Exited(_, code) => Some(code.to_le_bytes()[0]),
-        WaitStatus::Signaled(_, signal, _) => Some(128 + signal as u8),
-        _ => None,
-    }
-}
-
-/// The next child that has ended.
-pub(crate) fn reap() -> Option<WaitStatus> {
-    waitpid(None, Some(WaitPidFlag::WNOHANG)).ok().filter(|status| exit_code(*status).is_some())
+/// Whose the terminal is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Terminal {
+    /// Not the command's.
+    Elsewhere,
+    /// The command's, until it ends.
+    Given,
+    /// The command had it when it ended.
+    GivenBack,
 }
 
 /// The command, and all that it begins.
@@ -72,9 +68,10 @@ pub(crate) struct Child {
     told: Option<Receiver>,
     /// Its end tells the guards of this program's.
     _life: PipeWriter,
-    /// It has the terminal, which comes back at its end.
-    has_terminal: bool,
-    ended: Option<u8>,
+    terminal: Terminal,
+    /// What stops a job was passed on to it, and it has not stopped since.
+    is_to_stop: bool,
+    ended: Option<End>,
     /// The guards are ended, too.
     is_ending: bool,
     /// The process group was asked to end.
@@ -87,9 +84,12 @@ impl Child {
     pub(crate) async fn begin(program: &[OsString], variables: Variables, signals: &Signals) -> io::Result<Self> {
         // what the guards leave behind, when they are killed, is this program's child then
         let mut family = Family::begin()?;
+        if family.is_blind() {
+            warn("/proc is not that of this process: of what the command begins, only its process group can be ended");
+        }
         let (theirs, life) = pipe()?;
         let (told, tells) = pipe()?;
-        let has_terminal = has_foreground();
+        let has_terminal = terminal::has_foreground() && terminal::is_for_this_alone();
         let mut command = guard::command(&theirs, &tells, has_terminal)?;
         command.args(program);
         for (name, value) in variables {
@@ -120,7 +120,8 @@ impl Child {
             guard: Guard::Runs,
             told: Some(told),
             _life: life,
-            has_terminal,
+            terminal: if has_terminal { Terminal::Given } else { Terminal::Elsewhere },
+            is_to_stop: false,
             ended: None,
             is_ending: false,
             is_asked: false,
@@ -130,20 +131,24 @@ impl Child {
 
     /// Hands the terminal over, if it is this program's to give: not to take it away from another job.
     fn give_terminal(&mut self) {
-        if has_foreground() {
-            self.has_terminal = tcsetpgrp(stdin(), self.group).is_ok();
+        if terminal::has_foreground() && terminal::give(self.group) {
+            self.terminal = Terminal::Given;
         }
     }
 
-    /// Takes the terminal back.
-    fn take_terminal(&mut self) {
-        if std::mem::take(&mut self.has_terminal) {
-            set_foreground(getpgrp());
+    /// Takes the terminal back, and says whether the command had it.
+    fn take_terminal(&mut self) -> bool {
+        let had = self.terminal == Terminal::Given;
+        if had {
+            terminal::give(getpgrp());
+            self.terminal = Terminal::Elsewhere;
         }
+        had
     }
 
     /// To the command's process group; when the command has ended, to those that it left behind, and to their groups.
-    pub(crate) fn send(&self, signal: Signal) {
+    pub(crate) fn send(&mut self, signal: Signal) {
+        self.is_to_stop = is_pause(signal) || self.is_to_stop && signal != Signal::SIGCONT;
         if self.ended.is_none() {
             if killpg(self.group, signal) == Err(Errno::EPERM) {
                 warn(format_args!("{signal} does not reach the command: it runs as another user"));
@@ -164,14 +169,23 @@ impl Child {
     }
 
     /// Ends all of them, and says who was still there. Again, until all is over.
-    pub(crate) fn end(&mut self) -> Vec<Member> {
+    pub(crate) fn end(&mut self, tries: &Tries) -> Vec<Member> {
         self.is_ending = true;
-        self.family.end()
+        if self.ended.is_none() {
+            // at once, however many they are, and however busy they keep the machine
+            let _ = killpg(self.group, Signal::SIGSTOP);
+        }
+        self.family.end(tries)
     }
 
-    /// Its exit code, if it has ended.
-    pub(crate) fn code(&self) -> Option<u8> {
+    /// How it ended, if it has.
+    pub(crate) fn ended(&self) -> Option<End> {
         self.ended
+    }
+
+    /// Whether it had the terminal when it ended.
+    pub(crate) fn had_terminal(&self) -> bool {
+        self.terminal == Terminal::GivenBack
     }
 
     /// Whether the command has ended, and all that it began.
@@ -181,6 +195,8 @@ impl Child {
             Guard::Done => true,
             Guard::Lost => !self.family.has_any(),
         };
+        // what the guards have told before they ended may still have to be read
+        let is_over = is_over && (self.ended.is_some() || self.told.is_none());
         if is_over {
             self.take_terminal();
         }
@@ -197,23 +213,31 @@ impl Child {
 
     /// What has changed since this was asked last.
     pub(crate) fn change(&mut self) -> Option<Change> {
-        while let Some(status) = reap() {
-            if status.pid() == Some(self.group) {
-                self.end_with(exit_code(status));
-            } else if status.pid() == Some(self.first) {
-                self.guard = if exit_code(status) == Some(0) { Guard::Done } else { Guard::Lost };
-                if self.guard == Guard::Lost && !self.is_ending {
-                    return Some(Change::Unguarded);
+        loop {
+            match wait::next() {
+                Ok(Event::Ended(pid, end)) if pid == self.group => self.end_with(end),
+                Ok(Event::Ended(pid, end)) if pid == self.first => {
+                    self.guard = if end == End::Exit(0) { Guard::Done } else { Guard::Lost };
+                    if self.guard == Guard::Lost && !self.is_ending {
+                        return Some(Change::Unguarded);
+                    }
                 }
+                Ok(Event::Ended(..) | Event::Stopped(..)) => {}
+                Ok(Event::Nothing | Event::Childless) | Err(_) => break,
             }
         }
         while let Some(told) = &self.told {
             match read(told) {
-                Ok(Some(Told::Ended(code))) => self.end_with(Some(code)),
+                Ok(Some(Told::Ended(end))) => self.end_with(end),
                 // what is being ended is stopped, too
                 Ok(Some(Told::Stopped(signal))) if !self.is_ending && guard::is_stopped(self.group) => {
-                    let by_terminal = matches!(signal, Signal::SIGTSTP | Signal::SIGTTIN | Signal::SIGTTOU);
-                    return Some(Change::Stopped { as_a_job: self.has_terminal || by_terminal });
+                    let wants_terminal = matches!(signal, Signal::SIGTTIN | Signal::SIGTTOU);
+                    if wants_terminal && self.terminal != Terminal::Given && terminal::has_foreground() {
+                        self.give_terminal();
+                        self.send(Signal::SIGCONT);
+                    } else if self.terminal == Terminal::Given || is_pause(signal) && terminal::is_there() {
+                        return Some(Change::Stopped(if is_pause(signal) { signal } else { Signal::SIGTSTP }));
+                    }
                 }
                 Ok(Some(_)) => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
@@ -223,20 +247,27 @@ impl Child {
         None
     }
 
-    fn end_with(&mut self, code: Option<u8>) {
-        self.ended = self.ended.or(code);
-        self.take_terminal();
+    fn end_with(&mut self, end: End) {
+        self.ended.get_or_insert(end);
+        if self.take_terminal() {
+            self.terminal = Terminal::GivenBack;
+        }
     }
 
-    /// Stops as the command has, as a shell expects of a job, until it is told to go on. Meanwhile nobody renews the lock.
-    pub(crate) fn stop_along(&mut self) {
-        self.take_terminal();
-        let _ = kill(getpid(), Signal::SIGSTOP);
+    /// Stops as the command has, as a shell expects of a job, until it is told to go on, and returns whether the command had the
+    /// terminal. Meanwhile nothing renews the lock.
+    pub(crate) fn stop_along(&mut self, signal: Signal) -> bool {
+        let had_terminal = self.take_terminal();
+        // of what came to this program the others of its job know: it came to them, too, or was not for them
+        pause(signal, !std::mem::take(&mut self.is_to_stop));
+        had_terminal
     }
 
     /// Lets a stopped command go on.
-    pub(crate) fn go_on(&mut self) {
-        self.give_terminal();
+    pub(crate) fn go_on(&mut self, had_terminal: bool) {
+        if had_terminal {
+            self.give_terminal();
+        }
         self.send(Signal::SIGCONT);
     }
 }
@@ -246,18 +277,4 @@ fn read(told: &Receiver) -> io::Result<Option<Told>> {
     let mut bytes = Told::NOTHING;
     // each is written, and so read, as a whole
     Ok(if told.try_read(&mut bytes)? == 0 { None } else { Told::from_bytes(bytes) })
-}
-
-/// Whether the terminal is this program's process group's.
-fn has_foreground() -> bool {
-    stdin().is_terminal() && tcgetpgrp(stdin()) == Ok(getpgrp())
-}
-
-/// Gives the terminal to a process group, from the background: who blocks the signal for that may.
-pub(crate) fn set_foreground(group: Pid) {
-    let mut blocked = SigSet::empty();
-    blocked.add(Signal::SIGTTOU);
-    let _ = blocked.thread_block();
-    let _ = tcsetpgrp(stdin(), group);
-    let _ = blocked.thread_unblock();
 }

@@ -23,6 +23,13 @@ pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 impl Server {
     pub(crate) fn url(&self) -> Result<String, Failure> {
+        if self.said.get().is_none() {
+            let _ = self.said.set(self.read()?);
+        }
+        Ok(self.said.get().cloned().unwrap_or_default())
+    }
+
+    fn read(&self) -> Result<String, Failure> {
         // what is said beats what is around
         let around = self.url.is_none() && self.url_file.is_none();
         let of_variable = |name: &str| std::env::var_os(name).filter(|value| around && !value.is_empty());
@@ -157,10 +164,18 @@ pub(crate) fn is_near(address: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::OnceCell;
+
     use super::*;
 
     fn server(url: &str) -> Server {
-        Server { url: Some(url.into()), url_file: None, prefix: String::new(), tls: Certificates::default() }
+        Server {
+            url: Some(url.into()),
+            url_file: None,
+            said: OnceCell::new(),
+            prefix: String::new(),
+            tls: Certificates::default(),
+        }
     }
 
     #[test]

@@ -12,11 +12,12 @@ use crate::{
     Failure,
     args::{Exec, OnLost, Server, Unusable},
     child::{Change, Child, Variables},
-    family::unended,
-    guard::{AGAIN, AT_LAST, LEFT},
+    family::{AT_LAST, Tries, unended},
+    guard::LEFT,
     kind::Kind,
-    signals::{Signals, is_stop},
-    warn,
+    signals::{Signals, end_by_interrupt, is_stop},
+    stderr::warn,
+    wait,
 };
 
 /// A machine that slept wakes up in the midst of a pause: so none is longer.
@@ -28,23 +29,31 @@ const GRACE: Duration = Duration::from_secs(10);
 /// How long the server has to reply to the release once the command has ended.
 const ANSWER: Duration = Duration::from_millis(300);
 
-/// How long the kernel has to end what got SIGKILL.
-const KILLED: Duration = Duration::from_secs(2);
+/// How long a place in a queue may take to be given up.
+const LEAVE: Duration = Duration::from_secs(1);
+/// KILL comes this part of the lease before its end, so that all is over by then.
+const SPARE: u32 = 20;
 /// The lock was lost, and something of the command cannot be ended: `EX_NOPERM`.
 const UNENDED: u8 = 77;
 
-/// Stopped by a signal before the command was begun.
-fn stopped(signal: Signal) -> u8 {
+/// Ends as what a signal ended: by SIGINT itself, as a shell's loop takes an exit code for a reason to go on. `all`: the others of this
+/// program's process group did not get it.
+fn as_by(signal: Signal, all: bool) -> u8 {
+    if signal == Signal::SIGINT {
+        end_by_interrupt(all);
+    }
     128 + signal as u8
 }
 
 pub(crate) async fn run(server: &Server, exec: &Exec) -> Result<u8, Failure> {
     let grace = grace(exec)?;
     let kind = if exec.shared { Kind::Read } else { exec.kind };
+    // from a pipe that may have no writer, so that a signal has to end this program
+    server.url()?;
     let mut signals = Signals::listen()?;
     let client = tokio::select! {
         biased;
-        signal = signals.stop() => return Ok(stopped(signal)),
+        signal = signals.stop() => return Ok(as_by(signal, false)),
         client = server.connect_for(Some(exec.lease), exec.replicas, exec.application()) => client?,
     };
     let lock = kind.lock(&client, &exec.name)?;
@@ -61,19 +70,21 @@ pub(crate) async fn run(server: &Server, exec: &Exec) -> Result<u8, Failure> {
         // what was under way is undone: no place in a queue stays
         Err(signal) => {
             tokio::select! {
+                biased;
                 _ = client.shutdown() => {}
                 _ = signals.stop() => at_once(client.clone()),
+                () = tokio::time::sleep(LEAVE) => at_once(client.clone()),
             }
-            return Ok(stopped(signal));
+            return Ok(as_by(signal, false));
         }
     };
     // nothing is begun after it was told to stop
-    let code = tokio::select! {
+    let outcome = tokio::select! {
         biased;
-        signal = signals.stop() => Ok(End::Code(stopped(signal))),
+        signal = signals.stop() => Ok(Outcome::By { signal, all: false }),
         () = std::future::ready(()) => command(&lock, kind, &hold, exec, grace, &mut signals).await,
     };
-    if let Ok(End::Unended) = code {
+    if let Ok(Outcome::Unended) = outcome {
         // what is left of the lease is not given back
         std::mem::forget(hold);
         at_once(client);
@@ -91,14 +102,20 @@ pub(crate) async fn run(server: &Server, exec: &Exec) -> Result<u8, Failure> {
     if tokio::time::timeout_at(end, client.shutdown()).await.is_err() {
         at_once(client);
     }
-    match (code?, kept) {
-        (End::Code(code), Ok(())) => Ok(code),
-        (End::Code(code), Err((false, why))) => {
+    let outcome = outcome?;
+    match kept {
+        Err((true, _)) => return Ok(exec.lost_code),
+        Err((false, why)) if !matches!(outcome, Outcome::Lost) => {
             warn(format_args!("the lock is free when its lease is over: {why}"));
-            Ok(code)
         }
-        _ => Ok(exec.lost_code),
+        _ => {}
     }
+    Ok(match outcome {
+        Outcome::Code(code) => code,
+        Outcome::By { signal, all } => as_by(signal, all),
+        Outcome::Lost => exec.lost_code,
+        Outcome::Unended => UNENDED,
+    })
 }
 
 /// Its last handle would wait for answers when it is dropped.
@@ -227,16 +244,17 @@ struct Ending {
     is_lost: bool,
     /// When those get KILL who are still there.
     kill_at: Option<Instant>,
-    /// How often they got it.
-    rounds: u32,
+    tries: Tries,
     /// What cannot be ended was told.
     is_said: bool,
 }
 
 /// What became of the command.
-enum End {
+enum Outcome {
     /// All of it has ended, with this exit code.
     Code(u8),
+    /// So it has, or did not begin: by this signal. `all`: it came from a terminal that the command had for itself.
+    By { signal: Signal, all: bool },
     /// So it has, but the lock was lost before.
     Lost,
     /// The lock was lost, and something cannot be ended.
@@ -246,8 +264,8 @@ enum End {
 impl Ending {
     fn of_loss(&mut self, kill_at: Instant, why: &str) {
         if !std::mem::replace(&mut self.is_lost, true) {
-            warn(format_args!("{why}: the command is ended"));
             self.at(kill_at);
+            warn(format_args!("{why}: the command is ended"));
         }
     }
 
@@ -269,17 +287,22 @@ impl Ending {
             child.ask();
             return Ok(Some(left.min(LEFT)));
         }
-        let left = child.end();
-        let unended = unended(&left, now.duration_since(kill_at) >= KILLED);
-        if unended.is_empty() {
-            self.rounds += 1;
-            return Ok(Some(AT_LAST.min(AGAIN * 2_u32.saturating_pow(self.rounds))));
+        let left = child.end(&self.tries);
+        let for_long = self.tries.for_long();
+        let unended = unended(&left, for_long);
+        if unended.is_empty() && !for_long {
+            return Ok(Some(self.tries.pause(&left)));
         }
         let then =
             if self.is_lost { "it works on though the lock is lost" } else { "the lock is kept until it has ended" };
         if self.is_lost || !std::mem::replace(&mut self.is_said, true) {
             for member in unended {
                 warn(format_args!("{member}; {then}"));
+            }
+            if unended.is_empty() {
+                warn(format_args!(
+                    "something that the command began cannot be found, as /proc does not show it; {then}"
+                ));
             }
             if unended.iter().any(|member| member.is_refused) {
                 warn("run nestlock as that user, inside: sudo nestlock exec .., rather than nestlock exec .. sudo");
@@ -297,7 +320,7 @@ async fn command(
     exec: &Exec,
     grace: Duration,
     signals: &mut Signals,
-) -> Result<End, Failure> {
+) -> Result<Outcome, Failure> {
     let shell = |line: &OsString| vec![shell(), "-c".into(), line.clone()];
     let program = exec.line.as_ref().map_or_else(|| exec.program.clone(), shell);
     let mut child = Child::begin(&program, variables(lock, kind, hold), signals).await?;
@@ -309,20 +332,19 @@ async fn command(
     loop {
         while let Some(change) = child.change() {
             match change {
-                Change::Stopped { as_a_job: true } => {
-                    child.stop_along();
+                Change::Stopped(signal) => {
+                    let had_terminal = child.stop_along(signal);
                     if hold.until(asked) <= Instant::now() {
                         // before it does anything
                         ending.of_loss(Instant::now(), "the lease was over when it went on");
                     } else {
-                        child.go_on();
+                        child.go_on(had_terminal);
                     }
                 }
-                Change::Stopped { as_a_job: false } => {}
                 Change::Unguarded => {
+                    ending.at(Instant::now());
                     warn("a guard of the command was killed: the command is ended");
                     is_guarded = false;
-                    ending.at(Instant::now());
                 }
             }
         }
@@ -338,14 +360,15 @@ async fn command(
             }
             None => {}
         }
-        if child.code().is_some() && !exec.wait_group {
+        if child.ended().is_some() && !exec.wait_group {
             ending.of_rest(now + grace);
         }
-        let renewed_by = until.checked_sub(grace).unwrap_or(now);
+        let kill_at = until.checked_sub(exec.lease / SPARE).unwrap_or(now);
+        let renewed_by = kill_at.checked_sub(grace).unwrap_or(now);
         if renewed_by <= now {
-            ending.of_loss(until, "the lock could not be renewed");
+            ending.of_loss(kill_at, "the lock could not be renewed");
         }
-        let Ok(pause) = ending.go_on(&mut child, now) else { return Ok(End::Unended) };
+        let Ok(pause) = ending.go_on(&mut child, now) else { return Ok(Outcome::Unended) };
         let pause = pause.unwrap_or_else(|| renewed_by.saturating_duration_since(now).min(LOOK));
         tokio::select! {
             biased;
@@ -365,9 +388,16 @@ async fn command(
             () = tokio::time::sleep(pause) => {}
         }
     }
-    let killed = 128 + Signal::SIGKILL as u8;
-    let code = if is_guarded { child.code().unwrap_or(killed) } else { crate::FAILED };
-    Ok(if ending.is_lost { End::Lost } else { End::Code(code) })
+    let ended = child.ended().unwrap_or(wait::End::Signal(Signal::SIGKILL as u8));
+    Ok(if ending.is_lost {
+        Outcome::Lost
+    } else if !is_guarded {
+        Outcome::Code(crate::FAILED)
+    } else if ended == wait::End::Signal(Signal::SIGINT as u8) {
+        Outcome::By { signal: Signal::SIGINT, all: child.had_terminal() }
+    } else {
+        Outcome::Code(ended.code())
+    })
 }
 
 fn shell() -> OsString {

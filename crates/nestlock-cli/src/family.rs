@@ -1,9 +1,15 @@
 //! What the command began, whichever process group, session or parent that has now. On Linux a subreaper adopts all of it; elsewhere
 //! only the command's process group is known.
 
-use std::fmt;
+use std::{collections::HashSet, fmt, io, time::Duration};
 
-use nix::{sys::signal::Signal, unistd::Pid};
+use nix::{
+    errno::Errno,
+    sys::signal::{Signal, killpg},
+    unistd::Pid,
+};
+
+use crate::wait;
 
 /// The command, or a process that it began, directly or not.
 #[derive(Debug)]
@@ -23,129 +29,276 @@ impl fmt::Display for Member {
     }
 }
 
+/// After how long what was killed is looked for again. Each time twice as long, while it is the same.
+const AGAIN: Duration = Duration::from_millis(1);
+/// What that comes to at last: for what cannot be ended yet.
+pub(crate) const AT_LAST: Duration = Duration::from_millis(500);
+/// How long a guard has to end when nothing is below it any more.
+const ALONE: Duration = Duration::from_millis(100);
+/// How long the kernel has to end what got SIGKILL.
+const KILLED: Duration = Duration::from_secs(2);
+
+/// How often, and for how long, it is tried to end what is left.
+#[derive(Debug, Default)]
+pub(crate) struct Tries {
+    seen: HashSet<Pid>,
+    pause: Duration,
+    /// In all. That this program stood still does not count.
+    paused: Duration,
+}
+
+impl Tries {
+    /// How long to wait after one that left these.
+    pub(crate) fn pause(&mut self, left: &[Member]) -> Duration {
+        let is_same = left.iter().filter(|member| self.seen.insert(member.pid)).count() == 0;
+        // what begins others and ends is not caught by waiting
+        self.pause = if is_same { (self.pause * 2).clamp(AGAIN, AT_LAST) } else { AGAIN };
+        self.paused += self.pause;
+        self.pause
+    }
+
+    /// Whether a guard that still has nothing below it does not end by itself.
+    fn keepers_hang(&self) -> bool {
+        self.paused >= ALONE
+    }
+
+    /// Whether the kernel had time to end all of them.
+    pub(crate) fn for_long(&self) -> bool {
+        self.paused >= KILLED
+    }
+}
+
 /// Those that cannot be ended, when they were told to `for_long`, or all that are left cannot.
 pub(crate) fn unended(left: &[Member], for_long: bool) -> &[Member] {
     if for_long || left.iter().all(|member| member.is_refused) { left } else { &[] }
 }
 
-#[cfg(target_os = "linux")]
-pub(crate) use linux::Family;
-#[cfg(not(target_os = "linux"))]
-pub(crate) use other::Family;
+/// All that is below this process, from now on.
+#[derive(Debug)]
+pub(crate) enum Family {
+    #[cfg(target_os = "linux")]
+    Tree(tree::Tree),
+    /// The command's process group is all that can be found.
+    Group(Option<Pid>),
+}
+
+impl Family {
+    pub(crate) fn begin() -> io::Result<Self> {
+        #[cfg(target_os = "linux")]
+        {
+            nix::sys::prctl::set_child_subreaper(true)?;
+            if let Some(tree) = tree::Tree::begin() {
+                return Ok(Self::Tree(tree));
+            }
+        }
+        Ok(Self::Group(None))
+    }
+
+    /// Linux has lists of what is below this process, but they are not to be read.
+    pub(crate) fn is_blind(&self) -> bool {
+        cfg!(target_os = "linux") && matches!(self, Self::Group(_))
+    }
+
+    /// A process between this one and the command.
+    #[cfg_attr(not(target_os = "linux"), expect(unused_variables, reason = "nothing finds what it has"))]
+    pub(crate) fn keeper(&mut self, pid: Pid) {
+        match self {
+            #[cfg(target_os = "linux")]
+            Self::Tree(tree) => tree.keeper(pid),
+            Self::Group(_) => {}
+        }
+    }
+
+    pub(crate) fn command(&mut self, pid: Pid) {
+        match self {
+            #[cfg(target_os = "linux")]
+            Self::Tree(_) => {}
+            Self::Group(group) => *group = Some(pid),
+        }
+    }
+
+    /// Whether there is anything that no keeper but this process has.
+    pub(crate) fn has_any(&self) -> bool {
+        match self {
+            #[cfg(target_os = "linux")]
+            Self::Tree(tree) => tree.has_any(),
+            Self::Group(_) if cfg!(target_os = "linux") => wait::has_children(),
+            Self::Group(group) => group.is_some_and(|group| killpg(group, None) != Err(Errno::ESRCH)),
+        }
+    }
+
+    /// Sends it to those whose parent has ended, and to all of their process groups. The groups that `skip` names have had it.
+    pub(crate) fn tell(&self, signal: Signal, skip: impl Fn(Pid, Pid) -> bool) -> Vec<Pid> {
+        match self {
+            #[cfg(target_os = "linux")]
+            Self::Tree(tree) => tree.tell(signal, skip),
+            Self::Group(group) => {
+                let told = group.filter(|group| !skip(*group, *group));
+                if let Some(group) = told {
+                    let _ = killpg(group, signal);
+                }
+                told.into_iter().collect()
+            }
+        }
+    }
+
+    /// Ends all of them: those that were still there. Again, until there are none. The keepers that do not end by themselves are
+    /// ended, too, where nothing is left for them to adopt: one that is killed tells nothing more.
+    pub(crate) fn end(&self, tries: &Tries) -> Vec<Member> {
+        match self {
+            #[cfg(target_os = "linux")]
+            Self::Tree(tree) => tree.end(tries),
+            Self::Group(group) => {
+                let left = group.and_then(|group| match killpg(group, Signal::SIGKILL) {
+                    Err(Errno::ESRCH) => None,
+                    sent => Some(Member {
+                        pid: group,
+                        name: "its process group".to_owned(),
+                        is_refused: sent == Err(Errno::EPERM),
+                    }),
+                });
+                left.into_iter().collect()
+            }
+        }
+    }
+}
 
 #[cfg(target_os = "linux")]
-mod linux {
-    use std::{
-        collections::{HashMap, HashSet},
-        fs, io,
-    };
+mod tree {
+    use std::{collections::HashMap, fs};
 
     use nix::{errno::Errno, sys::signal::kill, unistd::getpid};
     use rustix::process::{self, PidfdFlags};
 
-    use super::{Member, Pid, Signal};
+    use super::{HashSet, Member, Pid, Signal, Tries, wait};
 
     /// How often it is looked whether more have been begun while the others were stopped.
     const LOOKS: u32 = 16;
 
-    /// All that is below this process, from now on.
+    /// What is found by the lists in `/proc`.
     #[derive(Debug)]
-    pub(crate) struct Family {
+    pub(crate) struct Tree {
         /// Those that adopt, and end last: this process first.
         keepers: Vec<Pid>,
         /// The children that this process had before.
         others: HashSet<Pid>,
     }
 
-    impl Family {
-        pub(crate) fn begin() -> io::Result<Self> {
-            nix::sys::prctl::set_child_subreaper(true)?;
+    /// One of them, and who had it when it was found.
+    #[derive(Debug, Clone, Copy)]
+    struct Found {
+        pid: Pid,
+        parent: Pid,
+    }
+
+    impl Tree {
+        /// `None`: the `/proc` here is that of other processes.
+        pub(super) fn begin() -> Option<Self> {
             let own = getpid();
-            Ok(Self { keepers: vec![own], others: children()(own).into_iter().collect() })
+            let said = fs::read_link("/proc/self").ok().and_then(|said| pid(said.to_str()?));
+            (said == Some(own))
+                .then(|| Self { keepers: vec![own], others: Lists::look().children(own).into_iter().collect() })
         }
 
-        /// A process between this one and the command.
-        pub(crate) fn keeper(&mut self, pid: Pid) {
+        pub(super) fn keeper(&mut self, pid: Pid) {
             self.keepers.push(pid);
         }
 
-        #[expect(clippy::unused_self, reason = "only elsewhere is there a process group to know")]
-        pub(crate) fn command(&mut self, _pid: Pid) {}
-
-        /// Whether there is anybody whom no keeper but this process has.
-        pub(crate) fn has_any(&self) -> bool {
+        pub(super) fn has_any(&self) -> bool {
+            if self.others.is_empty() {
+                return wait::has_children();
+            }
             // a child that ends while the list is read may hide another one
-            (0..2).any(|_| self.all().iter().any(|pid| Stat::of_living(*pid).is_some()))
+            (0..2).any(|_| self.all().iter().any(|found| Stat::of_living(*found).is_some()))
         }
 
-        /// Sends it to those whose parent has ended, and to all of their process groups. The groups that `skip` names have had it.
-        pub(crate) fn tell(&self, signal: Signal, skip: impl Fn(Pid, Pid) -> bool) -> Vec<Pid> {
-            let all = self.all();
-            let known: Vec<(Pid, Stat)> = all.iter().filter_map(|pid| Some((*pid, Stat::of_living(*pid)?))).collect();
+        pub(super) fn tell(&self, signal: Signal, skip: impl Fn(Pid, Pid) -> bool) -> Vec<Pid> {
+            let lists = Lists::look();
             let is_keeper = |pid: &Pid| self.keepers.contains(pid);
-            let groups: HashSet<Pid> =
-                known.iter().filter(|(_, stat)| is_keeper(&stat.parent)).map(|(_, stat)| stat.group).collect();
+            let is_other = |pid: &Pid| is_keeper(pid) || self.others.contains(pid);
+            let orphans = self.keepers.iter().flat_map(|parent| {
+                lists.children(*parent).into_iter().map(|pid| Found { pid, parent: *parent }).collect::<Vec<_>>()
+            });
+            let groups: HashSet<Pid> = orphans
+                .filter(|found| !is_other(&found.pid))
+                .filter_map(|found| Stat::of_living(found).map(|stat| (found.pid, stat.group)))
+                .filter(|(pid, group)| !skip(*pid, *group))
+                .map(|(_, group)| group)
+                .collect();
+            // not all are looked at each time: there may be thousands
+            if groups.is_empty() {
+                return Vec::new();
+            }
+            let all = self.all();
             let family = self.with_keepers(&all);
-            known
-                .iter()
-                .filter(|(pid, stat)| groups.contains(&stat.group) && !is_keeper(pid) && !skip(*pid, stat.group))
-                .map(|(pid, _)| {
-                    let _ = send(*pid, signal, &family);
-                    *pid
-                })
-                .collect()
+            let told = all.iter().filter(|found| {
+                Stat::of_living(**found)
+                    .is_some_and(|stat| groups.contains(&stat.group) && !skip(found.pid, stat.group))
+            });
+            told.map(|found| {
+                let _ = send(*found, signal, &family);
+                found.pid
+            })
+            .collect()
         }
 
-        /// Ends all of them: those that were still there. Again, until there are none. The keepers end, too, where nothing is left
-        /// for them to adopt.
-        pub(crate) fn end(&self) -> Vec<Member> {
-            let mut all = Vec::new();
-            // stopped first, parents before children: none sees another one end and goes on
+        pub(super) fn end(&self, tries: &Tries) -> Vec<Member> {
+            let (mut all, mut family) = (Vec::<Found>::new(), self.with_keepers(&[]));
+            // stopped first, each before its children are looked for: none begins more, or sees another one end and goes on
             for _ in 0..LOOKS {
-                let found = self.all();
-                let family = self.with_keepers(&found);
-                let new: Vec<Pid> =
-                    found.iter().filter(|pid| !all.contains(*pid) && !self.keepers.contains(pid)).copied().collect();
-                for pid in &new {
-                    let _ = send(*pid, Signal::SIGSTOP, &family);
-                }
-                all.extend(&new);
-                if new.is_empty() {
+                let before = all.len();
+                self.walk(|found| {
+                    if family.insert(found.pid) {
+                        let _ = send(found, Signal::SIGSTOP, &family);
+                        all.push(found);
+                    }
+                });
+                if all.len() == before {
                     break;
                 }
             }
-            let family = self.with_keepers(&all);
-            let kill = |pid: &Pid| {
-                let (stat, sent) = send(*pid, Signal::SIGKILL, &family)?;
-                Some(Member { pid: *pid, name: stat.name, is_refused: sent == Err(Errno::EPERM) })
+            let kill = |found: &Found| {
+                let (stat, sent) = send(*found, Signal::SIGKILL, &family)?;
+                Some(Member { pid: found.pid, name: stat.name, is_refused: sent == Err(Errno::EPERM) })
             };
             let mut left: Vec<Member> = all.iter().rev().filter_map(kill).collect();
-            if !left.iter().any(|member| member.is_refused) {
-                left.extend(self.keepers.iter().skip(1).rev().filter_map(kill));
+            if left.is_empty() && tries.keepers_hang() {
+                let pairs = self.keepers.windows(2).rev();
+                left.extend(pairs.filter_map(|pair| kill(&Found { pid: pair[1], parent: pair[0] })));
             }
             left
         }
 
-        fn with_keepers(&self, all: &[Pid]) -> HashSet<Pid> {
-            all.iter().chain(&self.keepers).copied().collect()
+        fn with_keepers(&self, all: &[Found]) -> HashSet<Pid> {
+            all.iter().map(|found| found.pid).chain(self.keepers.iter().copied()).collect()
+        }
+
+        fn all(&self) -> Vec<Found> {
+            let mut all = Vec::new();
+            self.walk(|found| all.push(found));
+            all.retain(|found| !self.keepers.contains(&found.pid));
+            all
         }
 
         /// Parents before children. The children that this process had before, and what is below those, are left out.
-        fn all(&self) -> Vec<Pid> {
-            let (children, own) = (children(), getpid());
-            let mut found: Vec<Pid> = children(own).into_iter().filter(|child| !self.others.contains(child)).collect();
-            let mut known: HashSet<Pid> = found.iter().copied().chain([own]).collect();
+        fn walk(&self, mut sees: impl FnMut(Found)) {
+            let lists = Lists::look();
+            let mut known = self.others.clone();
+            let mut parents = vec![getpid()];
             let mut at = 0;
-            while let Some(parent) = found.get(at) {
-                // whoever is adopted meanwhile has two parents
-                found.extend(children(*parent).into_iter().filter(|child| known.insert(*child)));
+            while let Some(parent) = parents.get(at).copied() {
+                for pid in lists.children(parent) {
+                    // what is adopted meanwhile has two parents
+                    if known.insert(pid) {
+                        sees(Found { pid, parent });
+                        parents.push(pid);
+                    }
+                }
                 at += 1;
             }
-            found
         }
     }
 
-    /// What `/proc/PID/stat` says of a process.
     struct Stat {
         name: String,
         has_ended: bool,
@@ -167,19 +320,22 @@ mod linux {
             Some(Self { name: head.split_once(" (")?.1.to_owned(), has_ended, parent: number()?, group: number()? })
         }
 
-        /// `None`: it has ended. Of another user's it may not say more than that it is there.
-        fn of_living(pid: Pid) -> Option<Self> {
-            let hidden = || Self { name: "another user's".to_owned(), has_ended: false, parent: getpid(), group: pid };
-            let stat = Self::of(pid).or_else(|| (kill(pid, None) == Err(Errno::EPERM)).then(hidden));
+        /// `None`: it has ended, or is another's by now. Of what `/proc` hides is known no more than that it is there.
+        fn of_living(found: Found) -> Option<Self> {
+            let Found { pid, parent } = found;
+            let is_there = || kill(pid, None) != Err(Errno::ESRCH) && Lists::look().children(parent).contains(&pid);
+            let hidden = || Self { name: "hidden by /proc".to_owned(), has_ended: false, parent, group: pid };
+            let stat = Self::of(pid).or_else(|| is_there().then(hidden));
             stat.filter(|stat| !stat.has_ended)
         }
     }
 
     /// `None`: it has ended, or is another one by now.
-    fn send(pid: Pid, signal: Signal, family: &HashSet<Pid>) -> Option<(Stat, Result<(), Errno>)> {
+    fn send(found: Found, signal: Signal, family: &HashSet<Pid>) -> Option<(Stat, Result<(), Errno>)> {
+        let pid = found.pid;
         let opened = process::pidfd_open(process::Pid::from_raw(pid.as_raw())?, PidfdFlags::empty());
         // after it was opened: what it stands for is of this family
-        let stat = Stat::of_living(pid).filter(|stat| family.contains(&stat.parent))?;
+        let stat = Stat::of_living(found).filter(|stat| family.contains(&stat.parent))?;
         let sent = match (opened, process::Signal::from_named_raw(signal as i32)) {
             (Ok(process), Some(signal)) => {
                 process::pidfd_send_signal(&process, signal).map_err(|error| Errno::from_raw(error.raw_os_error()))
@@ -191,36 +347,41 @@ mod linux {
         (sent != Err(Errno::ESRCH)).then_some((stat, sent))
     }
 
-    /// Finds the children of a process: whoever asks has none where `/proc` is that of other processes.
-    fn children() -> Box<dyn Fn(Pid) -> Vec<Pid>> {
-        let own = getpid();
-        if fs::read_link("/proc/self").ok().and_then(|own| own.to_str()?.parse().ok()) != Some(own.as_raw()) {
-            return Box::new(|_| Vec::new());
-        }
-        if fs::exists("/proc/thread-self/children").is_ok_and(|is_there| is_there) {
-            Box::new(listed)
-        } else {
-            let all = by_parent();
-            Box::new(move |parent| all.get(&parent).cloned().unwrap_or_default())
-        }
+    /// Who is whose child.
+    enum Lists {
+        /// The kernel says it of each process.
+        Kernel,
+        /// As it was when it was looked at.
+        ByParent(HashMap<Pid, Vec<Pid>>),
     }
 
-    fn listed(parent: Pid) -> Vec<Pid> {
-        let threads = fs::read_dir(format!("/proc/{parent}/task")).into_iter().flatten().flatten();
-        let lists = threads.filter_map(|thread| fs::read_to_string(thread.path().join("children")).ok());
-        lists.flat_map(|list| list.split_whitespace().filter_map(pid).collect::<Vec<_>>()).collect()
-    }
+    impl Lists {
+        fn look() -> Self {
+            let are_there = fs::exists("/proc/thread-self/children").is_ok_and(|are_there| are_there);
+            if are_there { Self::Kernel } else { Self::by_parent() }
+        }
 
-    /// For a kernel that lists no children.
-    fn by_parent() -> HashMap<Pid, Vec<Pid>> {
-        let mut all = HashMap::<Pid, Vec<Pid>>::new();
-        let pids = fs::read_dir("/proc").into_iter().flatten().flatten();
-        for pid in pids.filter_map(|entry| pid(entry.file_name().to_str()?)) {
-            if let Some(stat) = Stat::of(pid) {
-                all.entry(stat.parent).or_default().push(pid);
+        fn children(&self, parent: Pid) -> Vec<Pid> {
+            match self {
+                Self::Kernel => {
+                    let threads = fs::read_dir(format!("/proc/{parent}/task")).into_iter().flatten().flatten();
+                    let lists = threads.filter_map(|thread| fs::read_to_string(thread.path().join("children")).ok());
+                    lists.flat_map(|list| list.split_whitespace().filter_map(pid).collect::<Vec<_>>()).collect()
+                }
+                Self::ByParent(all) => all.get(&parent).cloned().unwrap_or_default(),
             }
         }
-        all
+
+        fn by_parent() -> Self {
+            let mut all = HashMap::<Pid, Vec<Pid>>::new();
+            let pids = fs::read_dir("/proc").into_iter().flatten().flatten();
+            for pid in pids.filter_map(|entry| pid(entry.file_name().to_str()?)) {
+                if let Some(stat) = Stat::of(pid) {
+                    all.entry(stat.parent).or_default().push(pid);
+                }
+            }
+            Self::ByParent(all)
+        }
     }
 
     fn pid(word: &str) -> Option<Pid> {
@@ -236,64 +397,13 @@ mod linux {
         #[test]
         fn children_are_found_with_and_without_the_kernels_lists() {
             let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
-            let pid = Pid::from_raw(child.id().cast_signed());
-            assert!(listed(getpid()).contains(&pid));
-            assert!(by_parent()[&getpid()].contains(&pid));
-            assert_eq!(Stat::of(pid).unwrap().parent, getpid());
+            let found = Found { pid: Pid::from_raw(child.id().cast_signed()), parent: getpid() };
+            assert!(Lists::Kernel.children(getpid()).contains(&found.pid));
+            assert!(Lists::by_parent().children(getpid()).contains(&found.pid));
+            assert_eq!(Stat::of(found.pid).unwrap().parent, getpid());
             child.kill().unwrap();
             child.wait().unwrap();
-            assert!(Stat::of_living(pid).is_none());
-        }
-    }
-}
-
-#[cfg(not(target_os = "linux"))]
-mod other {
-    use std::io;
-
-    use nix::{errno::Errno, sys::signal::killpg};
-
-    use super::{Member, Pid, Signal};
-
-    /// The command's process group.
-    #[derive(Debug)]
-    pub(crate) struct Family(Option<Pid>);
-
-    impl Family {
-        #[expect(clippy::unnecessary_wraps, reason = "as on Linux")]
-        pub(crate) fn begin() -> io::Result<Self> {
-            Ok(Self(None))
-        }
-
-        #[expect(clippy::unused_self, reason = "only Linux says what they adopted")]
-        pub(crate) fn keeper(&mut self, _pid: Pid) {}
-
-        pub(crate) fn command(&mut self, pid: Pid) {
-            self.0 = Some(pid);
-        }
-
-        pub(crate) fn has_any(&self) -> bool {
-            self.0.is_some_and(|group| killpg(group, None) != Err(Errno::ESRCH))
-        }
-
-        pub(crate) fn tell(&self, signal: Signal, skip: impl Fn(Pid, Pid) -> bool) -> Vec<Pid> {
-            let told = self.0.filter(|group| !skip(*group, *group));
-            if let Some(group) = told {
-                let _ = killpg(group, signal);
-            }
-            told.into_iter().collect()
-        }
-
-        pub(crate) fn end(&self) -> Vec<Member> {
-            let left = self.0.and_then(|group| match killpg(group, Signal::SIGKILL) {
-                Err(Errno::ESRCH) => None,
-                sent => Some(Member {
-                    pid: group,
-                    name: "its process group".to_owned(),
-                    is_refused: sent == Err(Errno::EPERM),
-                }),
-            });
-            left.into_iter().collect()
+            assert!(Stat::of_living(found).is_none());
         }
     }
 }

@@ -16,19 +16,17 @@ use std::{
 
 use nix::{
     fcntl::{FcntlArg, FdFlag, fcntl},
-    sys::{
-        signal::Signal,
-        wait::{WaitPidFlag, WaitStatus, waitpid},
-    },
+    sys::signal::Signal,
     unistd::{Pid, close, getpgrp, getpid, getppid},
 };
 use tokio::net::unix::pipe::Receiver;
 
 use crate::{
-    child::{exit_code, set_foreground},
-    family::{Family, unended},
+    family::{Family, Tries, unended},
     signals::Signals,
-    warn,
+    stderr::warn,
+    terminal,
+    wait::{self, End, Event},
 };
 
 const NOT_FOUND: u8 = 127;
@@ -41,10 +39,6 @@ const STEP: &str = "__step";
 const GUARDS: u8 = 2;
 /// How often what is left is looked at while it is asked to end.
 pub(crate) const LEFT: Duration = Duration::from_millis(20);
-/// After how long what was killed is looked for again; each time twice as long.
-pub(crate) const AGAIN: Duration = Duration::from_millis(1);
-/// What that comes to at last: for what cannot be ended yet.
-pub(crate) const AT_LAST: Duration = Duration::from_millis(500);
 
 /// What the guards tell nestlock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,8 +48,7 @@ pub(crate) enum Told {
     /// This is the command.
     Begun(Pid),
     Stopped(Signal),
-    /// With this exit code.
-    Ended(u8),
+    Ended(End),
 }
 
 impl Told {
@@ -66,7 +59,8 @@ impl Told {
             Self::Guard(pid) => (b'g', pid.as_raw()),
             Self::Begun(pid) => (b'b', pid.as_raw()),
             Self::Stopped(signal) => (b's', signal as i32),
-            Self::Ended(code) => (b'e', code.into()),
+            Self::Ended(End::Exit(code)) => (b'e', code.into()),
+            Self::Ended(End::Signal(signal)) => (b'k', signal.into()),
         };
         let [a, b, c, d] = value.to_le_bytes();
         [what, a, b, c, d]
@@ -78,7 +72,8 @@ impl Told {
             b'g' => Some(Self::Guard(Pid::from_raw(value))),
             b'b' => Some(Self::Begun(Pid::from_raw(value))),
             b's' => Signal::try_from(value).ok().map(Self::Stopped),
-            b'e' => Some(Self::Ended(a)),
+            b'e' => Some(Self::Ended(End::Exit(a))),
+            b'k' => Some(Self::Ended(End::Signal(a))),
             _ => None,
         }
     }
@@ -163,8 +158,7 @@ impl Part {
         match self {
             Self::Guard(guard, program) => {
                 // on this thread, and no other: the command is told of the end of the thread that began it
-                let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-                match runtime.and_then(|runtime| runtime.block_on(guard.run(&program))) {
+                match crate::runtime().and_then(|runtime| runtime.block_on(guard.run(&program))) {
                     Ok(true) => ExitCode::SUCCESS,
                     Ok(false) => ExitCode::from(crate::FAILED),
                     Err(error) => {
@@ -219,21 +213,19 @@ impl Guard {
             close(self.life)?;
             close(self.told)?;
         }
-        let (mut is_well, mut pause, mut is_alone, mut is_said) = (true, None::<Duration>, is_last, false);
+        let (mut is_well, mut tries, mut is_alone, mut is_said) = (true, Tries::default(), is_last, false);
         loop {
             loop {
-                match waitpid(None, Some(WaitPidFlag::WNOHANG | WaitPidFlag::WUNTRACED)) {
-                    Ok(WaitStatus::StillAlive) => break,
-                    Err(nix::errno::Errno::ECHILD) if family.has_any() => break,
-                    Err(nix::errno::Errno::ECHILD) => return Ok(is_well),
-                    Ok(status) if status.pid() == Some(child) => match (status, exit_code(status)) {
-                        (WaitStatus::Stopped(_, signal), _) if is_last => drop(tell(Told::Stopped(signal))),
-                        (_, Some(code)) if is_last => drop(tell(Told::Ended(code))),
-                        (_, Some(code)) => (is_well, is_alone) = (is_well && code == 0, true),
-                        _ => {}
-                    },
-                    Ok(_) | Err(nix::errno::Errno::EINTR) => {}
-                    Err(error) => return Err(error.into()),
+                match wait::next()? {
+                    Event::Nothing => break,
+                    Event::Childless if family.has_any() => break,
+                    Event::Childless => return Ok(is_well),
+                    Event::Stopped(pid, signal) if is_last && pid == child => drop(tell(Told::Stopped(signal))),
+                    Event::Ended(pid, end) if is_last && pid == child => drop(tell(Told::Ended(end))),
+                    Event::Ended(pid, end) if pid == child => {
+                        (is_well, is_alone) = (is_well && end == End::Exit(0), true);
+                    }
+                    Event::Stopped(..) | Event::Ended(..) => {}
                 }
             }
             if is_well {
@@ -244,7 +236,7 @@ impl Guard {
                     () = tokio::time::sleep(LEFT), if cfg!(not(target_os = "linux")) => {}
                 }
             } else {
-                let left = family.end();
+                let left = family.end(&tries);
                 // the last one says it, while there is one
                 if is_alone && !is_said {
                     for member in unended(&left, false) {
@@ -252,9 +244,7 @@ impl Guard {
                         is_said = true;
                     }
                 }
-                let now = pause.map_or(AGAIN, |before| (before * 2).min(AT_LAST));
-                pause = Some(now);
-                let _ = tokio::time::timeout(now, signals.next_or_child()).await;
+                let _ = tokio::time::timeout(tries.pause(&left), signals.next_or_child()).await;
             }
         }
     }
@@ -287,7 +277,7 @@ fn step(parent: Pid, takes_terminal: bool, may: RawFd, program: &[OsString]) -> 
     }
     if takes_terminal {
         // before it reads
-        set_foreground(getpgrp());
+        terminal::give(getpgrp());
     }
     let Some((program, args)) = program.split_first() else { return ExitCode::from(crate::USAGE) };
     let error = Command::new(program).args(args).exec();

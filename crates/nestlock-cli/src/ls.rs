@@ -16,7 +16,7 @@ use crate::{
     raw::{Away, Raw},
     say,
     search::{self, Candidate, Findings, Wanted, told},
-    warn,
+    stderr::warn,
 };
 
 /// How often new locks are looked for, as that goes through all keys.

@@ -18,13 +18,22 @@ mod node;
 mod raw;
 mod search;
 mod signals;
+mod stderr;
+mod terminal;
 mod top;
+mod wait;
 mod whose;
 
-use std::{io::Write, process::ExitCode};
+use std::{
+    io::{self, Write},
+    panic,
+    process::ExitCode,
+};
 
 use args::{Args, Command};
 use clap::{CommandFactory, Parser};
+use stderr::warn;
+use tokio::runtime::Runtime;
 
 /// Wrong use; clap's own code would read as the child's.
 const USAGE: u8 = 64;
@@ -32,6 +41,12 @@ const USAGE: u8 = 64;
 const FAILED: u8 = 125;
 
 fn main() -> ExitCode {
+    let code = run();
+    stderr::finish();
+    code
+}
+
+fn run() -> ExitCode {
     if let Some(part) = guard::Part::asked_for() {
         return part.run();
     }
@@ -43,10 +58,7 @@ fn main() -> ExitCode {
             return ExitCode::from(code);
         }
     };
-    // tokio panics where it has no file descriptor for signals
-    let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let runtime = std::panic::catch_unwind(runtime).unwrap_or_else(|_| Err(std::io::Error::other("no runtime")));
-    let outcome = runtime.map_err(Into::into).and_then(|runtime| {
+    let outcome = runtime().map_err(Into::into).and_then(|runtime| {
         runtime.block_on(async {
             match args.command {
                 Command::Exec(exec) => exec::run(&args.server, &exec).await,
@@ -71,6 +83,15 @@ fn main() -> ExitCode {
         },
         ExitCode::from,
     )
+}
+
+fn runtime() -> io::Result<Runtime> {
+    // tokio panics where it has no file descriptor for signals, and the hook would print that
+    let hook = panic::take_hook();
+    panic::set_hook(Box::new(|_| {}));
+    let runtime = panic::catch_unwind(|| tokio::runtime::Builder::new_current_thread().enable_all().build());
+    panic::set_hook(hook);
+    runtime.unwrap_or_else(|_| Err(io::Error::other("Too many open files: see ulimit -n")))
 }
 
 fn completions(shell: clap_complete::Shell) -> u8 {
@@ -116,18 +137,14 @@ type Failure = Box<dyn std::error::Error>;
 
 /// A line of output. Whoever reads may have enough of it.
 fn say(line: impl std::fmt::Display) {
-    if let Err(error) = writeln!(std::io::stdout(), "{line}") {
+    if let Err(error) = writeln!(io::stdout(), "{line}") {
         if error.kind() == std::io::ErrorKind::BrokenPipe {
             // as a program that the signal ended
+            stderr::finish();
             std::process::exit(128 + nix::sys::signal::Signal::SIGPIPE as i32);
         }
         warn(format_args!("cannot write: {error}"));
+        stderr::finish();
         std::process::exit(FAILED.into());
     }
-}
-
-/// A line beside the output. Nobody may read it: that stops nothing, least of all the end of a command that lost its lock.
-fn warn(line: impl std::fmt::Display) {
-    // in one piece, among what others write there
-    let _ = std::io::stderr().write_all(format!("nestlock: {line}\n").as_bytes());
 }

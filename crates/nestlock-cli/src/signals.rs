@@ -7,10 +7,16 @@ use std::{
     task::{Context, Poll},
 };
 
-use nix::sys::signal::{SigSet, SigmaskHow, Signal};
+use nix::{
+    sys::signal::{SigSet, SigmaskHow, Signal, killpg, raise},
+    unistd::getpgrp,
+};
 use tokio::signal::unix::{self, SignalKind};
 
-use crate::child::reap;
+use crate::{
+    stderr,
+    wait::{self, Event},
+};
 
 /// Passed on. Of CHLD only the listener knows.
 const FORWARDED: [Signal; 8] = [
@@ -23,9 +29,11 @@ const FORWARDED: [Signal; 8] = [
     Signal::SIGWINCH,
     Signal::SIGCONT,
 ];
+/// Passed on, too: what stops a job.
+const PAUSES: [Signal; 3] = [Signal::SIGTSTP, Signal::SIGTTIN, Signal::SIGTTOU];
 
-/// What whoever began this program wants ignored, a bit each: `nohup`, or a script with its jobs in the background. A listener
-/// would undo that, also for the command. Elsewhere than on Linux nobody says so.
+/// What was to be ignored when this program began, a bit each: `nohup`, or a script with its jobs in the background. A listener
+/// would undo that, also for the command. Elsewhere than on Linux nothing says so.
 fn ignored() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let bits = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
@@ -37,9 +45,34 @@ pub(crate) fn is_stop(signal: Signal) -> bool {
     matches!(signal, Signal::SIGHUP | Signal::SIGINT | Signal::SIGQUIT | Signal::SIGTERM)
 }
 
+/// Whether it stops a job until that goes on.
+pub(crate) fn is_pause(signal: Signal) -> bool {
+    PAUSES.contains(&signal)
+}
+
+/// Stops this program until it is told to go on, and with `all` its process group, as a job without a listener would be: not
+/// where no shell is there that would let it go on.
+pub(crate) fn pause(signal: Signal, all: bool) {
+    let _ = if all { killpg(getpgrp(), signal) } else { raise(signal) };
+    // here, where it was blocked
+    let signal = SigSet::from(signal);
+    let _ = signal.thread_unblock();
+    let _ = signal.thread_block();
+}
+
+/// Ends this program by SIGINT, and with `all` its process group: a shell's loop goes on after an exit code.
+pub(crate) fn end_by_interrupt(all: bool) {
+    stderr::finish();
+    if all {
+        let _ = killpg(getpgrp(), Signal::SIGINT);
+    }
+    let _ = signal_hook::low_level::emulate_default_handler(Signal::SIGINT as i32);
+}
+
 /// Listens from its making on.
 pub(crate) struct Signals {
     forwarded: Vec<(Signal, unix::Signal)>,
+    pauses: pauses::Pauses,
     child: unix::Signal,
     /// What was blocked when this program began.
     blocked: SigSet,
@@ -49,13 +82,14 @@ impl Signals {
     pub(crate) fn listen() -> io::Result<Self> {
         let listen = |signal: Signal| Ok((signal, unix::signal(SignalKind::from_raw(signal as i32))?));
         let ignored = ignored();
-        let heard = FORWARDED.into_iter().filter(|signal| ignored & (1 << (*signal as u32 - 1)) == 0);
-        let forwarded = heard.map(listen).collect::<io::Result<_>>()?;
+        let is_heard = |signal: &Signal| ignored & (1 << (*signal as u32 - 1)) == 0;
+        let forwarded = FORWARDED.into_iter().filter(is_heard).map(listen).collect::<io::Result<_>>()?;
         let child = unix::signal(SignalKind::child())?;
         let blocked = SigSet::thread_get_mask()?;
-        // blocked by whoever began this program, it would never tell that the command has ended
+        // blocked from the beginning on, it would never tell that the command has ended
         SigSet::from(Signal::SIGCHLD).thread_unblock()?;
-        Ok(Self { forwarded, child, blocked })
+        let pauses = pauses::Pauses::listen(PAUSES.into_iter().filter(is_heard).collect())?;
+        Ok(Self { forwarded, pauses, child, blocked })
     }
 
     /// Begins a program, which has those signals blocked that this one began with.
@@ -66,22 +100,14 @@ impl Signals {
         begun
     }
 
-    /// The next one that was sent to this program, which has no command: all children that end are reaped. Cancel safe.
-    async fn next(&mut self) -> Signal {
-        loop {
-            match self.next_or_child().await {
-                Some(signal) => return signal,
-                None => while reap().is_some() {},
-            }
-        }
-    }
-
-    /// The next one that asks the program to end. Cancel safe.
+    /// The next one that asks this program, which has no command, to end. All children that end are reaped. Cancel safe.
     pub(crate) async fn stop(&mut self) -> Signal {
         loop {
-            let signal = self.next().await;
-            if is_stop(signal) {
-                return signal;
+            match self.next_or_child().await {
+                Some(signal) if is_stop(signal) => return signal,
+                Some(signal) if is_pause(signal) => pause(signal, false),
+                Some(_) => {}
+                None => while matches!(wait::next(), Ok(Event::Ended(..) | Event::Stopped(..))) {},
             }
         }
     }
@@ -98,6 +124,72 @@ impl Signals {
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Signal> {
         let came =
             self.forwarded.iter_mut().find_map(|(signal, stream)| stream.poll_recv(cx).is_ready().then_some(*signal));
-        came.map_or(Poll::Pending, Poll::Ready)
+        came.map_or_else(|| self.pauses.poll(cx), Poll::Ready)
+    }
+}
+
+/// What stops a job is blocked, and read from a descriptor: after a listener it could not do what it does without one.
+#[cfg(target_os = "linux")]
+mod pauses {
+    use std::{
+        io,
+        task::{Context, Poll},
+    };
+
+    use nix::sys::{
+        signal::{SigSet, Signal},
+        signalfd::{SfdFlags, SignalFd},
+    };
+    use tokio::io::unix::AsyncFd;
+
+    pub(super) struct Pauses(AsyncFd<SignalFd>);
+
+    impl Pauses {
+        /// Before there are other threads: they block what this one does.
+        pub(super) fn listen(signals: SigSet) -> io::Result<Self> {
+            signals.thread_block()?;
+            let flags = SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC;
+            #[expect(deprecated, reason = "what came after it takes `unsafe`; this descriptor is its own")]
+            Ok(Self(AsyncFd::new(SignalFd::with_flags(&signals, flags)?)?))
+        }
+
+        pub(super) fn poll(&self, cx: &mut Context<'_>) -> Poll<Signal> {
+            while let Poll::Ready(Ok(mut ready)) = self.0.poll_read_ready(cx) {
+                match self.0.get_ref().read_signal() {
+                    Ok(Some(came)) => {
+                        if let Ok(signal) = Signal::try_from(came.ssi_signo.cast_signed()) {
+                            return Poll::Ready(signal);
+                        }
+                    }
+                    _ => ready.clear_ready(),
+                }
+            }
+            Poll::Pending
+        }
+    }
+}
+
+/// Elsewhere they stop this program, and not the command.
+#[cfg(not(target_os = "linux"))]
+mod pauses {
+    use std::{
+        io,
+        task::{Context, Poll},
+    };
+
+    use nix::sys::signal::{SigSet, Signal};
+
+    pub(super) struct Pauses;
+
+    impl Pauses {
+        #[expect(clippy::unnecessary_wraps, reason = "as on Linux")]
+        pub(super) fn listen(_signals: SigSet) -> io::Result<Self> {
+            Ok(Self)
+        }
+
+        #[expect(clippy::unused_self, reason = "as on Linux")]
+        pub(super) fn poll(&self, _cx: &mut Context<'_>) -> Poll<Signal> {
+            Poll::Pending
+        }
     }
 }

@@ -2,6 +2,7 @@
 
 use std::{
     fs,
+    io::Write,
     os::unix::fs::MetadataExt,
     process::{Command, Stdio},
 };
@@ -115,6 +116,123 @@ fn what_forks_for_ever_is_ended() {
     let before = hops();
     std::thread::sleep(std::time::Duration::from_millis(100));
     assert_eq!(hops(), before);
+}
+
+/// The same, several at once: what is killed must not be taken for all that there is.
+const HOP: &str = r#"
+#include <stdio.h>
+#include <time.h>
+#include <unistd.h>
+int main() {
+    time_t end = time(0) + 30;
+    for (int chain = 0; chain < 6; chain++)
+        if (!fork()) {
+            setsid();
+            // not for ever, in case that it is not ended
+            while (time(0) < end)
+                if (fork()) {
+                    FILE *hops = fopen("hops", "a");
+                    fputc('x', hops);
+                    fclose(hops);
+                    _exit(0);
+                }
+            _exit(0);
+        }
+    for (;;) pause();
+}
+"#;
+
+/// With the guards gone nestlock itself adopts them, and has to know when there are none.
+#[test]
+fn what_forks_for_ever_is_ended_without_guards() {
+    let world = World::new();
+    fs::write(world.path("hop.c"), HOP).unwrap();
+    compile(&world, "hop.c", &["-o", "hop"]);
+    for round in 0..8 {
+        let _ = fs::remove_file(world.path("hops"));
+        let running = Running::of(world.nestlock(&["exec", "l", "--", "./hop"]));
+        eventually("it works", || world.exists("hops"));
+        let first = child(running.pid()).unwrap();
+        kill_all([child(first).unwrap(), first]);
+        assert_eq!(running.code(), Some(125), "{round}");
+        let hops = || fs::metadata(world.path("hops")).unwrap().len();
+        let before = hops();
+        std::thread::sleep(std::time::Duration::from_millis(100));
+        assert_eq!(hops(), before, "{round}");
+    }
+}
+
+/// A pipe that is full, or a terminal after Control-S: what nestlock has to say waits for ever.
+#[test]
+fn messages_that_nobody_reads_do_not_hold_up_the_end() {
+    let world = world();
+    let (_reader, mut full) = std::io::pipe().unwrap();
+    // as much as a pipe has room for
+    full.write_all(&vec![b'x'; 65_536]).unwrap();
+    let line = "sh ./step x; true";
+    let running = Running::telling(world.nestlock(&["exec", "l", "--lease", "3s", "-c", line]), full);
+    let pid = world.pid("pid-x");
+    assert_eq!(world.code(&["force", "l"]), 0);
+    assert_eq!((running.code(), is_alive(pid)), (Some(76), false));
+}
+
+/// What was killed gets its time to end, though nestlock itself had none to look.
+#[test]
+fn a_nestlock_that_stood_still_does_not_say_it_works_on() {
+    let world = World::new();
+    let line = format!("trap '' TERM; echo > begun; {}", until("never"));
+    let said = || fs::read_to_string(world.path("said")).unwrap();
+    let nestlock = world.nestlock(&["exec", "l", "--lease", "3s", "--grace", "1s", "-c", &line]);
+    let running = Running::telling(nestlock, fs::File::create(world.path("said")).unwrap());
+    world.text("begun");
+    assert_eq!(world.code(&["force", "l"]), 0);
+    eventually("it ends the command", || said().contains("the command is ended"));
+    running.send(Signal::SIGSTOP);
+    // longer than the grace, and what the kernel has for it
+    std::thread::sleep(std::time::Duration::from_millis(3_500));
+    running.send(Signal::SIGCONT);
+    assert_eq!(running.code(), Some(76));
+    assert!(!said().contains("cannot be ended"), "{}", said());
+}
+
+/// Signals that have no name, too.
+#[test]
+#[cfg(target_os = "linux")]
+fn what_a_real_time_signal_ends_is_seen_to_have_ended() {
+    let world = World::new();
+    let code = |line: &str| Running::of(world.nestlock(&["exec", "l", "--lease", "3s", "-c", line])).code();
+    assert_eq!(code("kill -40 $$"), Some(168));
+    // one that it left behind
+    let orphan = format!("(setsid sh -c 'echo > orphan; kill -40 $$' &); {}; sleep 0.2; exit 3", until("orphan"));
+    assert_eq!(code(&orphan), Some(3));
+    // a guard
+    let running = world.begin(&["exec", "l", "--lease", "3s", "-c", "echo > begun; sleep 1000"], "begun");
+    let guard = child(running.pid()).unwrap().to_string();
+    assert!(Command::new("kill").args(["-40", &guard]).status().unwrap().success());
+    assert_eq!((running.code(), world.code(&["who", "l"])), (Some(125), 1));
+}
+
+/// A container's process namespace with the host's `/proc`. What is not to be found there is known to be there.
+#[test]
+#[cfg(target_os = "linux")]
+fn what_proc_does_not_show_keeps_the_lock_or_is_said() {
+    let world = world();
+    let is_root = fs::metadata("/proc/self").unwrap().uid() == 0;
+    let flags = if is_root { "-pf" } else { "-Urpf" };
+    if !world.program("unshare", &[flags, "true"]).status().is_ok_and(|status| status.success()) {
+        eprintln!("needs root, or namespaces of a user's own");
+        return;
+    }
+    let line = format!("setsid sh ./step x & {}; exit 4", until("pid-x"));
+    let nestlock = [env!("CARGO_BIN_EXE_nestlock"), "exec", "l", "--lease", "3s", "-c", &line];
+    let command = world.program("unshare", &[&[flags, "--kill-child"], &nestlock[..]].concat());
+    let said = || fs::read_to_string(world.path("said")).unwrap();
+    let running = Running::telling(command, fs::File::create(world.path("said")).unwrap());
+    eventually("it is said", || said().contains("the lock is kept until it has ended"));
+    assert!(said().contains("only its process group can be ended"), "{}", said());
+    assert_eq!(world.code(&["force", "l"]), 0);
+    assert_eq!(running.code(), Some(77), "{}", said());
+    assert!(said().contains("it works on though the lock is lost"), "{}", said());
 }
 
 /// A shell began them, and became nestlock.

@@ -1,7 +1,7 @@
 //! `exec`.
 
 use std::{
-    process::Stdio,
+    process::{Command, Stdio},
     time::{Duration, Instant},
 };
 
@@ -422,6 +422,46 @@ fn whoever_stops_it_does_not_wait_for_a_server_that_hangs() {
     world.server.cont().unwrap();
 }
 
+/// It waits for a lock: its place in a queue, and whatever else it has begun there, cannot be given up.
+#[test]
+fn a_server_that_hangs_does_not_hold_up_a_wait_that_is_stopped() {
+    for kind in ["reentrant", "fair", "read", "spin", "string", "signal"] {
+        let world = World::new();
+        let held = if kind == "read" { "write" } else { kind };
+        let _holder = holder(&world, &["l", "--kind", held]);
+        let calls = || -> u32 {
+            let stats = world.server_says(&["INFO", "commandstats"]);
+            let calls =
+                stats.lines().filter(|line| line.contains("eval")).filter_map(|line| line.split(['=', ',']).nth(1));
+            calls.filter_map(|calls| calls.parse::<u32>().ok()).sum()
+        };
+        let before = calls();
+        let waiter = Running::of(world.nestlock(&["exec", "l", "--kind", kind, "--", "true"]));
+        eventually("it waits", || calls() > before);
+        world.server.stop().unwrap();
+        let start = Instant::now();
+        waiter.send(Signal::SIGTERM);
+        assert_eq!(waiter.code(), Some(143), "{kind}");
+        assert!(start.elapsed() < Duration::from_secs(4), "{kind}: {:?}", start.elapsed());
+        world.server.cont().unwrap();
+    }
+}
+
+/// A pipe with nobody at its other end.
+#[test]
+fn a_wait_for_the_url_is_ended_by_a_signal() {
+    let world = World::new();
+    assert!(Command::new("mkfifo").arg(world.path("url")).status().unwrap().success());
+    let running = Running::of(world.nestlock(&["exec", "l", "--url-file", "url", "--", "true"]));
+    let stat = || std::fs::read_to_string(format!("/proc/{}/wchan", running.pid())).unwrap_or_default();
+    eventually("it waits", || stat().contains("fifo") || stat().contains("wait_for_partner"));
+    running.send(Signal::SIGTERM);
+    assert_eq!(running.code(), Some(143));
+    // it is read once
+    let line = r#"echo "$NESTLOCK_URL" > url & exec "$0" exec l --url-file url -- true"#;
+    assert_eq!(Running::of(world.program("sh", &["-c", line, env!("CARGO_BIN_EXE_nestlock")])).code(), Some(0));
+}
+
 /// The lease frees the lock: the exit code comes 300 ms after the command's end at the latest.
 #[test]
 fn a_server_that_hangs_is_not_lingered_for() {
@@ -482,34 +522,30 @@ fn a_stop_that_comes_when_the_command_has_ended_leaves_no_lock_behind() {
     }
 }
 
-/// Nobody renewed while it was stopped: the command does nothing more.
+/// No terminal's: something lets the command pause, or nestlock, which passes that on. The lock is its own all the while.
 #[test]
 #[cfg(target_os = "linux")]
-fn a_job_that_goes_on_after_its_lease_is_killed_before_it_does_anything() {
-    let world = World::new();
-    let line = "echo > ready; kill -TSTP $$; echo > ran; sleep 1000";
-    let running = world.begin(&["exec", "l", "--lease", "1s", "-c", line], "ready");
-    eventually("the lease is over", || world.code(&["who", "l"]) == 1);
-    running.send(Signal::SIGCONT);
-    assert_eq!((running.code(), world.exists("ran")), (Some(76), false));
-}
-
-/// No terminal's: somebody lets the command pause. The lock is its own all the while.
-#[test]
 fn a_command_that_was_stopped_by_hand_keeps_its_lock() {
-    let world = World::new();
-    let line = format!("echo $$ > pid; {}; exit 5", until("go"));
-    let running = world.begin(&["exec", "l", "--lease", "1s", "-c", &line], "pid");
-    let pid = world.pid("pid");
-    let send = |signal| kill(Pid::from_raw(pid), signal).unwrap();
-    send(Signal::SIGSTOP);
-    let start = Instant::now();
-    while start.elapsed() < Duration::from_secs(3) {
-        assert_eq!(world.code(&["who", "l"]), 0, "lost after {:?}", start.elapsed());
+    for signal in [Signal::SIGSTOP, Signal::SIGTSTP, Signal::SIGTTIN, Signal::SIGTTOU] {
+        let world = World::new();
+        // it forks nothing: a shell that waits for what it forks to begin cannot be stopped
+        let line = "echo $$ > pid; exec sleep 1000";
+        let running = Running::of(world.nestlock_without_terminal(&["exec", "l", "--lease", "1s", "-c", line]));
+        let pid = world.pid("pid");
+        let to = if signal == Signal::SIGSTOP { pid } else { running.pid() };
+        let send = |signal| kill(Pid::from_raw(to), signal).unwrap();
+        send(signal);
+        let is_stopped = || std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap().contains(") T ");
+        eventually("it is stopped", is_stopped);
+        let start = Instant::now();
+        while start.elapsed() < Duration::from_secs(2) {
+            assert_eq!(world.code(&["who", "l"]), 0, "{signal}: lost after {:?}", start.elapsed());
+        }
+        send(Signal::SIGCONT);
+        eventually("it goes on", || !is_stopped());
+        running.send(Signal::SIGTERM);
+        assert_eq!(running.code(), Some(143), "{signal}");
     }
-    send(Signal::SIGCONT);
-    world.make("go");
-    assert_eq!(running.code(), Some(5));
 }
 
 /// It waits for hours, and a new version is installed meanwhile.

@@ -234,6 +234,7 @@ fn without_file_descriptors_the_exit_code_is_125() {
         said += &errors;
     }
     assert!(said.contains("ulimit -n") && said.contains("--url-file cannot be read: Too many open files"), "{said}");
+    assert!(!said.contains("panicked"), "{said}");
 }
 
 /// What `acl` prints is enough for what it is for, as a shell takes it.

@@ -5,6 +5,7 @@ use std::{
     io::{Read, Write},
     net::{Shutdown, SocketAddr, TcpListener, TcpStream},
     ops::Deref,
+    os::unix::process::ExitStatusExt,
     path::PathBuf,
     process::{Child, Command, Output, Stdio},
     sync::mpsc,
@@ -111,6 +112,11 @@ impl Place {
         command
     }
 
+    /// The same, away from any terminal in which the tests run.
+    pub fn nestlock_without_terminal(&self, args: &[&str]) -> Command {
+        self.program("setsid", &[&[env!("CARGO_BIN_EXE_nestlock")], args].concat())
+    }
+
     pub fn output(&self, args: &[&str]) -> Output {
         self.nestlock(args).output().unwrap()
     }
@@ -177,6 +183,11 @@ impl Running {
         Self(command.stderr(Stdio::null()).spawn().unwrap())
     }
 
+    /// The same, whose messages go there.
+    pub fn telling(mut command: Command, stderr: impl Into<Stdio>) -> Self {
+        Self(command.stderr(stderr).spawn().unwrap())
+    }
+
     pub fn pid(&self) -> i32 {
         self.0.id().cast_signed()
     }
@@ -185,9 +196,11 @@ impl Running {
         kill(Pid::from_raw(self.pid()), signal).unwrap();
     }
 
+    /// Its exit code; of what a signal ended, what a shell says.
     pub fn code(mut self) -> Option<i32> {
         eventually("it ends", || self.0.try_wait().unwrap().is_some());
-        self.0.wait().unwrap().code()
+        let status = self.0.wait().unwrap();
+        status.code().or_else(|| Some(128 + status.signal()?))
     }
 
     pub fn is_running(&mut self) -> bool {

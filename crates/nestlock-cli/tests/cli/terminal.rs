@@ -146,6 +146,110 @@ fn a_job_that_is_fetched_from_the_background_has_the_terminal() {
     terminal.shows("read-one\n");
 }
 
+/// Nothing renewed while it was stopped: the command does nothing more.
+#[test]
+fn a_job_that_goes_on_after_its_lease_is_killed_before_it_does_anything() {
+    let world = World::new();
+    let mut terminal = Terminal::open(&world);
+    terminal.types(&format!("{NESTLOCK} exec l --lease 1s -c 'echo rea''dy; read x; echo > ran'\n"));
+    terminal.shows("ready\n");
+    terminal.types("\x1a");
+    terminal.shows("Stopped");
+    eventually("the lease is over", || world.code(&["who", "l"]) == 1);
+    terminal.types("fg\n");
+    terminal.shows("the lease was over when it went on");
+    terminal.types("echo code-$?\n");
+    terminal.shows("code-76\n");
+    assert!(!world.exists("ran"));
+}
+
+/// A pager, say, is of the same job, and needs the terminal for itself.
+#[test]
+fn the_others_of_a_pipeline_have_the_terminal() {
+    let world = World::new();
+    let mut terminal = Terminal::open(&world);
+    let reader = format!("({}; echo rea''dy; read x < /dev/tty; echo read-$x; cat > /dev/null)", until("begun"));
+    terminal.types(&format!("{NESTLOCK} exec l -c 'echo > begun; exec sleep 1000' | {reader}; echo then-$?\n"));
+    terminal.shows("ready\n");
+    terminal.types("one\n");
+    terminal.shows("read-one\n");
+    // to all of the job
+    terminal.types("\x03");
+    eventually("it is free", || world.code(&["who", "l"]) == 1);
+}
+
+/// As ssh, sudo or gpg do for a password.
+#[test]
+fn a_command_may_read_from_the_terminal_beside_its_input() {
+    let world = World::new();
+    for how in ["{} < /dev/null", "echo x | {}"] {
+        let mut terminal = Terminal::open(&world);
+        let exec = format!("{NESTLOCK} exec l -c 'echo rea''dy; read x < /dev/tty; echo read-$x'");
+        terminal.types(&format!("{}; read y; echo then-$y\n", how.replace("{}", &exec)));
+        terminal.shows("ready\n");
+        terminal.types("one\n");
+        terminal.shows("read-one\n");
+        terminal.types("two\n");
+        terminal.shows("then-two\n");
+    }
+}
+
+/// The command has the terminal, and the script is of nestlock's process group: what is typed is for all of them.
+#[test]
+fn control_z_and_control_c_are_for_a_whole_script() {
+    let world = World::new();
+    let begun = |n: u8| format!("{NESTLOCK} exec l --lease 60s -c 'echo begun-{n}; read x'\n");
+    fs::write(world.path("script"), [begun(1), begun(2)].concat()).unwrap();
+    let mut terminal = Terminal::open(&world);
+    terminal.types("bash ./script\n");
+    terminal.shows("begun-1\n");
+    terminal.types("\x1a");
+    terminal.shows("Stopped");
+    terminal.types("fg\n");
+    terminal.shows("bash ./script\n");
+    terminal.types("\x03");
+    // what is typed before that is lost
+    terminal.shows("$ ");
+    terminal.types("echo code-$?\n");
+    terminal.shows("code-130\n");
+    assert!(!terminal.has_shown("begun-2"));
+    assert_eq!(world.code(&["who", "l"]), 1);
+}
+
+/// As `ssh -t` begins it: no shell is there that would let a job go on.
+#[test]
+fn control_z_stops_nothing_where_nothing_lets_it_go_on() {
+    let world = World::new();
+    let mut terminal = Terminal::open(&world);
+    let exec = format!("exec {NESTLOCK} exec l --lease 2s -c 'echo ready; read x; echo read-$x'");
+    fs::write(world.path("line"), exec).unwrap();
+    terminal.types("script -qec 'sh ./line' /dev/null\n");
+    terminal.shows("ready\n");
+    // the inner terminal's, as the outer one is raw
+    terminal.types("\x1a");
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_secs(3) {
+        assert_eq!(world.code(&["who", "l"]), 0, "lost after {:?}", start.elapsed());
+    }
+    terminal.types("one\n");
+    terminal.shows("read-one\n");
+}
+
+/// The terminal shows nothing more until Control-Q.
+#[test]
+fn control_s_does_not_hold_up_the_end() {
+    let world = World::new();
+    let mut terminal = Terminal::open(&world);
+    terminal.types(&format!("{NESTLOCK} exec l --lease 3s -c 'echo $$ > pid; echo rea''dy; exec sleep 1000'\n"));
+    terminal.shows("ready\n");
+    let pid = world.pid("pid");
+    terminal.types("\x13");
+    assert_eq!(world.code(&["force", "l"]), 0);
+    eventually("it is ended", || !is_alive(pid));
+    terminal.types("\x11");
+    terminal.shows("the command is ended");
+}
+
 // --- top ---
 
 /// Leaves the other screen, and shows the cursor: the terminal is as it was.

@@ -1,0 +1,69 @@
+//! What the kernel tells of children: also of those that a real-time signal ended.
+
+use std::io;
+
+use rustix::{
+    io::Errno,
+    process::{WaitId, WaitIdOptions, WaitOptions, wait, waitid},
+};
+
+use nix::{sys::signal::Signal, unistd::Pid};
+
+/// How a process ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum End {
+    Exit(u8),
+    /// By the signal of this number.
+    Signal(u8),
+}
+
+impl End {
+    /// Of what a signal ended, 128 more than the number of the signal.
+    pub(crate) fn code(self) -> u8 {
+        match self {
+            Self::Exit(code) => code,
+            Self::Signal(signal) => 128 + signal,
+        }
+    }
+}
+
+/// What has happened to a child.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Event {
+    Ended(Pid, End),
+    Stopped(Pid, Signal),
+    /// To none, by now.
+    Nothing,
+    /// There are no children.
+    Childless,
+}
+
+/// What has happened next. What has ended is reaped.
+pub(crate) fn next() -> io::Result<Event> {
+    loop {
+        let (pid, status) = match wait(WaitOptions::NOHANG | WaitOptions::UNTRACED) {
+            Ok(Some((pid, status))) => (Pid::from_raw(pid.as_raw_pid()), status),
+            Ok(None) => return Ok(Event::Nothing),
+            Err(Errno::CHILD) => return Ok(Event::Childless),
+            Err(Errno::INTR) => continue,
+            Err(error) => return Err(error.into()),
+        };
+        let byte = |number: i32| number.to_le_bytes()[0];
+        if let Some(code) = status.exit_status() {
+            return Ok(Event::Ended(pid, End::Exit(byte(code))));
+        }
+        if let Some(signal) = status.terminating_signal() {
+            return Ok(Event::Ended(pid, End::Signal(byte(signal))));
+        }
+        if let Some(signal) = status.stopping_signal().and_then(|signal| Signal::try_from(signal).ok()) {
+            return Ok(Event::Stopped(pid, signal));
+        }
+    }
+}
+
+/// Whether there are children, or some that have ended and were not reaped. A subreaper has some until all that is below it has
+/// ended: the kernel hands on the children of what ends before that can be reaped.
+pub(crate) fn has_children() -> bool {
+    waitid(WaitId::All, WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT).err()
+        != Some(Errno::CHILD)
+}
