@@ -5,6 +5,7 @@ use std::{
     ffi::OsString,
     io::{self, PipeWriter, pipe},
     os::fd::OwnedFd,
+    time::{Duration, Instant},
 };
 
 use nix::{
@@ -22,6 +23,9 @@ use crate::{
     terminal,
     wait::{self, End, Event},
 };
+
+/// What the command does within this time after a signal it does for that.
+const AT_ONCE: Duration = Duration::from_millis(500);
 
 /// What the command is told, and what it is not told though this program was.
 pub(crate) type Variables = Vec<(String, Option<String>)>;
@@ -69,8 +73,8 @@ pub(crate) struct Child {
     /// Its end tells the guards of this program's.
     _life: PipeWriter,
     terminal: Terminal,
-    /// What stops a job was passed on to it, and it has not stopped since.
-    is_to_stop: bool,
+    /// When it was told last to stop as a job does.
+    told_to_stop: Option<Instant>,
     ended: Option<End>,
     /// The guards are ended, too.
     is_ending: bool,
@@ -121,7 +125,7 @@ impl Child {
             told: Some(told),
             _life: life,
             terminal: if has_terminal { Terminal::Given } else { Terminal::Elsewhere },
-            is_to_stop: false,
+            told_to_stop: None,
             ended: None,
             is_ending: false,
             is_asked: false,
@@ -139,16 +143,21 @@ impl Child {
     /// Takes the terminal back, and says whether the command had it.
     fn take_terminal(&mut self) -> bool {
         let had = self.terminal == Terminal::Given;
-        if had {
+        self.terminal = if had { Terminal::Elsewhere } else { self.terminal };
+        // not from a shell that has taken it meanwhile, or the job that this has given it to
+        let is_its = |group| group == self.group || killpg(group, None) == Err(Errno::ESRCH) || self.family.has(group);
+        let is_taken = had && terminal::foreground().is_some_and(is_its);
+        if is_taken {
             terminal::give(getpgrp());
-            self.terminal = Terminal::Elsewhere;
         }
-        had
+        is_taken
     }
 
     /// To the command's process group; when the command has ended, to those that it left behind, and to their groups.
     pub(crate) fn send(&mut self, signal: Signal) {
-        self.is_to_stop = is_pause(signal) || self.is_to_stop && signal != Signal::SIGCONT;
+        if is_pause(signal) {
+            self.told_to_stop = Some(Instant::now());
+        }
         if self.ended.is_none() {
             if killpg(self.group, signal) == Err(Errno::EPERM) {
                 warn(format_args!("{signal} does not reach the command: it runs as another user"));
@@ -259,7 +268,8 @@ impl Child {
     pub(crate) fn stop_along(&mut self, signal: Signal) -> bool {
         let had_terminal = self.take_terminal();
         // of what came to this program the others of its job know: it came to them, too, or was not for them
-        pause(signal, !std::mem::take(&mut self.is_to_stop));
+        let came_here = self.told_to_stop.take().is_some_and(|at| at.elapsed() < AT_ONCE);
+        pause(signal, !came_here);
         had_terminal
     }
 

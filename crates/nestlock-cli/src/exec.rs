@@ -2,6 +2,7 @@
 
 use std::{
     ffi::OsString,
+    ops::Range,
     time::{Duration, Instant},
 };
 
@@ -22,8 +23,8 @@ use crate::{
 
 /// A machine that slept wakes up in the midst of a pause: so none is longer.
 const LOOK: Duration = Duration::from_millis(500);
-/// Who asks twice within this time means it.
-const TWICE: Duration = Duration::from_secs(2);
+/// Who asks twice within this time means it; not one who tells a process and then its group, as `timeout` does.
+const TWICE: Range<Duration> = Duration::from_millis(100)..Duration::from_secs(2);
 /// The longest grace that is not asked for.
 const GRACE: Duration = Duration::from_secs(10);
 /// How long the server has to reply to the release once the command has ended.
@@ -327,7 +328,8 @@ async fn command(
     let mut asked = hold.asked();
     // not begun anew while it waits for an answer, however long that takes
     let mut keeping = Box::pin(hold.keep(asked));
-    let (mut ending, mut last_stop, mut is_known, mut is_guarded) = (Ending::default(), None::<Instant>, true, true);
+    let (mut ending, mut is_known, mut is_guarded) = (Ending::default(), true, true);
+    let mut last_stop = None::<(Signal, Instant)>;
     let mut came = None::<Signal>;
     loop {
         while let Some(change) = child.change() {
@@ -353,10 +355,14 @@ async fn command(
         }
         let (now, until) = (Instant::now(), hold.until(asked));
         match came.take() {
-            Some(signal) if is_stop(signal) && last_stop.is_some_and(|last| last.elapsed() < TWICE) => ending.at(now),
+            Some(signal @ (Signal::SIGINT | Signal::SIGTERM))
+                if last_stop.is_some_and(|(last, at)| last == signal && TWICE.contains(&at.elapsed())) =>
+            {
+                ending.at(now);
+            }
             Some(signal) => {
                 child.send(signal);
-                last_stop = if is_stop(signal) { Some(now) } else { last_stop };
+                last_stop = if is_stop(signal) { Some((signal, now)) } else { last_stop };
             }
             None => {}
         }

@@ -117,6 +117,15 @@ impl Family {
         }
     }
 
+    /// Whether this is the command, or one that it began.
+    pub(crate) fn has(&self, pid: Pid) -> bool {
+        match self {
+            #[cfg(target_os = "linux")]
+            Self::Tree(tree) => tree.has(pid),
+            Self::Group(group) => *group == Some(pid),
+        }
+    }
+
     /// Whether there is anything that no keeper but this process has.
     pub(crate) fn has_any(&self) -> bool {
         match self {
@@ -202,6 +211,10 @@ mod tree {
 
         pub(super) fn keeper(&mut self, pid: Pid) {
             self.keepers.push(pid);
+        }
+
+        pub(super) fn has(&self, pid: Pid) -> bool {
+            self.all().iter().any(|found| found.pid == pid)
         }
 
         pub(super) fn has_any(&self) -> bool {

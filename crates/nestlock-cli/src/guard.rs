@@ -107,8 +107,9 @@ fn own_program() -> io::Result<Command> {
 
 /// Whether the command is stopped now.
 pub(crate) fn is_stopped(command: Pid) -> bool {
-    let stat = std::fs::read_to_string(format!("/proc/{command}/stat"));
-    stat.map_or(cfg!(not(target_os = "linux")), |stat| stat.contains(") T "))
+    // its name may be anything
+    let stat = std::fs::read(format!("/proc/{command}/stat"));
+    stat.map_or(cfg!(not(target_os = "linux")), |stat| String::from_utf8_lossy(&stat).contains(") T "))
 }
 
 /// What this program is begun for, if it is not by a user.

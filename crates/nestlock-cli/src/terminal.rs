@@ -25,7 +25,12 @@ pub(crate) fn is_there() -> bool {
 
 /// Whether this program's process group has it.
 pub(crate) fn has_foreground() -> bool {
-    terminal().is_some_and(|terminal| tcgetpgrp(terminal) == Ok(getpgrp()))
+    foreground() == Some(getpgrp())
+}
+
+/// Which process group has it.
+pub(crate) fn foreground() -> Option<Pid> {
+    tcgetpgrp(terminal()?).ok()
 }
 
 /// Whether it is this program's to read from, and for no other of a pipeline to write to.

@@ -50,6 +50,9 @@ struct Held {
     was_lost: bool,
 }
 
+/// How often a lock is asked for in calm until it is had.
+const TRIES: u32 = 3;
+
 /// How long a lock may take in calm: whoever died had it for a lease, and nobody said so.
 pub(crate) fn calm_limit(kind: Kind) -> Duration {
     let patience = if kind.is_fair() { FAIR_PATIENCE } else { Duration::ZERO };
@@ -89,10 +92,9 @@ impl Task {
         let begin = self.rng.random_range(0..choices.len());
         choices.rotate_left(begin);
         for choice in choices {
-            let until = Instant::now() + calm_limit(choice.kind);
-            // on a busy machine a call may fail
-            while Instant::now() < until {
-                let way = Way::Calm(until - Instant::now());
+            // on a busy machine a call may fail; the next one has its whole time
+            for _ in 0..TRIES {
+                let way = Way::Calm(calm_limit(choice.kind));
                 if let Some(mut held) = self.acquire(choice.clone(), way, None, None).await {
                     self.look(&mut held).await;
                     self.unlock(held).await;

@@ -263,7 +263,7 @@ fn script(world: &World) -> (Running, [i32; 3], [i32; 2]) {
     (running, all, [x, y])
 }
 
-fn child(pid: i32) -> Option<i32> {
+pub fn child(pid: i32) -> Option<i32> {
     let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
     children.split_whitespace().next()?.parse().ok()
 }

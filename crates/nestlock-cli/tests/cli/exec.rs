@@ -138,8 +138,26 @@ fn whoever_asks_twice_means_it() {
     let running = world.begin(&["exec", "l", "-c", &line], "ready");
     running.send(Signal::SIGTERM);
     world.text("heard");
+    // at a person's pace
+    std::thread::sleep(Duration::from_millis(200));
     running.send(Signal::SIGTERM);
     assert_eq!(running.code(), Some(137));
+}
+
+/// As `timeout` tells its child and then all of its group, and as a terminal that is closed does: the command has its grace.
+#[test]
+fn two_signals_that_are_one_request_are_no_kill() {
+    for (signals, pause) in
+        [([Signal::SIGTERM; 2], 0), ([Signal::SIGHUP; 2], 200), ([Signal::SIGTERM, Signal::SIGHUP], 200)]
+    {
+        let world = World::new();
+        let line = format!("trap 'sleep 0.7; exit 9' TERM HUP; echo > ready; {}", until("never"));
+        let running = world.begin(&["exec", "l", "-c", &line], "ready");
+        running.send(signals[0]);
+        std::thread::sleep(Duration::from_millis(pause));
+        running.send(signals[1]);
+        assert_eq!(running.code(), Some(9), "{signals:?}");
+    }
 }
 
 /// The shell dies, and so does what it began: nothing runs on without the lock.

@@ -9,7 +9,15 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::support::{PATIENCE, Place, World, eventually, is_alive, until};
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+
+use crate::{
+    ends::child,
+    support::{PATIENCE, Place, World, eventually, is_alive, until},
+};
 
 /// A shell in a terminal of its own.
 pub struct Terminal {
@@ -214,6 +222,56 @@ fn control_z_and_control_c_are_for_a_whole_script() {
     terminal.shows("code-130\n");
     assert!(!terminal.has_shown("begun-2"));
     assert_eq!(world.code(&["who", "l"]), 1);
+}
+
+/// Whatever it is called: the system cuts a name in the midst of a letter.
+#[test]
+fn a_command_with_a_name_that_is_no_text_stops_as_well() {
+    let world = World::new();
+    let sleep = Command::new("sh").args(["-c", "command -v sleep"]).output().unwrap().stdout;
+    world.copy(String::from_utf8(sleep).unwrap().trim(), "aaaaaaaaaaaaaa\u{e9}");
+    let mut terminal = Terminal::open(&world);
+    terminal.types(&format!("{NESTLOCK} exec l --lease 60s -c 'echo $$ > pid; exec ./aaaaaaaaaaaaaa* 1000'\n"));
+    let pid = world.pid("pid");
+    let name = || fs::read(format!("/proc/{pid}/comm")).unwrap();
+    eventually("it has its name", || name().starts_with(b"aaaa"));
+    terminal.types("\x1a");
+    terminal.shows("Stopped");
+}
+
+/// Its script is killed, and the shell has its terminal: the end of the command takes it from nobody.
+#[test]
+fn a_terminal_that_was_taken_meanwhile_is_not_taken_back() {
+    let world = World::new();
+    let exec = format!("{NESTLOCK} exec l -c 'echo > begun; {}'", until("go"));
+    fs::write(world.path("script"), format!("echo $$ > pid\n{exec}\ntrue\n")).unwrap();
+    let mut terminal = Terminal::open(&world);
+    terminal.types("sh ./script\n");
+    world.text("begun");
+    kill(Pid::from_raw(world.pid("pid")), Signal::SIGKILL).unwrap();
+    terminal.shows("Killed");
+    world.make("go");
+    eventually("it is free", || world.code(&["who", "l"]) == 1);
+    terminal.types("echo al''ive\n");
+    terminal.shows("alive\n");
+}
+
+/// What was passed on long ago, and ignored, is not what stops it now: all of its job stops.
+#[test]
+fn a_job_that_ignored_a_stop_stops_as_a_whole_later() {
+    let world = World::new();
+    let line = format!("trap \"\" TSTP; echo > begun; {}; kill -STOP $$", until("go"));
+    fs::write(world.path("script"), format!("echo $$ > pid\n{NESTLOCK} exec l --lease 60s -c '{line}'\ntrue\n"))
+        .unwrap();
+    let mut terminal = Terminal::open(&world);
+    terminal.types("sh ./script\n");
+    world.text("begun");
+    let nestlock = child(world.pid("pid")).unwrap();
+    kill(Pid::from_raw(nestlock), Signal::SIGTSTP).unwrap();
+    // longer than it may take to stop for that
+    thread::sleep(Duration::from_millis(800));
+    world.make("go");
+    terminal.shows("Stopped");
 }
 
 /// As `ssh -t` begins it: no shell is there that would let a job go on.
