@@ -56,7 +56,7 @@ impl Url {
             "rediss-cluster" | "valkeys-cluster" => (Scheme::Cluster, true),
             "redis-sentinel" | "valkey-sentinel" => (Scheme::Sentinel, false),
             "rediss-sentinel" | "valkeys-sentinel" => (Scheme::Sentinel, true),
-            _ => return refuse(format!("the URL's scheme is {name:?}; {FORMS}")),
+            _ => return refuse(format!("nestlock knows no such scheme; {FORMS}")),
         };
         if is_secret && !cfg!(feature = "rustls") {
             return refuse(format!("{name}:// needs TLS; enable the feature `rustls` of nestlock"));

@@ -319,6 +319,8 @@ fn what_is_refused_names_the_part() {
         ("redis+unix:///run/s%00", "the path must be that of a socket"),
         ("redis+unix:///run/%2e./s", "without `.` and `..`"),
         ("redis-clusters://h", "use redis://"),
+        ("u:s3cret://x@h", "use redis://"),
+        ("s3cret://h", "use redis://"),
         ("h:6379", "it is no URL"),
     ] {
         let reason = ours(url).expect_err(url);

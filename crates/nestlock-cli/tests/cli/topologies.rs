@@ -417,7 +417,7 @@ fn several_addresses_lead_to_the_one_that_is_the_master() {
 fn a_url_that_leads_nowhere_is_told() {
     for (url, told) in [
         ("redis://127.0.0.1:1,redis://127.0.0.1:2", "several URLs"),
-        ("http://127.0.0.1:1", "scheme is \"http\""),
+        ("http://127.0.0.1:1", "no such scheme"),
         ("redis-sentinel://127.0.0.1:1", "names no service"),
         ("redis-cluster://127.0.0.1:1/x", "the database must be a number"),
     ] {
