@@ -116,7 +116,7 @@ fn tell_holders(who: &Who, server: &Server, held: Option<&Held>, people: &People
         let kind = found.map(|found| found.record.name().to_owned()).or(who.named.kind.map(Kind::name));
         return say(json!({
             "v": 1, "name": name, "kind": kind, "maybe": found.and_then(Found::maybe), "holders": holders,
-            "ttl_ms": found.and_then(|found| found.ttl),
+            "ttl_ms": found.and_then(|found| found.ttl), "last_token": found.and_then(|found| found.last_token),
         }));
     }
     for (owner, holds) in holders {

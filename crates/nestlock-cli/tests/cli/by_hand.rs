@@ -15,7 +15,7 @@ fn what_is_held_is_told_and_freed() {
     assert_eq!(said(&world, &["who", "l"]), (Some(1), String::new()));
     assert_eq!(
         said(&world, &["who", "l", "--json"]),
-        (Some(1), "{\"holders\":[],\"kind\":null,\"maybe\":null,\"name\":\"l\",\"ttl_ms\":null,\"v\":1}\n".to_owned())
+        (Some(1), "{\"holders\":[],\"kind\":null,\"last_token\":null,\"maybe\":null,\"name\":\"l\",\"ttl_ms\":null,\"v\":1}\n".to_owned())
     );
     assert_eq!(said(&world, &["force", "l"]), (Some(1), String::new()));
     let line = format!("echo $NESTLOCK_OWNER > owner; {}", until("go"));
