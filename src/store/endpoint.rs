@@ -3,6 +3,11 @@
 #[cfg(feature = "rustls")]
 use fred::bytes_utils::Str;
 use fred::types::config::{Config as FredConfig, Server, ServerConfig};
+#[cfg(feature = "fred-config")]
+use fred::{
+    clients::Client,
+    types::config::{ConnectionConfig, PerformanceConfig},
+};
 
 #[cfg(feature = "rustls")]
 use super::Tls;
@@ -10,11 +15,14 @@ use super::{
     url::{Leads, Url, refuse},
     wire,
 };
-#[cfg(feature = "fred-config")]
-use crate::topology::{NodeRole, TopologyNode};
 use crate::{
     error::Result,
     options::{Config, Login, Wire},
+};
+#[cfg(feature = "fred-config")]
+use crate::{
+    error::StoreError,
+    topology::{NodeRole, TopologyNode},
 };
 
 /// Where the servers are, and how to log in: made from a URL, or from a configuration of fred's.
@@ -166,6 +174,22 @@ impl Endpoint {
             }
         }
         Ok(config)
+    }
+
+    /// A client of fred's, connected to where such a configuration leads as nestlock itself connects: each address of a name is
+    /// tried, and an error quotes no password. The caller limits it. Unstable.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe: dropped midway, the connection is closed.
+    #[cfg(feature = "fred-config")]
+    #[doc(hidden)]
+    pub async fn client(
+        config: &FredConfig,
+        performance: PerformanceConfig,
+        connection: ConnectionConfig,
+    ) -> Result<Client, StoreError> {
+        wire::fred_client(config, performance, connection).await
     }
 
     /// Which client carries requests and messages.

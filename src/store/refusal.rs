@@ -34,7 +34,7 @@ const REFUSALS: [(&str, StoreErrorKind); 20] = {
 
 /// How a text without a code of its own begins, in lower case: of servers and services, and inside scripts. Our scripts
 /// leave nothing behind when a command is refused.
-const TEXTS: [(&str, StoreErrorKind); 12] = {
+const TEXTS: [(&str, StoreErrorKind); 14] = {
     use StoreErrorKind as K;
     [
         ("unknown command", K::UnknownCommand),
@@ -49,6 +49,9 @@ const TEXTS: [(&str, StoreErrorKind); 12] = {
         ("the user executing the script can't ", K::NoPermission),
         ("acl failure in script: ", K::NoPermission),
         ("max number of clients", K::Unavailable),
+        // of a SELECT
+        ("db index is out of range", K::Other),
+        ("select is not allowed in cluster mode", K::Other),
         // our own refusals come before the first write
         ("nestlock: ", K::Other),
     ]
@@ -57,8 +60,12 @@ const TEXTS: [(&str, StoreErrorKind); 12] = {
 /// What stands before the name of a command, in lower case.
 const BEFORE_ITS_NAME: [&str; 4] =
     ["unknown command ", "unsupported command ", "command is not available: ", "to run the "];
-/// What a server quotes of a request that it does not know: there may be a password among it.
+/// What a server quotes of a request that it does not know: the text of a script, and what is written.
 const QUOTED: &str = ", with args beginning with";
+/// What a handshake consists of, with either client.
+const HANDSHAKE: [&str; 7] = ["hello", "auth", "select", "ping", "info", "client", "client|id"];
+/// In place of words that nobody knows.
+const NOT_SHOWN: &str = "an error whose words are not shown, as they may quote the password";
 
 /// What a connection says that is more than its end: TLS and the system, in the words of both clients.
 const AT_CONNECT: [(&str, StoreErrorKind); 14] = {
@@ -97,6 +104,16 @@ pub(super) fn error(said: String) -> StoreError {
     StoreError::new(kind, may_have_executed, said).about(command.as_deref())
 }
 
+/// The same, of a handshake that has a password in it: what stands before a server may quote that, in words of its own. So only
+/// words are shown that are known.
+pub(super) fn login_error(said: &str) -> StoreError {
+    let (kind, may_have_executed) = verdict(said);
+    let command = named(said).filter(|name| HANDSHAKE.iter().any(|known| known.eq_ignore_ascii_case(name)));
+    let words = recognized(said).map_or(NOT_SHOWN, |(words, _)| words);
+    let shown = command.map_or_else(|| words.to_owned(), |command| format!("{words}: {command}"));
+    StoreError::new(kind, may_have_executed, shown).about(command)
+}
+
 /// Why a connection could not be made: what may pass is told from what stays.
 pub(super) fn at_connect(error: StoreError) -> StoreError {
     let said = error.said();
@@ -126,13 +143,20 @@ pub(super) fn is_known(error: &str) -> bool {
 }
 
 fn known(error: &str) -> Option<StoreErrorKind> {
+    recognized(error).map(|(_, kind)| kind)
+}
+
+/// The words by which an error is known, and its kind.
+fn recognized(error: &str) -> Option<(&str, StoreErrorKind)> {
     let said = said_inside(error);
     let code = said.split([' ', ':']).next().unwrap_or("");
     if let Some((_, kind)) = REFUSALS.into_iter().find(|(refusal, _)| *refusal == code) {
-        return Some(kind);
+        return Some((code, kind));
     }
-    let text = said.strip_prefix("ERR ").unwrap_or(said).to_ascii_lowercase();
-    TEXTS.into_iter().find(|(begin, _)| text.starts_with(begin)).map(|(_, kind)| kind)
+    let text = said.strip_prefix("ERR ").unwrap_or(said);
+    let lower = text.to_ascii_lowercase();
+    let (begin, kind) = TEXTS.into_iter().find(|(begin, _)| lower.starts_with(begin))?;
+    Some((&text[..begin.len()], kind))
 }
 
 /// What a command inside a script said. Redis 6 wraps it, once or twice:
@@ -230,6 +254,33 @@ mod tests {
             "ERR ACL failure in script: User u has no permissions to run the 'evalsha' command script: 30ad, on @user_script:1.",
         ] {
             assert_eq!(error(denied.to_owned()).command(), Some("evalsha"), "{denied}");
+        }
+    }
+
+    /// Whatever stands around a password, and however it is written.
+    #[test]
+    fn a_login_that_is_refused_is_told_by_known_words() {
+        use StoreErrorKind as K;
+        for (said, kind, shown) in [
+            ("WRONGPASS invalid username-password pair or user is disabled.", K::Auth, "WRONGPASS"),
+            ("WRONGPASS: s3cret is not u's password", K::Auth, "WRONGPASS"),
+            ("ERR max number of clients reached", K::Unavailable, "max number of clients"),
+            ("ERR DB index is out of range", K::Other, "DB index is out of range"),
+            (
+                "ERR unknown command 'HELLO', with args beginning with: 's3cret'",
+                K::UnknownCommand,
+                "unknown command: HELLO",
+            ),
+            ("ERR unknown command 's3cret'", K::UnknownCommand, "unknown command"),
+            ("NOPERM u has no permissions to run the 'select' command", K::NoPermission, "NOPERM: select"),
+            ("NOPERM u has no permissions to run the 's3cret' command", K::NoPermission, "NOPERM"),
+            ("ERR I do not understand HELLO 3 AUTH u s3cret", K::Other, NOT_SHOWN),
+            ("s3cret", K::Other, NOT_SHOWN),
+            ("", K::Other, NOT_SHOWN),
+        ] {
+            let error = login_error(said);
+            assert_eq!((error.kind(), &*error.said()), (kind, shown), "{said}");
+            assert!(!format!("{error} {error:?} {:?}", error.command()).contains("s3cret"), "{said}");
         }
     }
 

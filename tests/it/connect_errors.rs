@@ -4,11 +4,18 @@ use std::{
     io::{Read, Write},
     net::TcpListener,
     process::Command,
+    sync::Arc,
     thread,
     time::Duration,
 };
 
-use nestlock::{Error, LockClient, LockClientBuilder, StoreErrorKind, Wire};
+use nestlock::{
+    Error, LockClient, LockClientBuilder, StoreErrorKind, Wire,
+    fred::{
+        error::Error as FredError,
+        types::config::{Config, CredentialProvider, Server as FredServer},
+    },
+};
 use nestlock_embedded::SpawnedCluster;
 
 use crate::support::{Server, eventually, wire::Wire as Resp};
@@ -43,7 +50,7 @@ fn responder(answer: &'static str) -> u16 {
             thread::spawn(move || {
                 let mut bytes = [0; 4096];
                 while let Ok(length @ 1..) = stream.read(&mut bytes) {
-                    let requests = String::from_utf8_lossy(&bytes[..length]).matches('*').count();
+                    let requests = String::from_utf8_lossy(&bytes[..length]).matches('*').count().max(1); // fred's HELLO has none
                     if stream.write_all(answer.repeat(requests).as_bytes()).is_err() {
                         return;
                     }
@@ -112,6 +119,41 @@ async fn a_server_that_is_too_old_is_told_so_without_the_password() {
         let error = refused(Wire::Own, &format!("redis://u:s3cret@127.0.0.1:{port}")).await;
         assert_told(&error, StoreErrorKind::UnknownCommand, false, "Redis 6.2 or later");
         assert!(!format!("{error} {error:?}").contains("s3cret"), "{error:?}");
+    }
+}
+
+/// Says the password.
+#[derive(Debug)]
+struct Provider;
+
+#[async_trait::async_trait]
+impl CredentialProvider for Provider {
+    async fn fetch(&self, _: Option<&FredServer>) -> Result<(Option<String>, Option<String>), FredError> {
+        Ok((Some("u".into()), Some("s3cret".into())))
+    }
+}
+
+/// A proxy has words of its own, where the login is from a URL or from who provides it.
+#[tokio::test]
+async fn a_proxy_that_quotes_a_login_shows_no_password() {
+    for (answer, kind, words) in [
+        ("-ERR I do not understand HELLO 3 AUTH u s3cret\r\n", StoreErrorKind::Other, "not shown"),
+        ("-s3cret?\r\n", StoreErrorKind::Other, "not shown"),
+        ("-ERR unknown command 's3cret'\r\n", StoreErrorKind::UnknownCommand, "unknown command"),
+        ("-WRONGPASS u:s3cret\r\n", StoreErrorKind::Auth, "special characters as %NN"),
+        ("-LOADING AUTH u s3cret\r\n", StoreErrorKind::Loading, "LOADING"),
+    ] {
+        let address = format!("127.0.0.1:{}", responder(answer));
+        for wire in WIRES {
+            let by_url = refused(wire, &format!("redis://u:s3cret@{address}")).await;
+            let mut config = Config::from_url(&format!("redis://{address}")).unwrap();
+            config.credential_provider = Some(Arc::new(Provider));
+            let provided = LockClient::builder().wire(wire).connect_to(config).await.unwrap_err();
+            for error in [by_url, provided] {
+                assert_told(&error, kind, kind == StoreErrorKind::Loading, words);
+                assert!(!format!("{error} {error:?}").contains("s3cret"), "{wire:?}: {error:?}");
+            }
+        }
     }
 }
 

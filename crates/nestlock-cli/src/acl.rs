@@ -9,7 +9,7 @@ use crate::{
     Failure,
     args::{Acl, For, Server},
     kind::Kind,
-    node::{self, text},
+    node::text,
     raw::Raw,
     say,
 };
@@ -231,7 +231,7 @@ async fn version(server: &Server) -> Result<(u64, u64, u64), Failure> {
     // rules are for all of them
     let said = raw.ask_each(&raw.masters(), &["INFO", "server"]).await;
     let said: Result<Vec<_>, _> = said.into_iter().collect();
-    let said = said.map_err(|error| node::shown(&error).to_owned())?;
+    let said = said.map_err(|error| error.details().to_owned())?;
     Ok(said.iter().map(|info| version_of(&text(info).unwrap_or_default())).min().unwrap_or_default())
 }
 

@@ -1,6 +1,9 @@
 //! Questions to one server that are about no one lock: a connection of fred's, and words.
 
-use std::time::{Duration, Instant};
+use std::{
+    error::Error as _,
+    time::{Duration, Instant},
+};
 
 use fred::{
     clients::Client,
@@ -11,6 +14,7 @@ use fred::{
         config::{Config, ConnectionConfig, PerformanceConfig},
     },
 };
+use nestlock::{Endpoint, StoreErrorKind};
 use tokio::{sync::Mutex, time::timeout};
 
 /// Messages that wait to be counted.
@@ -109,17 +113,15 @@ impl Node {
             internal_command_timeout: connect,
             ..ConnectionConfig::default()
         };
-        let client = Client::new(config.clone(), Some(performance), Some(connection), None);
         let failed = |kind: ErrorKind, why: String| Error::new(kind, format!("cannot connect: {why}"));
         // all steps of it, one after the other
-        let connected = timeout(connect, client.init()).await;
+        let connected = timeout(connect, Endpoint::client(config, performance, connection)).await;
         let connected = connected.map_err(|_| failed(ErrorKind::IO, format!("no answer within {connect:?}")))?;
-        // its task ends with it
-        drop(connected.map_err(|error| {
-            let kind = if *error.kind() == ErrorKind::Auth { ErrorKind::Auth } else { ErrorKind::IO };
-            failed(kind, shown(&error).to_owned())
-        })?);
-        Ok(client)
+        connected.map_err(|error| {
+            let kind = if error.kind() == StoreErrorKind::Auth { ErrorKind::Auth } else { ErrorKind::IO };
+            // without what to do about it: this is one row of several
+            failed(kind, error.source().map_or_else(String::new, ToString::to_string))
+        })
     }
 
     pub(crate) async fn ask(&self, words: &[&str]) -> Answer {
@@ -172,12 +174,6 @@ impl Node {
 fn command<'w>(mut words: impl Iterator<Item = &'w str>) -> (CustomCommand, Vec<Value>) {
     let name = words.next().unwrap_or_default().to_owned();
     (CustomCommand::new(name, ClusterHash::FirstKey, false), words.map(Value::from).collect())
-}
-
-/// What a server said, as far as it may be shown: what it quotes of a request that it does not know may be a password.
-pub(crate) fn shown(error: &Error) -> &str {
-    let said = error.details();
-    said.split(", with args beginning with").next().unwrap_or(said)
 }
 
 /// Whether the user may not ask that.

@@ -15,7 +15,7 @@ use crate::{
     args::Unusable,
     kind::Kind,
     locks::{Found, Record, derived},
-    node::{Answer, Node, Words, is_denied, is_not_now, is_of_another_type, list, shown, text, words},
+    node::{Answer, Node, Words, is_denied, is_not_now, is_of_another_type, list, text, words},
     raw::{Away, Raw, SERVICE, Unheard},
 };
 
@@ -110,7 +110,7 @@ pub(crate) async fn discover(
                 let keys = match keys? {
                     Ok(keys) => keys,
                     Err(error) => {
-                        away.insert(node.address.clone(), shown(&error).to_owned());
+                        away.insert(node.address.clone(), error.details().to_owned());
                         continue;
                     }
                 };
@@ -211,7 +211,7 @@ async fn scan(
             Err(error) if is_denied(&error) => {
                 return Err("this user may not look through the keys; give it +scan".into());
             }
-            Err(error) => return Err(format!("cannot look through the keys: {}", shown(&error)).into()),
+            Err(error) => return Err(format!("cannot look through the keys: {}", error.details()).into()),
         };
         let [next, page] = <[Value; 2]>::try_from(list(page)).map_err(|_| "the answer to SCAN makes no sense")?;
         // what is no text is no name of ours

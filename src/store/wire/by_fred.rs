@@ -17,6 +17,8 @@ use std::{
 };
 
 use bytes::Bytes;
+#[cfg(feature = "fred-config")]
+use fred::types::config::{ConnectionConfig, PerformanceConfig};
 use fred::{
     clients::Client,
     error::{Error as FredError, ErrorKind as FredKind},
@@ -34,8 +36,11 @@ use tokio::{
 };
 
 use super::{
-    Channels, Dial, Failure, Heard, MOST_UNDER_WAY, NotConnected, Request, Texts, Value, numbered, reach, stream::bare,
+    Channels, Dial, Failure, Heard, MOST_UNDER_WAY, NotConnected, Request, Texts, Value, has_password, numbered, reach,
+    stream::bare,
 };
+#[cfg(feature = "fred-config")]
+use crate::error::StoreError;
 use crate::{
     error::StoreErrorKind,
     store::{
@@ -81,7 +86,7 @@ impl Drop for Connection {
 pub(super) async fn connect(dial: &Dial) -> Result<Arc<Connection>, NotConnected> {
     let client = build(dial, reachable(&dial.server).await?)?;
     let (mut messages, mut connects) = (client.message_rx(), client.reconnect_rx());
-    let router = client.init().await.map_err(|error| NotConnected::from_fred(&error))?;
+    let router = client.init().await.map_err(|error| NotConnected::from_fred(&error, has_password(&dial.server)))?;
     // told, and not waited for: nobody needs it
     let (named, name) = (client.clone(), dial.name.to_string());
     dial.own.spawn(async move {
@@ -381,7 +386,22 @@ fn build(dial: &Dial, mut server: FredConfig) -> Result<Client, NotConnected> {
         performance.default_command_timeout = dial.command_timeout;
         performance.broadcast_channel_capacity = if dial.sink.is_some() { MESSAGE_CAPACITY } else { NEWS_CAPACITY };
     });
-    builder.build().map_err(|error| NotConnected::from_fred(&error))
+    builder.build().map_err(|error| NotConnected::from_fred(&error, false))
+}
+
+/// A client for somebody's own questions, connected as ours are: to the address that answers, and a failure quotes no password.
+#[cfg(feature = "fred-config")]
+pub(in super::super) async fn client(
+    server: &FredConfig,
+    performance: PerformanceConfig,
+    connection: ConnectionConfig,
+) -> Result<Client, StoreError> {
+    let connected = async {
+        let client = Client::new(reachable(server).await?, Some(performance), Some(connection), None);
+        client.init().await.map_err(|error| NotConnected::from_fred(&error, has_password(server)))?;
+        Ok(client)
+    };
+    connected.await.map_err(|failed: NotConnected| failed.error.before_any_request())
 }
 
 /// Where a configuration leads, without user and password.
@@ -397,10 +417,17 @@ pub(in super::super) fn address(server: &FredConfig) -> String {
 
 impl NotConnected {
     /// fred has but a text of the system's error.
-    pub(super) fn from_fred(error: &FredError) -> Self {
+    pub(super) fn from_fred(error: &FredError, has_password: bool) -> Self {
         let is_of = |kind| error.details().contains(&format!("kind: {kind}"));
         let nobody_listens = ["ConnectionRefused", "NotFound"].into_iter().any(is_of);
-        Self { nobody_listens, ..classify(error).into() }
+        let failure = match classify(error) {
+            // what neither the system nor TLS says is, perhaps, the server's
+            Failure::Other(..) if has_password && !matches!(error.kind(), FredKind::IO | FredKind::Tls) => {
+                Failure::Refused(error.details().to_owned())
+            }
+            failure => failure,
+        };
+        Self { nobody_listens, ..Self::of_handshake(failure, has_password) }
     }
 }
 

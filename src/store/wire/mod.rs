@@ -24,6 +24,8 @@ use smallvec::SmallVec;
 use tokio::{runtime::Handle, time::timeout};
 
 pub(super) use self::by_fred::address;
+#[cfg(feature = "fred-config")]
+pub(super) use self::by_fred::client as fred_client;
 use self::own::{Part, Reply};
 pub(crate) use self::{resp::Value, stream::has_io_here};
 use super::{
@@ -180,10 +182,31 @@ impl From<io::Error> for NotConnected {
     }
 }
 
+impl NotConnected {
+    /// The failure of a handshake, which has a password in it, or none.
+    fn of_handshake(failure: Failure, has_password: bool) -> Self {
+        let error = match failure {
+            Failure::Refused(said) if has_password => refusal::login_error(&said),
+            failure => failure.into(),
+        };
+        Self { error: refusal::at_connect(error), nobody_listens: false }
+    }
+}
+
+/// Of a question behind the handshake.
 impl From<Failure> for NotConnected {
     fn from(failure: Failure) -> Self {
-        Self { error: refusal::at_connect(failure.into()), nobody_listens: false }
+        Self::of_handshake(failure, false)
     }
+}
+
+/// Whether the handshake with it has a password in it.
+fn has_password(server: &FredConfig) -> bool {
+    #[cfg(feature = "fred-config")]
+    if server.credential_provider.is_some() {
+        return true;
+    }
+    server.password.is_some()
 }
 
 /// What is asked.
@@ -606,12 +629,12 @@ mod tests {
             TcpStream::connect(port).map(drop)
         }] as [&dyn Fn() -> io::Result<()>; 2]
         {
-            assert!(NotConnected::from_fred(&FredError::from(connect().unwrap_err())).nobody_listens);
+            assert!(NotConnected::from_fred(&FredError::from(connect().unwrap_err()), true).nobody_listens);
             assert!(NotConnected::from(connect().unwrap_err()).nobody_listens);
         }
         // root may open all: as the system would say it
         let denied = || io::Error::from_raw_os_error(13);
-        for error in [NotConnected::from(denied()), NotConnected::from_fred(&FredError::from(denied()))] {
+        for error in [NotConnected::from(denied()), NotConnected::from_fred(&FredError::from(denied()), true)] {
             assert_eq!(error.error.kind(), StoreErrorKind::NoPermission, "{}", error.error);
             assert!(error.error.to_string().contains("unixsocketperm"), "{}", error.error);
         }
@@ -622,7 +645,7 @@ mod tests {
             FredError::new(ErrorKind::IO, "Connection closed."),
             FredError::new(ErrorKind::Timeout, "Request timed out."),
         ] {
-            assert!(!NotConnected::from_fred(&error).nobody_listens);
+            assert!(!NotConnected::from_fred(&error, true).nobody_listens);
         }
     }
 }

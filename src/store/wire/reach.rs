@@ -158,6 +158,26 @@ mod tests {
         }
     }
 
+    /// Over which somebody asks questions of their own.
+    #[cfg(feature = "fred-config")]
+    #[tokio::test]
+    async fn a_client_of_freds_is_connected_past_a_dead_address() {
+        let server = nestlock_embedded::SpawnedServer::start().unwrap();
+        let hole = Hole::dig();
+        name("a.hole.before.a.server", &[hole.0, server.addr()]);
+        let url = format!("redis://a.hole.before.a.server:{}", server.addr().port());
+        let config = crate::LockClient::builder().fred_config(&url, None).unwrap();
+        let limit = Duration::from_secs(20);
+        let connection = fred::types::config::ConnectionConfig {
+            connection_timeout: limit,
+            internal_command_timeout: limit,
+            ..Default::default()
+        };
+        let begun = Instant::now();
+        crate::Endpoint::client(&config, Default::default(), connection).await.unwrap();
+        assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+    }
+
     #[tokio::test]
     async fn the_first_address_that_answers_is_taken() {
         let holes = [Hole::dig(), Hole::dig()];

@@ -7,7 +7,7 @@ use futures_util::future::join_all;
 use super::{Row, Verdict, row};
 use crate::{
     acl::version_of,
-    node::{Answer, Node, is_denied, list, shown, text},
+    node::{Answer, Node, is_denied, list, text},
 };
 
 /// What is asked where there is an append-only file.
@@ -45,7 +45,7 @@ pub(super) async fn of_server(node: &Node, of: Of) -> Vec<Row> {
         Err(error) if is_denied(&error) => {
             rows.push(row("server", Verdict::Unknown, "this user may not ask INFO; give it +info"));
         }
-        Err(error) => rows.push(row("server", Verdict::Unknown, shown(&error).to_owned())),
+        Err(error) => rows.push(row("server", Verdict::Unknown, error.details().to_owned())),
     }
     rows.extend(of_config(&config, of).into_iter().filter(|row| keeps_a_log || row.what != FSYNC));
     rows

@@ -15,7 +15,7 @@ use super::{
     row,
 };
 use crate::{
-    node::{Node, is_denied, is_over, list, pairs, shown},
+    node::{Node, is_denied, is_over, list, pairs},
     raw::{Raw, unserved},
 };
 
@@ -51,7 +51,7 @@ pub(super) async fn of_servers(raw: &Raw<'_>) -> Vec<Row> {
 
 /// What it says of itself, and how long it takes to answer; or that it does not.
 async fn of_node(node: &Rc<Node>, of: Of) -> Result<(Vec<Row>, Duration), String> {
-    let said = |error: fred::error::Error| shown(&error).to_owned();
+    let said = |error: fred::error::Error| error.details().to_owned();
     node.client().await.map_err(said)?;
     let began = Instant::now();
     match node.ask(&["PING"]).await {
@@ -174,7 +174,7 @@ async fn of_sentinels(raw: &Raw<'_>) -> Vec<Row> {
                 answer += 1;
                 unknown = Some("this user may not ask the sentinels; give it +sentinel|masters there");
             }
-            Err(error) => away.push(format!("{}: {}", sentinel.address, shown(&error))),
+            Err(error) => away.push(format!("{}: {}", sentinel.address, error.details())),
         }
     }
     judged(&known, sentinels.len(), answer, &away, unknown)

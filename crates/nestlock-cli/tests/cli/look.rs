@@ -3,12 +3,13 @@
 use std::{
     fs,
     io::{BufRead, BufReader},
+    net::{TcpListener, TcpStream},
     process::{Command, Stdio},
     thread,
     time::{Duration, Instant},
 };
 
-use crate::support::{Running, World, eventually, far_away};
+use crate::support::{Running, World, eventually, far_away, relay};
 
 const KINDS: [&str; 7] = ["reentrant", "fair", "fenced", "read", "write", "signal", "string"];
 
@@ -194,16 +195,70 @@ fn a_command_that_the_server_lacks_is_bad_once() {
     }
 }
 
-/// What a server does not know it quotes, and there is the password.
+/// Those that ask more than the library does.
+const LOOKS: [&[&str]; 8] = [
+    &["ls"],
+    &["who", "l"],
+    &["force", "l"],
+    &["release", "l", "--owner", "o"],
+    &["extend", "l", "9s", "--owner", "o"],
+    &["doctor"],
+    &["acl", "--for-server"],
+    &["bench", "--pairs", "1000", "--rounds", "1", "--yes"],
+];
+
+/// What a server does not know it quotes, and there is the password. What stands before one has words of its own.
 #[test]
 fn no_command_shows_a_password_that_a_server_quotes() {
     let world = World::with(&["--rename-command", "AUTH", ""]);
     world.server_says(&["CONFIG", "SET", "requirepass", "S3CR3T"]);
-    let url = world.url().replacen("redis://", "redis://:S3CR3T@", 1);
-    for args in [&["ls"][..], &["who", "l"], &["force", "l"], &["doctor"], &["acl", "--for-server"], &["bench"]] {
-        let output = world.nestlock(args).env("NESTLOCK_URL", &url).output().unwrap();
+    let proxy = relay(TcpListener::bind("127.0.0.1:0").unwrap(), world.server.addr(), |request| {
+        let is_login =
+            request.windows(4).any(|word| word == b"AUTH") && !request.windows(5).any(|word| word == b"HELLO");
+        is_login.then_some("-ERR do you mean S3CR3T?\r\n")
+    });
+    for (address, words) in [(world.server.addr(), "AUTH"), (proxy, "not shown")] {
+        let url = format!("redis://:S3CR3T@{address}");
+        for args in LOOKS {
+            let output = world.nestlock(args).env("NESTLOCK_URL", &url).output().unwrap();
+            let said = [output.stdout, output.stderr].map(|bytes| String::from_utf8(bytes).unwrap()).concat();
+            assert!(said.contains(words) && !said.contains("S3CR3T"), "{args:?}: {said}");
+        }
+    }
+}
+
+/// An address that swallows what is sent there costs a moment, and not the time to connect.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_dead_address_of_a_name_is_in_no_ones_way() {
+    let world = World::new();
+    // on one port: the one that the system names first takes nobody any more
+    let hole = TcpListener::bind("127.0.0.1:0").unwrap();
+    let dead = hole.local_addr().unwrap();
+    let port = dead.port();
+    let alive = relay(TcpListener::bind(("127.0.0.2", port)).unwrap(), world.server.addr(), |_| None);
+    let mut queue = Vec::new();
+    while let Ok(taken) = TcpStream::connect_timeout(&dead, Duration::from_millis(300)) {
+        queue.push(taken);
+    }
+    fs::write(world.path("hosts"), format!("{} nestlock.test\n{} nestlock.test\n", dead.ip(), alive.ip())).unwrap();
+    let inside = |line: &str, args: &[&str]| {
+        let line = format!("mount --bind hosts /etc/hosts && exec {line}");
+        let shell = ["-m", "sh", "-c", &line, env!("CARGO_BIN_EXE_nestlock")];
+        world.program("unshare", &[&shell[..], args].concat()).output().unwrap()
+    };
+    let named = inside("getent ahosts nestlock.test", &[]);
+    if !named.status.success() {
+        eprintln!("skipped: names take a mount of one's own, {}", String::from_utf8_lossy(&named.stderr));
+        return;
+    }
+    assert!(named.stdout.starts_with(b"127.0.0.1 "), "{}", String::from_utf8_lossy(&named.stdout));
+    let url = format!("redis://nestlock.test:{port}");
+    for args in LOOKS {
+        let output = inside("\"$0\" \"$@\"", &[args, &["--url", &url]].concat());
         let said = [output.stdout, output.stderr].map(|bytes| String::from_utf8(bytes).unwrap()).concat();
-        assert!(said.contains("AUTH") && !said.contains("S3CR3T"), "{args:?}: {said}");
+        let code = output.status.code();
+        assert!(matches!(code, Some(0 | 1)) && !said.contains("connect"), "{args:?}: {code:?} {said}");
     }
 }
 

@@ -24,10 +24,11 @@ pub(in super::super) async fn connect(dial: &Dial) -> Result<Arc<Connection>, No
     let credentials = match &dial.server.credential_provider {
         Some(provider) => {
             let fetched = provider.fetch(dial.server.server.hosts().first()).await;
-            fetched.map_err(|error| NotConnected::from_fred(&error))?
+            fetched.map_err(|error| NotConnected::from_fred(&error, false))?
         }
         None => credentials,
     };
+    let has_password = credentials.1.is_some();
     let hello = hello(credentials.0, credentials.1);
     let (reader, writer) = address.open().await?;
     let connection = Connection::start(reader, writer, dial.sink.clone(), dial.command_timeout, dial.own.clone());
@@ -35,10 +36,11 @@ pub(in super::super) async fn connect(dial: &Dial) -> Result<Arc<Connection>, No
     let ends = Ends(Some(Arc::clone(&connection)));
     let limit = dial.connect_timeout.min(HANDSHAKE);
     let until = Until::new(Instant::now(), limit);
+    let because = |failure| NotConnected::of_handshake(connection.because(failure), has_password);
     let ask = |words: &[&str]| {
         let asked = connection
             .ask(until, Reply::Greeting, |out, number, texts| Request::Words(words).encode(number, out, texts));
-        asked.map_err(|failure| connection.because(failure))
+        asked.map_err(because)
     };
     let words: Vec<&str> = hello.iter().map(|word| &**word).collect();
     let login = ask(&words)?;
@@ -53,10 +55,9 @@ pub(in super::super) async fn connect(dial: &Dial) -> Result<Arc<Connection>, No
         drop(ask(&["CLIENT", "SETINFO", what, name])?);
     }
     // one for all, as it would be refused before the login: it proves that each reply is its request's
-    let proof = connection.ping(until).map_err(|failure| connection.because(failure))?;
+    let proof = connection.ping(until).map_err(because)?;
     // together: one round trip
     let (login, database, name, proof) = join4(login, OptionFuture::from(database), name, proof).await;
-    let because = |failure| NotConnected::from(connection.because(failure));
     let login = login.map_err(because)?;
     let selected = database.transpose().map_err(because)?.is_none_or(|selected| selected.as_str() == Some("OK"));
     let is_same = match name {
