@@ -142,7 +142,9 @@ fn parts(acl: &Acl, is_cluster: bool, prefix: &str) -> Vec<Part> {
     if prefix.is_empty() && matches!(acl.tool, Some(For::Ls | For::Top)) {
         parts.push(COUNTS);
     }
-    let besides = [(is_cluster, CLUSTER), (acl.replicas, REPLICAS), (acl.fsync, FSYNC)];
+    // of the tools, one waits for replicas, and none for the disk
+    let waits = (matches!(acl.tool, None | Some(For::Exec)), acl.tool.is_none());
+    let besides = [(is_cluster, CLUSTER), (acl.replicas && waits.0, REPLICAS), (acl.fsync && waits.1, FSYNC)];
     parts.extend(besides.into_iter().filter(|(is_wanted, _)| *is_wanted).map(|(_, part)| Part::from(part)));
     parts
 }
@@ -152,8 +154,30 @@ fn superfluous(tool: Option<For>) -> &'static [&'static str] {
     match tool {
         // they tell nobody
         Some(For::Ls | For::Who) => &SHARDED_MESSAGES,
-        // they free nothing by force, and reset nothing
-        Some(For::Exec | For::Doctor) => &["scan", "~nestlock_fence:{{}"],
+        // it frees nothing by force, and resets nothing
+        Some(For::Exec) => &["scan", "~nestlock_fence:{{}"],
+        // the same; and nobody else wants its locks: no queue moves on, no reader is in the way, no token is the second
+        Some(For::Doctor) => &[
+            "scan",
+            "~nestlock_fence:{{}",
+            "blpop",
+            "exists",
+            "expire",
+            "hkeys",
+            "hrandfield",
+            "incr",
+            "llen",
+            "lpos",
+            "lrange",
+            "lrem",
+            "ltrim",
+            "rpush",
+            "zadd",
+            "zcount",
+            "zmscore",
+            "zrangebyscore",
+            "zremrangebyscore",
+        ],
         // it asks nobody who holds a lock
         Some(For::Bench) => &["hgetall"],
         _ => &[],
@@ -167,8 +191,9 @@ pub(crate) async fn acl(server: &Server, acl: &Acl) -> Result<u8, Failure> {
     let (parts, superfluous) = (parts(acl, is_cluster, &server.prefix), superfluous(acl.tool));
     let of = |what: fn(&Part) -> &'static [&'static str]| -> Vec<String> {
         let mut seen = BTreeSet::new();
-        // a name with a tag of its own gets no braces around it
-        let tagged = |pattern: &str| (is_cluster && pattern.contains(NAME)).then(|| pattern.replacen(NAME, "{}", 1));
+        // a name with a tag of its own gets no braces around it; scratch locks whose kind has braces have none
+        let are_tagged = is_cluster && !matches!(acl.tool, Some(For::Doctor | For::Bench));
+        let tagged = |pattern: &str| (are_tagged && pattern.contains(NAME)).then(|| pattern.replacen(NAME, "{}", 1));
         let patterns = |pattern: &&str| [Some((*pattern).to_owned()), tagged(pattern)].into_iter().flatten();
         let of_part = |part: &Part| what(part).iter().filter(|pattern| !superfluous.contains(pattern));
         let all = parts.iter().flat_map(|part| of_part(part).flat_map(patterns));

@@ -82,6 +82,7 @@ fn outcome(world: &World, tool: &str, rules: &[&str]) -> Vec<String> {
     };
     let mut said: Vec<String> = match tool {
         "ls" => vec![run(&["ls", "--strings", "--json"])],
+        "doctor" => vec![run(&["doctor"])],
         _ => thread::scope(|scope| {
             let runs = locks.iter().map(|(name, more)| {
                 scope.spawn(|| {
@@ -103,10 +104,16 @@ fn each_rule_is_needed(tool: &str) {
     let world = World::new();
     let rules = rules(&world, &["--for", tool]);
     let rules: Vec<&str> = rules.iter().map(String::as_str).collect();
-    let all = outcome(&world, tool, &rules);
+    // a machine that is busy may take longer than the doctor does
+    let is_whole = |said: &Vec<String>| !said.iter().any(|said| said.contains("too slowly"));
+    let all = (0..10).map(|_| outcome(&world, tool, &rules)).find(is_whole).expect("it has the time that it needs");
     assert!(all.contains(&"denied: false".to_owned()), "{all:#?}");
-    assert!(!all.iter().any(|said| said.contains("may not")), "{all:#?}");
+    assert!(!all.iter().any(|said| said.contains("may not") || said.contains("unknown ")), "{all:#?}");
     let superfluous = |left_out: &&&str| {
+        // asked 100 ms after somebody has waited: the doctor may be gone by then
+        if tool == "doctor" && **left_out == "+unsubscribe" {
+            return false;
+        }
         let others: Vec<&str> = rules.iter().copied().filter(|rule| rule != *left_out).collect();
         outcome(&world, tool, &others) == all
     };
@@ -127,6 +134,36 @@ fn to_see_who_holds_takes_no_more_than_what_is_printed() {
 #[test]
 fn to_free_takes_no_more_than_what_is_printed() {
     each_rule_is_needed("force");
+}
+
+#[test]
+fn to_examine_takes_no_more_than_what_is_printed() {
+    each_rule_is_needed("doctor");
+}
+
+/// Of the tools, `exec` alone waits for replicas, and none for the disk.
+#[test]
+fn what_waits_for_no_copies_gets_no_rule_to_wait() {
+    let world = World::new();
+    for tool in ["ls", "who", "top", "force", "doctor", "bench", "exec"] {
+        let rules = rules(&world, &["--for", tool, "--replicas", "--fsync"]);
+        let waits: Vec<&String> = rules.iter().filter(|rule| rule.starts_with("+wait")).collect();
+        assert_eq!(waits, if tool == "exec" { vec!["+wait"] } else { vec![] }, "{tool}");
+    }
+}
+
+/// What `top` does is what these do, and it listens.
+#[test]
+fn to_watch_takes_what_it_takes_to_list_and_free() {
+    let world = World::new();
+    let of = |tool: &str| rules(&world, &["--for", tool]);
+    let mut parts = [of("ls"), of("who"), of("force")].concat();
+    parts.extend(["+psubscribe", "+publish"].map(str::to_owned));
+    // what is written is read, too
+    let written = parts.clone();
+    parts.retain(|rule| rule.strip_prefix("%R").is_none_or(|plain| !written.iter().any(|other| other == plain)));
+    let sorted = |rules: Vec<String>| rules.into_iter().collect::<std::collections::BTreeSet<String>>();
+    assert_eq!(sorted(of("top")), sorted(parts));
 }
 
 /// Who may only look can write nothing, whatever else the user may do.

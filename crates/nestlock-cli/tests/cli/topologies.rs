@@ -234,6 +234,15 @@ fn the_rules_are_enough_in_a_cluster(cluster: &SpawnedCluster) {
             _ => {
                 let rows = String::from_utf8(run(&["doctor"]).stdout).unwrap();
                 assert!(!rows.contains("unknown") && rows.contains("each master"), "{rows}");
+                for pattern in rules.iter().filter(|rule| rule.starts_with('~')) {
+                    let others: Vec<&str> = rules.iter().copied().filter(|rule| rule != pattern).collect();
+                    for node in cluster.nodes() {
+                        says(node.addr(), &[&["ACL", "SETUSER", "some", "reset"], &others[..]].concat());
+                    }
+                    let rows = String::from_utf8(run(&["doctor"]).stdout).unwrap();
+                    assert!(rows.contains("unknown"), "without {pattern}: {rows}");
+                }
+                cluster.nodes().iter().for_each(|node| drop(says(node.addr(), &["ACL", "LOG", "RESET"])));
                 vec![Some(0)]
             }
         };
