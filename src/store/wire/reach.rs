@@ -162,19 +162,20 @@ mod tests {
     #[cfg(feature = "fred-config")]
     #[tokio::test]
     async fn a_client_of_freds_is_connected_past_a_dead_address() {
+        use fred::types::config::{ConnectionConfig, PerformanceConfig};
         let server = nestlock_embedded::SpawnedServer::start().unwrap();
         let hole = Hole::dig();
         name("a.hole.before.a.server", &[hole.0, server.addr()]);
         let url = format!("redis://a.hole.before.a.server:{}", server.addr().port());
         let config = crate::LockClient::builder().fred_config(&url, None).unwrap();
         let limit = Duration::from_secs(20);
-        let connection = fred::types::config::ConnectionConfig {
+        let connection = ConnectionConfig {
             connection_timeout: limit,
             internal_command_timeout: limit,
-            ..Default::default()
+            ..ConnectionConfig::default()
         };
         let begun = Instant::now();
-        crate::Endpoint::client(&config, Default::default(), connection).await.unwrap();
+        crate::Endpoint::client(&config, PerformanceConfig::default(), connection).await.unwrap();
         assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
     }
 
