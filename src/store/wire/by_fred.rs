@@ -148,7 +148,7 @@ impl Connection {
     ) -> impl Future<Output = Result<Value, Failure>> + use<> {
         let connection = Arc::clone(self);
         let number = self.numbers.fetch_add(1, Ordering::Relaxed);
-        let (is_script, sending) = self.sending(&request, number, limit);
+        let (is_script, text, sending) = self.sending(&request, number, limit);
         async move {
             // a call to a client that has ended hangs
             if *connection.is_ended.borrow() {
@@ -156,12 +156,17 @@ impl Connection {
             }
             let own = connection.own.clone();
             let sending = InRuntime { runtime: own.clone(), future: sending };
-            let mut call = Box::pin(async move { connection.answer(is_script, number, sending, limit).await });
-            // its reply is looked at though nobody awaits it any more: it may be the one that tells that another is not believed
-            match call.as_mut().now_or_never() {
-                Some(answer) => answer,
-                None => own.spawn(call).await.unwrap_or(Err(Failure::Ended)),
+            let asked = Arc::clone(&connection);
+            let mut call = Box::pin(async move { asked.answer(is_script, number, sending, limit).await });
+            if let Some(answer) = call.as_mut().now_or_never() {
+                return answer;
             }
+            // it is queued by now: no digest is queued before its text
+            if let Some(text) = text {
+                connection.texts().learn(text);
+            }
+            // its reply is looked at though nobody awaits it any more: it may be the one that tells that another is not believed
+            own.spawn(call).await.unwrap_or(Err(Failure::Ended))
         }
     }
 
@@ -169,24 +174,19 @@ impl Connection {
         self.texts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What sends a request, and whether it is a script.
-    fn sending(&self, request: &Request<'_>, number: u64, limit: Duration) -> (bool, Sending) {
+    /// What sends a request, whether it is a script, and its text if that goes along.
+    fn sending(&self, request: &Request<'_>, number: u64, limit: Duration) -> (bool, Option<&'static str>, Sending) {
         let client = self.client.clone();
-        match request {
-            Request::Digest(call, _) | Request::Together(call) => {
-                let (keys, args) = (keys(call), args(call, number));
-                match self.texts().verb(call.script.text(false)) {
-                    ("EVAL", text) => (true, Box::pin(async move { client.eval(text, keys, args).await })),
-                    (_, digest) => (true, Box::pin(async move { client.evalsha(digest, keys, args).await })),
-                }
-            }
-            Request::Source(call, _) | Request::Asking(call, _) => {
-                let (_, text) = self.texts().again(call.script.text(false));
-                let (keys, args) = (keys(call), args(call, number));
-                (true, Box::pin(async move { client.eval(text, keys, args).await }))
-            }
-            Request::Words(words) => (false, self.words(words, limit)),
+        let (call, may_be_known) = match request {
+            Request::Digest(call, _) | Request::Together(call) => (call, true),
+            Request::Source(call, _) | Request::Asking(call, _) => (call, false),
+            Request::Words(words) => return (false, None, self.words(words, limit)),
+        };
+        let ((text, digest), keys, args) = (call.script.text(false), keys(call), args(call, number));
+        if may_be_known && self.texts().knows(text) {
+            return (true, None, Box::pin(async move { client.evalsha(digest, keys, args).await }));
         }
+        (true, Some(text), Box::pin(async move { client.eval(text, keys, args).await }))
     }
 
     /// The reply to what is sent, if it is that.
@@ -465,7 +465,21 @@ fn classify(error: &FredError) -> Failure {
 
 #[cfg(test)]
 mod tests {
+    use bytes::{Buf, BytesMut};
+    use tokio::{
+        io::{AsyncReadExt, AsyncWriteExt},
+        net::TcpListener,
+        sync::mpsc,
+    };
+
     use super::*;
+    use crate::{
+        options::Config,
+        store::{
+            tests::{call, dials},
+            wire::resp::{self, Frame, Scan},
+        },
+    };
 
     #[test]
     fn a_router_that_was_ended_is_a_connection_that_ended() {
@@ -474,5 +488,113 @@ mod tests {
         }
         let unknown = classify(&FredError::new(FredKind::Unknown, "something else"));
         assert!(matches!(unknown, Failure::Other(StoreErrorKind::Other, true, _)), "{unknown:?}");
+    }
+
+    /// Greets, tells what scripts are run by, and answers them; tells when it hears the connection's name.
+    async fn play(
+        listener: TcpListener,
+        scripts: mpsc::UnboundedSender<String>,
+        says: fn(usize, &str) -> Option<String>,
+    ) {
+        let (mut stream, mut come, mut scan, mut many) =
+            (listener.accept().await.unwrap().0, BytesMut::new(), Scan::default(), 0);
+        loop {
+            // fred's HELLO is a line
+            let is_line = come.first().is_some_and(|first| *first != b'*') && come.ends_with(b"\r\n");
+            let words = match resp::decode(&come, &mut scan) {
+                _ if is_line => {
+                    come.clear();
+                    vec![Value::text("HELLO")]
+                }
+                Ok((Frame::Value(Value::Array(words)), length)) => {
+                    come.advance(length);
+                    words
+                }
+                _ if stream.read_buf(&mut come).await.unwrap_or(0) == 0 => return,
+                _ => continue,
+            };
+            let words: Vec<&str> = words.iter().filter_map(Value::as_str).collect();
+            let reply = match &*words {
+                ["HELLO", rest @ ..] => {
+                    let _ = if rest.is_empty() { Ok(()) } else { scripts.send("HELLO".to_owned()) };
+                    Some("%1\r\n$5\r\nproto\r\n:3\r\n".into())
+                }
+                ["INFO", ..] => Some("+redis_version:7.0.15\r\n".into()),
+                ["CLIENT", "ID"] => Some(":1\r\n".into()),
+                ["PING", word] => Some(format!("+{word}\r\n")),
+                [verb @ ("EVAL" | "EVALSHA"), .., number] => {
+                    many += 1;
+                    let _ = scripts.send((*verb).to_owned());
+                    says(many, number)
+                }
+                _ => Some("+OK\r\n".into()),
+            };
+            let _ = stream.write_all(reply.unwrap_or_default().as_bytes()).await;
+        }
+    }
+
+    /// A connection to a server that says this to its n-th script, and by what scripts are run there.
+    async fn connected(says: fn(usize, &str) -> Option<String>) -> (Arc<Connection>, mpsc::UnboundedReceiver<String>) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("redis://{}", listener.local_addr().unwrap());
+        let (scripts, mut run) = mpsc::unbounded_channel();
+        tokio::spawn(play(listener, scripts, says));
+        let dial = dials(&url, Config::default(), Handle::current()).for_scripts();
+        let connection = connect(&dial).await.unwrap_or_else(|refused| panic!("{refused:?}"));
+        // its name, which nothing waits for
+        assert_eq!(run.recv().await.unwrap(), "HELLO");
+        (connection, run)
+    }
+
+    /// As a script that does nothing answers the request of this number.
+    fn well(number: &str) -> Option<String> {
+        number.parse::<i64>().ok().map(|number| format!(":{}\r\n", number * 16))
+    }
+
+    const LONG: Duration = Duration::from_secs(30);
+
+    /// What is asked first is not always queued first.
+    #[tokio::test]
+    async fn no_digest_is_queued_before_its_text() {
+        let (connection, mut run) = connected(|_, number| well(number)).await;
+        let call = call("l");
+        let never = connection.call(Request::Digest(&call, false), LONG);
+        let late = connection.call(Request::Digest(&call, false), LONG);
+        drop(never);
+        for asked in [connection.call(Request::Digest(&call, false), LONG), late] {
+            assert!(asked.await.is_ok());
+            assert_eq!(run.recv().await.unwrap(), "EVAL");
+        }
+        assert!(connection.call(Request::Digest(&call, false), LONG).await.is_ok());
+        assert_eq!(run.recv().await.unwrap(), "EVALSHA");
+    }
+
+    /// The call that brought it was dropped, and the server refused it unread.
+    #[tokio::test]
+    async fn a_text_goes_again_after_a_call_that_was_dropped() {
+        let refuses = |many, number: &str| if many == 1 { Some("-LOADING x\r\n".into()) } else { well(number) };
+        let (connection, mut run) = connected(refuses).await;
+        let call = call("l");
+        let mut dropped = Box::pin(connection.call(Request::Digest(&call, false), LONG));
+        assert!(dropped.as_mut().now_or_never().is_none());
+        drop(dropped);
+        // its reply is looked at by whoever goes on with it
+        while connection.texts().knows(call.script.text(false).0) {
+            tokio::task::yield_now().await;
+        }
+        assert!(connection.call(Request::Digest(&call, false), LONG).await.is_ok());
+        assert_eq!([run.recv().await.unwrap(), run.recv().await.unwrap()], ["EVAL"; 2]);
+    }
+
+    /// Nobody knows whether it arrived.
+    #[tokio::test]
+    async fn a_text_goes_again_after_a_call_that_failed() {
+        let (connection, mut run) = connected(|many, number| if many == 1 { None } else { well(number) }).await;
+        let call = call("l");
+        let late = connection.call(Request::Digest(&call, false), LONG).await;
+        assert_eq!(late, Err(Failure::Late));
+        // of a peer that swallows replies nothing more is believed, and yet it is asked
+        let _ = connection.call(Request::Digest(&call, false), LONG).await;
+        assert_eq!([run.recv().await.unwrap(), run.recv().await.unwrap()], ["EVAL"; 2]);
     }
 }

@@ -232,19 +232,24 @@ pub(super) struct Texts(SmallVec<[usize; 8]>);
 impl Texts {
     /// What runs a script: its text, once, then its digest.
     fn verb(&mut self, (text, digest): (&'static str, &'static str)) -> (&'static str, &'static str) {
-        // a text is made once, and stays where it is
-        let at = text.as_ptr() as usize;
-        if self.0.contains(&at) {
-            return ("EVALSHA", digest);
-        }
-        self.0.push(at);
-        ("EVAL", text)
+        if self.knows(text) { ("EVALSHA", digest) } else { self.again(text) }
     }
 
     /// The text of a script, which goes along in any case.
-    fn again(&mut self, (text, digest): (&'static str, &'static str)) -> (&'static str, &'static str) {
-        self.verb((text, digest));
+    fn again(&mut self, text: &'static str) -> (&'static str, &'static str) {
+        self.learn(text);
         ("EVAL", text)
+    }
+
+    fn knows(&self, text: &'static str) -> bool {
+        // a text is made once, and stays where it is
+        self.0.contains(&(text.as_ptr() as usize))
+    }
+
+    fn learn(&mut self, text: &'static str) {
+        if !self.knows(text) {
+            self.0.push(text.as_ptr() as usize);
+        }
     }
 
     /// A script was refused: by a server that has forgotten it, and so others; or before its text was read.
@@ -541,7 +546,7 @@ impl Request<'_> {
                 ("EVAL", text) => call.encode(("EVAL", text), number, out),
                 (_, digest) => return call.encode_part(digest, number, out),
             },
-            Self::Source(call, sharded) => call.encode(texts.again(call.script.text(*sharded)), number, out),
+            Self::Source(call, sharded) => call.encode(texts.again(call.script.text(*sharded).0), number, out),
             Self::Asking(call, sharded) => {
                 Self::Words(&["ASKING"]).encode(number, out, texts);
                 Self::Source(call, *sharded).encode(number, out, texts);

@@ -172,14 +172,47 @@ async fn a_text_goes_along_once() {
         ("a", "EVAL", ":{1}\r\n"),
         ("a", "EVALSHA", ":{1}\r\n"),
     ] {
-        let call = one_of_two(name, name.ends_with('o'));
-        let encode = |out: &mut Vec<u8>, number, texts: &mut Texts| Request::Together(&call).encode(number, out, texts);
-        let asked = connection.ask(Until::new(Instant::now(), LONG), Reply::Script, encode);
+        let asked = ask_script(&connection, name, LONG);
         let words = next(&mut peer).await;
         assert_eq!((&*words[0], names(&words)), (verb, vec![name.to_owned()]), "{reply}");
         answer(&mut peer, &words, reply).await;
-        assert_eq!(asked.unwrap_or_else(|failure| panic!("{failure:?}")).await.is_ok(), reply.starts_with(':'));
+        assert_eq!(asked.await.is_ok(), reply.starts_with(':'));
     }
+}
+
+/// Asks by a script's text, or by its digest.
+fn ask_script(connection: &Arc<Connection>, name: &str, limit: Duration) -> Asked {
+    let call = one_of_two(name, name.ends_with('o'));
+    let encode = |out: &mut Vec<u8>, number, texts: &mut Texts| Request::Together(&call).encode(number, out, texts);
+    let asked = connection.ask(Until::new(Instant::now(), limit), Reply::Script, encode);
+    asked.unwrap_or_else(|failure| panic!("{failure:?}"))
+}
+
+/// The call that brought it was dropped, and the server refused it unread; or it was never sent.
+#[tokio::test]
+async fn a_text_goes_again_after_a_call_that_nobody_awaits() {
+    let (connection, mut peer) = connect(1 << 12, None);
+    drop(ask_script(&connection, "a", LONG));
+    let words = next(&mut peer).await;
+    assert_eq!(words[0], "EVAL", "dropped before it was polled, it goes out");
+    answer(&mut peer, &words, "-LOADING x\r\n").await;
+    while !lock(&connection.out).waiting.is_empty() {
+        tokio::task::yield_now().await;
+    }
+    let asked = ask_script(&connection, "a", LONG);
+    let words = next(&mut peer).await;
+    assert_eq!(words[0], "EVAL", "refused unread");
+    answer(&mut peer, &words, ":{1}\r\n").await;
+    assert!(asked.await.is_ok());
+
+    // no room for it, and then no time
+    let filled = ask(&connection, &"x".repeat(1 << 13), LONG);
+    assert_eq!(ask_script(&connection, "bo", Duration::from_millis(20)).await, Err(Failure::LateUnsent));
+    let asked = ask_script(&connection, "bo", LONG);
+    next(&mut peer).await;
+    let words = next(&mut peer).await;
+    assert_eq!(words[0], "EVAL", "never sent");
+    drop((filled, asked));
 }
 
 /// Executed twice by whoever is on the way, an acquire that finds its lock busy would have it after the release behind it.
