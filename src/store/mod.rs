@@ -59,7 +59,7 @@ use crate::{
 #[cfg(feature = "fred-config")]
 pub(crate) use fred::types::config::Config as FredConfig;
 
-/// What is sent elsewhere last, after a pause, has this part of a command timeout for its answer.
+/// What is sent elsewhere last, after a pause, has this part of a command timeout for its answer, beside what the one before took.
 pub(crate) const SPARE: u32 = 10;
 
 /// How long the map is waited for, where whom it names does not serve: it is asked for again and again meanwhile.

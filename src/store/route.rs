@@ -100,8 +100,8 @@ impl Route {
         self.next = Some(Next::Later);
     }
 
-    /// Where it goes now, and the pause before it; `None`: nowhere. What is sent last has `spare` for its answer, or what the last
-    /// one took.
+    /// Where it goes now, and the pause before it; `None`: nowhere. What is sent last has for its answer what the last one took, and
+    /// `spare`.
     pub(super) fn go_on(&mut self, spare: Duration) -> Option<(Next, Duration)> {
         let (next, now) = (self.next.take()?, Instant::now());
         // once in each way, until it has been sent somewhere
@@ -118,7 +118,7 @@ impl Route {
         *times += 1;
         let at_once = matches!(next, Next::Asking(_)) && std::mem::take(&mut self.has_rested);
         let pause = if at_once { Duration::ZERO } else { next.pause(*times) };
-        (pause.is_zero() || self.until.has_time(now + pause, spare.max(self.took(now)))).then_some((next, pause))
+        (pause.is_zero() || self.until.has_time(now + pause, self.took(now) + spare)).then_some((next, pause))
     }
 
     /// It goes also where it is asked for this time only, and that is said late.
@@ -149,11 +149,11 @@ impl Route {
         if is_slow { waits.min(left.saturating_sub(self.took(now)) / 2) } else { waits }
     }
 
-    /// Whether an answer that takes as long as the last one, or `spare`, would come in time: what was only refused is not told as
+    /// Whether an answer that takes as long as the last one, and `spare`, would come in time: what was only refused is not told as
     /// unconfirmed.
     pub(super) fn has_time_again(&self, spare: Duration) -> bool {
         let now = Instant::now();
-        self.until.has_time(now, spare.max(self.took(now)))
+        self.until.has_time(now, self.took(now) + spare)
     }
 
     /// What the last answer took.

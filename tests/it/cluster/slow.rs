@@ -92,8 +92,8 @@ async fn many_holds_at_both_ends_are_renewed_over_a_slow_link() {
     assert_eq!(lost, 0, "of {}", guards.len());
 }
 
-/// Refused again and again, it is not asked once more where the answer would come when its time is over. The last answer that
-/// may come has 1.5 s to spare, or 2.8: a busy machine is not to be taken for a slow master.
+/// Refused again and again, it is not asked once more where the answer would come when its time is over, or in its last tenth: a busy
+/// machine is not to be taken for a slow master.
 #[tokio::test]
 async fn what_a_slow_master_only_refuses_is_never_unconfirmed() {
     let (cluster, proxy, name) = two().await;

@@ -43,7 +43,7 @@ pub(super) struct Out {
     held: VecDeque<Told>,
     /// PINGs that are not answered yet.
     pings: usize,
-    /// When something was refused last, as far as that had to be proven.
+    /// When a refusal was told last, or had to be proven.
     refused: Option<Instant>,
     /// The number of the first request on the wire is one more. No two connections' numbers are alike.
     base: u64,
@@ -274,6 +274,9 @@ impl Out {
     /// What is held has found its requests.
     fn tell_held(&mut self, callers: &mut Vec<Caller>) {
         while let Some(told) = self.held.pop_front() {
+            if told.is_err() {
+                self.refused = Some(Instant::now());
+            }
             self.tell_first(told, callers);
         }
     }

@@ -578,6 +578,27 @@ async fn a_subscription_whose_ping_is_refused_is_told() {
     assert_eq!(asked.await, Err(Failure::Refused("LOADING a".into())));
 }
 
+/// Whoever is refused, and asks again, hears of it after one round trip, whichever PING has proven the first refusal.
+#[tokio::test]
+async fn what_is_asked_after_a_refusal_has_its_ping_along() {
+    let sent = async |peer: &mut DuplexStream| together::words_of(peer).await.swap_remove(0);
+    let (connection, mut peer) = connect(1 << 16, None);
+    let refused = ask(&connection, "first", LONG);
+    let heartbeat = connection.ping(Until::new(Instant::now(), LONG)).unwrap_or_else(|failure| panic!("{failure:?}"));
+    let answers = async {
+        let sent = [sent(&mut peer).await, sent(&mut peer).await];
+        peer.write_all(b"-LOADING x\r\n-LOADING x\r\n").await.unwrap();
+        sent
+    };
+    let loading = Err(Failure::Refused("LOADING x".into()));
+    let told = tokio::join!(refused, heartbeat, answers);
+    assert_eq!(told, (loading.clone(), loading, ["first", "PING"].map(str::to_owned)));
+    let _again = ask(&connection, "again", LONG);
+    assert_eq!(sent(&mut peer).await, "again");
+    let behind = tokio::time::timeout(Duration::from_secs(10), sent(&mut peer)).await;
+    assert_eq!(behind.as_deref(), Ok("PING"));
+}
+
 /// Replies are refusals all the time, and others are in flight: each refusal is told with the next PING.
 #[tokio::test]
 async fn a_stream_of_refusals_is_told() {
