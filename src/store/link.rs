@@ -638,9 +638,12 @@ impl Link {
     async fn echo(&self) -> Result<(), StoreError> {
         let sent = clock::Instant::now();
         let ((_, connection), is_held_up) = (self.usable()?, self.rounds.hold_up());
-        connection.echo(self.until(sent)).await.map_err(|failure| self.failed(failure))?;
-        self.round_trip.take_ping(sent, is_held_up);
-        Ok(())
+        let answer = connection.echo(self.until(sent)).await;
+        // a server that is loading refuses PING, too: else nothing would tell how long it takes
+        if matches!(answer, Ok(()) | Err(Failure::Refused(_))) {
+            self.round_trip.take_ping(sent, is_held_up);
+        }
+        answer.map_err(|failure| self.failed(failure))
     }
 
     /// Subscribes. Answered when the server has done so.

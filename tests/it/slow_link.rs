@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use futures::{StreamExt, future::join_all, stream};
-use nestlock::{AcquireOptions, Lock, LockClient, LockGuard, OwnerId};
+use nestlock::{AcquireOptions, Error, Lock, LockClient, LockGuard, OwnerId, StoreErrorKind};
 
 use crate::support::{
     Server, eventually,
@@ -68,6 +68,10 @@ fn of_kind(client: &LockClient, kind: &str, name: &str) -> Lock {
     match kind {
         "fair" => client.fair_lock(name).unwrap(),
         "write" => client.read_write_lock(name).unwrap().write_lock(),
+        "read" => client.read_write_lock(name).unwrap().read_lock(),
+        "fenced" => client.fenced_lock(name).unwrap(),
+        "spin" => client.spin_lock(name).unwrap(),
+        "signal" => client.signal_lock(name).unwrap(),
         "reentrant" => client.reentrant_lock(name).unwrap(),
         _ => {
             let member = |at: &str| client.fair_lock(format!("{name}:{at}")).unwrap();
@@ -341,4 +345,42 @@ async fn a_multi_lock_does_not_sleep_through_what_an_outage_taught_it() {
         took.push(freed.elapsed());
     }
     assert!(took.iter().all(|took| *took < ms(1_000)), "{took:?}");
+}
+
+/// How long it takes is known of a server that answers nothing but refusals, PING's too: the last try hears its own in time.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_only_refused_ends_as_refused_at_300_ms() {
+    const KINDS: [&str; 8] = ["reentrant", "fair", "write", "read", "fenced", "spin", "signal", "multi"];
+    let refusals = [
+        ("LOADING Redis is loading the dataset in memory", StoreErrorKind::Loading, true),
+        ("BUSY Redis is busy running a script.", StoreErrorKind::Busy, true),
+        ("MASTERDOWN Link with MASTER is down", StoreErrorKind::MasterDown, true),
+        ("TRYAGAIN Multiple keys request during rehashing of slot", StoreErrorKind::TryAgain, false),
+        ("OOM command not allowed when used memory > 'maxmemory'.", StoreErrorKind::OutOfMemory, false),
+    ];
+    let server = Server::start();
+    let cases = refusals.into_iter().flat_map(|refusal| [(refusal, "own"), (refusal, "fred")]);
+    let waits = cases.map(|((said, kind, refuses_ping), wire)| {
+        let refusing = Proxy::start(&server);
+        refusing.rule(move |request| {
+            let is_refused = request.is_script() || refuses_ping && request.is("PING");
+            if is_refused { Action::Refuse(said) } else { Action::Pass }
+        });
+        let proxy = Proxy::to(refusing.addr());
+        proxy.rule(|_| Action::Late(ms(300)));
+        async move {
+            let client = LockClient::connect(format!("redis://{}?wire={wire}", proxy.addr())).await.unwrap();
+            let waits = KINDS.map(|of| {
+                let lock = of_kind(&client, of, of);
+                OwnerId::scope(async move { (of, lock.try_lock_for(ms(3000)).await) })
+            });
+            for (of, outcome) in join_all(waits).await {
+                let Err(Error::Store { source, .. }) = outcome else { panic!("{said}, {wire}, {of}: {outcome:?}") };
+                assert_eq!((source.kind(), source.may_have_executed()), (kind, false), "{said}, {wire}, {of}");
+                assert!(source.is_transient() && source.to_string().contains(said), "{said}, {wire}, {of}: {source:?}");
+            }
+            drop(refusing);
+        }
+    });
+    join_all(waits).await;
 }

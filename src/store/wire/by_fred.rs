@@ -36,12 +36,13 @@ use tokio::{
 };
 
 use super::{
-    Channels, Dial, Failure, Heard, MOST_UNDER_WAY, NotConnected, Request, Texts, Value, has_password, numbered, reach,
-    stream::bare,
+    Channels, Dial, Failure, Heard, MOST_UNDER_WAY, NotConnected, REFUSED, Request, Texts, Value, has_password,
+    numbered, reach, stream::bare,
 };
 #[cfg(feature = "fred-config")]
 use crate::error::StoreError;
 use crate::{
+    clock::Instant,
     error::StoreErrorKind,
     store::{
         refusal,
@@ -67,6 +68,8 @@ pub(in super::super) struct Connection {
     /// The number of the next request.
     numbers: AtomicU64,
     texts: Mutex<Texts>,
+    /// When something was refused last.
+    refused: Mutex<Option<Instant>>,
     is_ended: watch::Sender<bool>,
 }
 
@@ -100,6 +103,7 @@ pub(super) async fn connect(dial: &Dial) -> Result<Arc<Connection>, NotConnected
         heard: AtomicBool::new(false),
         numbers: AtomicU64::new(numbered::base() + 1),
         texts: Mutex::default(),
+        refused: Mutex::default(),
         is_ended: watch::Sender::new(false),
     });
     let ends = Arc::downgrade(&connection);
@@ -174,6 +178,10 @@ impl Connection {
         self.texts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn refused(&self) -> MutexGuard<'_, Option<Instant>> {
+        self.refused.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// What sends a request, whether it is a script, and its text if that goes along.
     fn sending(&self, request: &Request<'_>, number: u64, limit: Duration) -> (bool, Option<&'static str>, Sending) {
         let client = self.client.clone();
@@ -197,30 +205,41 @@ impl Connection {
         sending: InRuntime<Sent>,
         limit: Duration,
     ) -> Result<Value, Failure> {
-        if is_script {
-            return match sending.await.map_err(|error| classify(&error)) {
-                Ok(answer) => {
-                    let answer = numbered::reply(number, value(answer)).ok_or_else(|| self.end_shifted())?;
-                    self.heard.store(true, Ordering::Release);
-                    Ok(answer)
-                }
-                Err(Failure::Refused(error)) => {
+        let refused = *self.refused();
+        let (answer, proof) = if is_script && refused.is_none_or(|at| at.elapsed() >= REFUSED) {
+            (sending.await, None)
+        } else {
+            let (answer, proof) = join(sending, self.prove(limit)).await;
+            (answer, Some(proof))
+        };
+        match answer.map_err(|error| classify(&error)) {
+            Ok(answer) if is_script => {
+                let answer = numbered::reply(number, value(answer)).ok_or_else(|| self.end_shifted())?;
+                self.heard.store(true, Ordering::Release);
+                Ok(answer)
+            }
+            Ok(answer) => {
+                proof.transpose()?;
+                Ok(value(answer))
+            }
+            Err(Failure::Refused(error)) => {
+                if is_script {
                     self.texts().refused(&error);
-                    self.prove(limit).await?;
-                    Err(Failure::Refused(error))
                 }
-                Err(failure) => {
+                *self.refused() = Some(Instant::now());
+                match proof {
+                    Some(proof) => proof?,
+                    None => self.prove(limit).await?,
+                }
+                Err(Failure::Refused(error))
+            }
+            Err(failure) => {
+                if is_script {
                     self.texts().forget();
-                    Err(failure)
                 }
-            };
+                Err(failure)
+            }
         }
-        let (answer, proof) = join(sending, self.prove(limit)).await;
-        let answer = answer.map_err(|error| classify(&error));
-        if matches!(answer, Ok(_) | Err(Failure::Refused(_))) {
-            proof?;
-        }
-        Ok(value(answer?))
     }
 
     /// Sends these words. Queued by the first poll.

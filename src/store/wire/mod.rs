@@ -48,6 +48,9 @@ const MOST_UNDER_WAY: usize = 50_000;
 /// The first attempt to connect again has a third of the lease, and no less than this: one that hangs costs no lease.
 const AGAIN: Duration = Duration::from_secs(1);
 
+/// How long a PING stands behind all that is written after something was refused: the next refusal is proven as soon as it comes.
+const REFUSED: Duration = Duration::from_secs(2);
+
 /// The time of a request.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Until {

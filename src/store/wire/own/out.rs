@@ -13,7 +13,7 @@ use crate::{
         bundle::Bundle,
         refusal,
         wire::{
-            Failure, Texts, Until, numbered,
+            Failure, REFUSED, Texts, Until, numbered,
             resp::{self, Frame, Value},
         },
     },
@@ -21,8 +21,6 @@ use crate::{
 
 /// How many requests go together at most. Of more, the first would wait for the last one's answer.
 const MOST_TOGETHER: usize = 32;
-/// How long a PING stands behind all that is written after something was refused.
-const REFUSED: Duration = Duration::from_secs(2);
 /// What ends a connection.
 const ANOTHER: &str = "a reply to another request";
 
@@ -295,11 +293,14 @@ impl Out {
 
     /// What those are told who went together, and were refused together.
     fn refused_together(&mut self, error: String) -> Failure {
-        if !refusal::is_known(&error) {
+        use StoreErrorKind as K;
+        let kind = refusal::verdict(&error).0;
+        // a server that is in such a state would refuse each alone, a round trip later
+        let refuses_all = matches!(kind, K::Loading | K::Busy | K::MasterDown | K::ClusterDown);
+        if refuses_all || !refusal::is_known(&error) {
             return Failure::Refused(error);
         }
-        let stays = [StoreErrorKind::NoPermission, StoreErrorKind::CrossSlot];
-        self.bundles.are_off |= stays.contains(&refusal::verdict(&error).0);
+        self.bundles.are_off |= matches!(kind, K::NoPermission | K::CrossSlot);
         Failure::RefusedTogether(error)
     }
 
