@@ -6,7 +6,7 @@ use nestlock::{AcquireOptions, LockGuard};
 use rand::{Rng, rngs::StdRng};
 use tokio::{
     task::JoinSet,
-    time::{Instant, sleep, timeout},
+    time::{sleep, timeout},
 };
 
 use crate::{
