@@ -439,11 +439,15 @@ impl NotConnected {
     pub(super) fn from_fred(error: &FredError, has_password: bool) -> Self {
         let is_of = |kind| error.details().contains(&format!("kind: {kind}"));
         let nobody_listens = ["ConnectionRefused", "NotFound"].into_iter().any(is_of);
+        let is_servers = match error.kind() {
+            FredKind::IO => false,
+            #[cfg(feature = "rustls")]
+            FredKind::Tls => false,
+            _ => true,
+        };
         let failure = match classify(error) {
-            // what neither the system nor TLS says is, perhaps, the server's
-            Failure::Other(..) if has_password && !matches!(error.kind(), FredKind::IO | FredKind::Tls) => {
-                Failure::Refused(error.details().to_owned())
-            }
+            // its words are the server's, perhaps
+            Failure::Other(..) if has_password && is_servers => Failure::Refused(error.details().to_owned()),
             failure => failure,
         };
         Self { nobody_listens, ..Self::of_handshake(failure, has_password) }
