@@ -179,7 +179,11 @@ impl Order {
 /// How often the lock was given, and what was out of order.
 fn out_of_order(lines: impl Iterator<Item = String>, lock: &str) -> (usize, Vec<String>) {
     let (mut asked, mut holder, mut grants, mut violations) = (VecDeque::<String>::new(), None, 0, Vec::new());
+    // what the server did before, for whoever has to understand it
+    let mut before = VecDeque::<String>::new();
     for line in lines {
+        before.truncate(60);
+        before.push_front(line.clone());
         let words: Vec<&str> = line.split('"').skip(1).step_by(2).collect();
         match words[..] {
             // acquire: owner, lease, 1, patience, waits, channel, and the request's number
@@ -199,7 +203,7 @@ fn out_of_order(lines: impl Iterator<Item = String>, lock: &str) -> (usize, Vec<
             ["hset", name, owner, "1"] if name == lock && line.contains("lua]") => {
                 grants += 1;
                 if asked.front().is_none_or(|first| first != owner) {
-                    violations.push(format!("{owner} was given the lock before {:?}", asked.front()));
+                    violations.push(format!("{owner} was given the lock before {:?}: {before:#?}", asked.front()));
                 }
                 asked.retain(|asked| asked != owner);
                 holder = Some(owner.to_owned());

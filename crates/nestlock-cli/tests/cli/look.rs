@@ -4,12 +4,13 @@ use std::{
     fs,
     io::{BufRead, BufReader},
     net::{TcpListener, TcpStream},
-    process::{Command, Stdio},
+    process::{Child, Command, Stdio},
+    sync::mpsc::{Receiver, channel},
     thread,
     time::{Duration, Instant},
 };
 
-use crate::support::{Running, World, eventually, far_away, relay};
+use crate::support::{PATIENCE, Running, World, eventually, far_away, relay};
 
 const KINDS: [&str; 7] = ["reentrant", "fair", "fenced", "read", "write", "signal", "string"];
 
@@ -82,19 +83,27 @@ fn a_kind_that_the_record_does_not_tell_is_maybe() {
     assert_eq!(line_of(&world.said(&["ls"]).1, "led")[1], "fenced?");
 }
 
+/// What it writes. It may be waited for in vain.
+fn lines_of(program: &mut Child) -> Receiver<String> {
+    let (written, lines) = channel();
+    let output = BufReader::new(program.stdout.take().unwrap());
+    thread::spawn(move || output.lines().map_while(Result::ok).try_for_each(|line| written.send(line)));
+    lines
+}
+
 #[test]
 fn a_change_is_a_line() {
     let world = World::new();
     let mut watch = world.nestlock(&["ls", "--watch"]).stdout(Stdio::piped()).spawn().unwrap();
-    let mut lines = BufReader::new(watch.stdout.take().unwrap()).lines();
+    let lines = lines_of(&mut watch);
     // it discovers seldom: what is there when it begins, it knows
     let holder = world.hold("l", "reentrant");
-    let first = lines.next().unwrap().unwrap();
+    let first = lines.recv_timeout(PATIENCE).unwrap();
     let owner = world.text("held-reentrant");
     assert!((first.starts_with("+ l ") || first.starts_with("= l ")) && first.contains(&owner), "{first}");
     world.make("go");
     assert_eq!(holder.code(), Some(0));
-    assert!(lines.next().unwrap().unwrap().starts_with("- l "));
+    assert!(lines.recv_timeout(PATIENCE).unwrap().starts_with("- l "));
     watch.kill().unwrap();
     watch.wait().unwrap();
 }
@@ -103,14 +112,14 @@ fn a_change_is_a_line() {
 fn whoever_comes_and_goes_is_told() {
     let world = World::new();
     let mut watch = world.nestlock(&["who", "l", "--watch"]).stdout(Stdio::piped()).spawn().unwrap();
-    let mut lines = BufReader::new(watch.stdout.take().unwrap()).lines();
-    assert_eq!(lines.next().unwrap().unwrap(), "-");
+    let lines = lines_of(&mut watch);
+    assert_eq!(lines.recv_timeout(PATIENCE).unwrap(), "-");
     let holder = world.hold("l", "reentrant");
-    let line = lines.next().unwrap().unwrap();
+    let line = lines.recv_timeout(PATIENCE).unwrap();
     assert!(line.starts_with(&format!("{} 1 ", world.text("held-reentrant"))) && line.contains(" sh "), "{line}");
     world.make("go");
     assert_eq!(holder.code(), Some(0));
-    assert_eq!(lines.next().unwrap().unwrap(), "-");
+    assert_eq!(lines.recv_timeout(PATIENCE).unwrap(), "-");
     watch.kill().unwrap();
     watch.wait().unwrap();
 }
