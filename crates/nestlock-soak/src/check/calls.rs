@@ -27,7 +27,9 @@ pub(crate) fn limits(records: &Records) -> Vec<Violation> {
         let (client, took) = (records.client(op), end - op.call);
         let place = Place::of(op, client);
         let foul = records.weather.is_foul(&place, op.call.saturating_sub(RECOVERY), *end);
-        let trip = if foul { FOUL_TRIP } else { TRIP };
+        // a pause was a longer round trip for the client, and it counts with a quarter more
+        let before = records.weather.starved(&place, Event::Blocked, op.call.saturating_sub(SECOND), op.call);
+        let trip = if foul { FOUL_TRIP } else { TRIP.max(before + before / 4) };
         let allowed = match op.kind {
             // one is waited for, the others are asked, what was got is released
             Kind::Multi => limit.max(if op.way == "try" { client.command() } else { 0 }) + 3 * (MORE + trip),
