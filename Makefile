@@ -14,7 +14,7 @@ SUDO     := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 # what needs nothing but processors, beside what waits: it has those that nobody else wants at that moment
 SPARE    := $(shell chrt --idle 0 true 2>/dev/null && echo chrt --idle 0 || echo nice -n 19)
 
-.PHONY: help setup components check lint api api-record package test test-fred versions versions-few versions-setup dashboard mutants mutants-few sim sim-long soak built interop interop-setup bench peers peers-red beside-the-build beside-the-soak demo ci
+.PHONY: help setup components check lint api api-record package test test-busy test-fred versions versions-few versions-setup dashboard mutants mutants-few sim sim-long soak built interop interop-setup bench peers peers-red beside-the-build beside-the-soak demo ci
 
 help:
 	@echo 'make setup   install redis-server if there is no server program'
@@ -22,6 +22,7 @@ help:
 	@echo 'make api-record  writes api.txt, which check holds the public API against'
 	@echo 'make lint    of these the format, clippy and docs'
 	@echo 'make test    setup, then every test: on a real server, then on the embedded one'
+	@echo 'make test-busy    `tests/it` on a machine that is kept busy, RUNS=10 times: an hour and more'
 	@echo 'make test-fred    the same tests over the client of the fred crate, on a real server'
 	@echo 'make mutants known defects, one after the other, and who notices: MUTANTS=all WAYS="models sim soak it" SEEDS=60; hours'
 	@echo 'make mutants-few  a handful of them, each of which 5 seeds of the simulator must find'
@@ -93,6 +94,12 @@ test: setup
 test-fred: export RUST_TEST_THREADS := 16
 test-fred: setup
 	NESTLOCK_TEST_SERVER=real NESTLOCK_TEST_WIRE=fred $(CARGO) test $(ALL) $(FEATURES) --test it
+
+# beside two processes that do nothing but work, the test program being stopped now and then. Whatever falls is a test's defect
+RUNS ?= 10
+test-busy: export RUST_TEST_THREADS := 16
+test-busy: setup
+	NESTLOCK_TEST_SERVER=real tests/busy.py $(RUNS) $$($(CARGO) test $(ALL) $(FEATURES) --test it --no-run 2>&1 | sed -n 's/.*Executable.*(\(.*\))$$/\1/p')
 
 # without VERSIONS all of them: tests/versions/README.md
 versions: setup
