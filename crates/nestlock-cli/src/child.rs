@@ -16,6 +16,7 @@ use nix::{
 use tokio::net::unix::pipe::Receiver;
 
 use crate::{
+    deadline::Deadline,
     family::{Family, Member, Tries},
     guard::{self, Told},
     signals::{Signals, is_pause, pause},
@@ -35,6 +36,8 @@ pub(crate) type Variables = Vec<(String, Option<String>)>;
 pub(crate) enum Change {
     /// In a terminal, so that a shell waits for this program to stop, too.
     Stopped(Signal),
+    /// The guards have ended it, as this program stood still until the deadline.
+    Overdue,
     /// A guard was killed.
     Unguarded,
 }
@@ -72,6 +75,7 @@ pub(crate) struct Child {
     told: Option<Receiver>,
     /// Its end tells the guards of this program's.
     _life: PipeWriter,
+    deadline: Deadline,
     terminal: Terminal,
     /// When it was told last to stop as a job does.
     told_to_stop: Option<Instant>,
@@ -85,7 +89,13 @@ pub(crate) struct Child {
 }
 
 impl Child {
-    pub(crate) async fn begin(program: &[OsString], variables: Variables, signals: &Signals) -> io::Result<Self> {
+    /// Until `deadline` it may work, by what is known now.
+    pub(crate) async fn begin(
+        program: &[OsString],
+        variables: Variables,
+        deadline: Instant,
+        signals: &Signals,
+    ) -> io::Result<Self> {
         // what the guards leave behind, when they are killed, is this program's child then
         let mut family = Family::begin()?;
         if family.is_blind() {
@@ -94,7 +104,8 @@ impl Child {
         let (theirs, life) = pipe()?;
         let (told, tells) = pipe()?;
         let has_terminal = terminal::has_foreground() && terminal::is_for_this_alone();
-        let mut command = guard::command(&theirs, &tells, has_terminal)?;
+        let deadline = Deadline::new(deadline)?;
+        let mut command = guard::command(&theirs, &tells, &deadline, has_terminal)?;
         command.args(program);
         for (name, value) in variables {
             match value {
@@ -124,6 +135,7 @@ impl Child {
             guard: Guard::Runs,
             told: Some(told),
             _life: life,
+            deadline,
             terminal: if has_terminal { Terminal::Given } else { Terminal::Elsewhere },
             told_to_stop: None,
             ended: None,
@@ -131,6 +143,12 @@ impl Child {
             is_asked: false,
             asked: HashSet::new(),
         })
+    }
+
+    /// Until then it may work. When this program stands still, the guards end it at that time.
+    pub(crate) fn until(&self, deadline: Instant) {
+        // what was said last stays, which is sooner
+        let _ = self.deadline.set(deadline);
     }
 
     /// Hands the terminal over, if it is this program's to give: not to take it away from another job.
@@ -222,17 +240,14 @@ impl Child {
 
     /// What has changed since this was asked last.
     pub(crate) fn change(&mut self) -> Option<Change> {
-        loop {
-            match wait::next() {
+        for event in wait::all() {
+            match event {
                 Ok(Event::Ended(pid, end)) if pid == self.group => self.end_with(end),
                 Ok(Event::Ended(pid, end)) if pid == self.first => {
                     self.guard = if end == End::Exit(0) { Guard::Done } else { Guard::Lost };
-                    if self.guard == Guard::Lost && !self.is_ending {
-                        return Some(Change::Unguarded);
-                    }
                 }
-                Ok(Event::Ended(..) | Event::Stopped(..)) => {}
-                Ok(Event::Nothing | Event::Childless) | Err(_) => break,
+                Ok(Event::Childless) | Err(_) => break,
+                Ok(_) => {}
             }
         }
         while let Some(told) = &self.told {
@@ -248,12 +263,17 @@ impl Child {
                         return Some(Change::Stopped(if is_pause(signal) { signal } else { Signal::SIGTSTP }));
                     }
                 }
+                Ok(Some(Told::Overdue)) if !std::mem::replace(&mut self.is_ending, true) => {
+                    return Some(Change::Overdue);
+                }
                 Ok(Some(_)) => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 Ok(None) | Err(_) => self.told = None,
             }
         }
-        None
+        // what it told before it ended was read
+        let is_unguarded = self.guard == Guard::Lost && !std::mem::replace(&mut self.is_ending, true);
+        is_unguarded.then_some(Change::Unguarded)
     }
 
     fn end_with(&mut self, end: End) {

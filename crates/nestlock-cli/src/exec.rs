@@ -34,6 +34,8 @@ const ANSWER: Duration = Duration::from_millis(300);
 const LEAVE: Duration = Duration::from_secs(1);
 /// KILL comes this part of the lease before its end, so that all is over by then.
 const SPARE: u32 = 20;
+/// So late the guards send it, if this program has not.
+const SPARE_OF_GUARDS: u32 = 40;
 /// The lock was lost, and something of the command cannot be ended: `EX_NOPERM`.
 const UNENDED: u8 = 77;
 
@@ -270,6 +272,11 @@ impl Ending {
         }
     }
 
+    /// When those get KILL who are still there, though the lock may be another's by now.
+    fn lost_at(&self) -> Option<Instant> {
+        self.kill_at.filter(|_| self.is_lost)
+    }
+
     /// Of what is left when the command itself has ended.
     fn of_rest(&mut self, kill_at: Instant) {
         self.kill_at.get_or_insert(kill_at);
@@ -324,8 +331,10 @@ async fn command(
 ) -> Result<Outcome, Failure> {
     let shell = |line: &OsString| vec![shell(), "-c".into(), line.clone()];
     let program = exec.line.as_ref().map_or_else(|| exec.program.clone(), shell);
-    let mut child = Child::begin(&program, variables(lock, kind, hold), signals).await?;
     let mut asked = hold.asked();
+    let before = |until: Instant, part: u32| until.checked_sub(exec.lease / part).unwrap_or(until);
+    let deadline = before(hold.until(asked), SPARE_OF_GUARDS);
+    let mut child = Child::begin(&program, variables(lock, kind, hold), deadline, signals).await?;
     // not begun anew while it waits for an answer, however long that takes
     let mut keeping = Box::pin(hold.keep(asked));
     let (mut ending, mut is_known, mut is_guarded) = (Ending::default(), true, true);
@@ -343,6 +352,7 @@ async fn command(
                         child.go_on(had_terminal);
                     }
                 }
+                Change::Overdue => ending.of_loss(Instant::now(), "nestlock stood still until the lease's end"),
                 Change::Unguarded => {
                     ending.at(Instant::now());
                     warn("a guard of the command was killed: the command is ended");
@@ -369,11 +379,12 @@ async fn command(
         if child.ended().is_some() && !exec.wait_group {
             ending.of_rest(now + grace);
         }
-        let kill_at = until.checked_sub(exec.lease / SPARE).unwrap_or(now);
+        let kill_at = before(until, SPARE);
         let renewed_by = kill_at.checked_sub(grace).unwrap_or(now);
         if renewed_by <= now {
             ending.of_loss(kill_at, "the lock could not be renewed");
         }
+        child.until(ending.lost_at().unwrap_or_else(|| before(until, SPARE_OF_GUARDS)));
         let Ok(pause) = ending.go_on(&mut child, now) else { return Ok(Outcome::Unended) };
         let pause = pause.unwrap_or_else(|| renewed_by.saturating_duration_since(now).min(LOOK));
         tokio::select! {

@@ -15,13 +15,14 @@ use std::{
 };
 
 use nix::{
-    fcntl::{FcntlArg, FdFlag, fcntl},
+    fcntl::{FcntlArg, FdFlag, OFlag, fcntl},
     sys::signal::Signal,
     unistd::{Pid, close, getpgrp, getpid, getppid},
 };
 use tokio::net::unix::pipe::Receiver;
 
 use crate::{
+    deadline::Deadline,
     family::{Family, Tries, unended},
     signals::Signals,
     stderr::warn,
@@ -39,6 +40,9 @@ const STEP: &str = "__step";
 const GUARDS: u8 = 2;
 /// How often what is left is looked at while it is asked to end.
 pub(crate) const LEFT: Duration = Duration::from_millis(20);
+/// How often at least a guard looks. A machine that slept wakes up in the midst of a pause; and elsewhere than on Linux no signal
+/// tells of a process group's end.
+const LOOK: Duration = if cfg!(target_os = "linux") { Duration::from_millis(500) } else { LEFT };
 
 /// What the guards tell nestlock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,6 +53,8 @@ pub(crate) enum Told {
     Begun(Pid),
     Stopped(Signal),
     Ended(End),
+    /// nestlock stood still until the deadline: all of it is ended.
+    Overdue,
 }
 
 impl Told {
@@ -61,6 +67,7 @@ impl Told {
             Self::Stopped(signal) => (b's', signal as i32),
             Self::Ended(End::Exit(code)) => (b'e', code.into()),
             Self::Ended(End::Signal(signal)) => (b'k', signal.into()),
+            Self::Overdue => (b'o', 0),
         };
         let [a, b, c, d] = value.to_le_bytes();
         [what, a, b, c, d]
@@ -74,20 +81,27 @@ impl Told {
             b's' => Signal::try_from(value).ok().map(Self::Stopped),
             b'e' => Some(Self::Ended(End::Exit(a))),
             b'k' => Some(Self::Ended(End::Signal(a))),
+            b'o' => Some(Self::Overdue),
             _ => None,
         }
     }
 }
 
 /// The first guard, to which the command's own words are still to be added. `life` ends with nestlock, `told` is for messages.
-pub(crate) fn command(life: &PipeReader, told: &PipeWriter, takes_terminal: bool) -> io::Result<Command> {
-    Guard { below: GUARDS - 1, life: passed_on(life)?, told: passed_on(told)?, takes_terminal }.command()
+pub(crate) fn command(
+    life: &PipeReader,
+    told: &PipeWriter,
+    deadline: &Deadline,
+    takes_terminal: bool,
+) -> io::Result<Command> {
+    let (life, told, deadline) = (passed_on(life)?, passed_on(told)?, passed_on(&deadline.file())?);
+    Guard { below: GUARDS - 1, life, told, deadline, takes_terminal }.command()
 }
 
 /// Lets the next program inherit a descriptor: its number.
-fn passed_on(end: &(impl AsFd + AsRawFd)) -> io::Result<RawFd> {
+fn passed_on(end: &impl AsFd) -> io::Result<RawFd> {
     fcntl(end.as_fd(), FcntlArg::F_SETFD(FdFlag::empty()))?;
-    Ok(end.as_raw_fd())
+    Ok(end.as_fd().as_raw_fd())
 }
 
 /// A descriptor that was passed on, as one of this program's own.
@@ -132,6 +146,7 @@ pub(crate) struct Guard {
     below: u8,
     life: RawFd,
     told: RawFd,
+    deadline: RawFd,
     takes_terminal: bool,
 }
 
@@ -144,8 +159,8 @@ impl Part {
         match args.next()?.to_str()? {
             GUARD => {
                 let (below, life, told) = (number(&mut args)?, number(&mut args)?, number(&mut args)?);
-                let takes_terminal = number(&mut args)?;
-                Some(Self::Guard(Guard { below, life, told, takes_terminal }, args.collect()))
+                let (deadline, takes_terminal) = (number(&mut args)?, number(&mut args)?);
+                Some(Self::Guard(Guard { below, life, told, deadline, takes_terminal }, args.collect()))
             }
             STEP => {
                 let (parent, takes_terminal) = (Pid::from_raw(number(&mut args)?), number(&mut args)?);
@@ -177,8 +192,15 @@ impl Guard {
     fn command(self) -> io::Result<Command> {
         let mut command = own_program()?;
         command.arg(GUARD).args([self.below.to_string(), self.life.to_string(), self.told.to_string()]);
-        command.arg(self.takes_terminal.to_string());
+        command.args([self.deadline.to_string(), self.takes_terminal.to_string()]);
         Ok(command)
+    }
+
+    fn close(self) -> io::Result<()> {
+        for end in [self.life, self.told, self.deadline] {
+            close(end)?;
+        }
+        Ok(())
     }
 
     /// Until all that is below it has ended. `false`: it ended that itself.
@@ -187,14 +209,16 @@ impl Guard {
         let mut signals = Signals::listen()?;
         let mut family = Family::begin()?;
         let (life, told) = (Receiver::from_file(inherited(self.life, false)?)?, inherited(self.told, true)?);
+        let deadline = Deadline::of(inherited(self.deadline, false)?);
+        // not waited for where it is full, as nestlock stands still
+        fcntl(&told, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
         let tell = |what: Told| (&told).write_all(&what.to_bytes());
         tell(Told::Guard(getpid()))?;
         let is_last = self.below == 0;
         let begins = if is_last { Some(pipe()?) } else { None };
         let mut next = if let Some((may, _)) = &begins {
             // not for the command
-            close(self.life)?;
-            close(self.told)?;
+            self.close()?;
             let mut step = own_program()?;
             step.args([STEP, &getpid().to_string(), &self.takes_terminal.to_string(), &passed_on(may)?.to_string()]);
             step
@@ -211,14 +235,12 @@ impl Guard {
             let _ = begin.write_all(&[0]);
         } else {
             family.keeper(child);
-            close(self.life)?;
-            close(self.told)?;
+            self.close()?;
         }
         let (mut is_well, mut tries, mut is_alone, mut is_said) = (true, Tries::default(), is_last, false);
         loop {
-            loop {
-                match wait::next()? {
-                    Event::Nothing => break,
+            for event in wait::all() {
+                match event? {
                     Event::Childless if family.has_any() => break,
                     Event::Childless => return Ok(is_well),
                     Event::Stopped(pid, signal) if is_last && pid == child => drop(tell(Told::Stopped(signal))),
@@ -226,22 +248,29 @@ impl Guard {
                     Event::Ended(pid, end) if pid == child => {
                         (is_well, is_alone) = (is_well && end == End::Exit(0), true);
                     }
-                    Event::Stopped(..) | Event::Ended(..) => {}
+                    Event::Stopped(..) | Event::Ended(..) | Event::Nothing => {}
                 }
             }
             if is_well {
+                let left = deadline.left()?;
+                if left.is_zero() {
+                    let _ = tell(Told::Overdue);
+                    is_well = false;
+                    continue;
+                }
                 tokio::select! {
                     _ = signals.next_or_child() => {}
                     () = gone(&life) => is_well = false,
-                    // nobody tells of a process group's end
-                    () = tokio::time::sleep(LEFT), if cfg!(not(target_os = "linux")) => {}
+                    () = tokio::time::sleep(left.min(LOOK)) => {}
                 }
             } else {
                 let left = family.end(&tries);
                 // the last one says it, while there is one
                 if is_alone && !is_said {
                     for member in unended(&left, false) {
-                        warn(format_args!("{member}; nestlock is gone, so that it may work on without the lock"));
+                        warn(format_args!(
+                            "{member}; nestlock is gone or stands still, so that it may work on without the lock"
+                        ));
                         is_said = true;
                     }
                 }

@@ -6,6 +6,7 @@ mod bench;
 mod by_hand;
 mod child;
 mod connect;
+mod deadline;
 mod doctor;
 mod ears;
 mod exec;

@@ -13,10 +13,7 @@ use nix::{
 };
 use tokio::signal::unix::{self, SignalKind};
 
-use crate::{
-    stderr,
-    wait::{self, Event},
-};
+use crate::{stderr, wait};
 
 /// Passed on. Of CHLD only the listener knows.
 const FORWARDED: [Signal; 8] = [
@@ -107,7 +104,7 @@ impl Signals {
                 Some(signal) if is_stop(signal) => return signal,
                 Some(signal) if is_pause(signal) => pause(signal, false),
                 Some(_) => {}
-                None => while matches!(wait::next(), Ok(Event::Ended(..) | Event::Stopped(..))) {},
+                None => wait::all().for_each(drop),
             }
         }
     }

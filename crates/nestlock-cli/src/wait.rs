@@ -4,7 +4,7 @@ use std::io;
 
 use rustix::{
     io::Errno,
-    process::{WaitId, WaitIdOptions, WaitOptions, wait, waitid},
+    process::{WaitId, WaitIdOptions, WaitOptions, wait, waitid, waitpid},
 };
 
 use nix::{sys::signal::Signal, unistd::Pid};
@@ -38,8 +38,16 @@ pub(crate) enum Event {
     Childless,
 }
 
+/// How much is looked at before anything else is done: what begins others and ends may do so faster than it is reaped.
+const AT_ONCE: usize = 256;
+
+/// What has happened, one after the other, or the first part of it.
+pub(crate) fn all() -> impl Iterator<Item = io::Result<Event>> {
+    (0..AT_ONCE).map(|_| next()).take_while(|event| !matches!(event, Ok(Event::Nothing)))
+}
+
 /// What has happened next. What has ended is reaped.
-pub(crate) fn next() -> io::Result<Event> {
+fn next() -> io::Result<Event> {
     loop {
         let (pid, status) = match wait(WaitOptions::NOHANG | WaitOptions::UNTRACED) {
             Ok(Some((pid, status))) => (Pid::from_raw(pid.as_raw_pid()), status),
@@ -59,6 +67,11 @@ pub(crate) fn next() -> io::Result<Event> {
             return Ok(Event::Stopped(pid, signal));
         }
     }
+}
+
+/// Reaps a child, if it has ended.
+pub(crate) fn reap(child: Pid) -> bool {
+    waitpid(rustix::process::Pid::from_raw(child.as_raw()), WaitOptions::NOHANG).is_ok_and(|ended| ended.is_some())
 }
 
 /// Whether there are children, or some that have ended and were not reaped. A subreaper has some until all that is below it has

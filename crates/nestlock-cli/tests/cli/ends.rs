@@ -118,15 +118,15 @@ fn what_forks_for_ever_is_ended() {
     assert_eq!(hops(), before);
 }
 
-/// The same, several at once, at a pace at which who adopts them can reap them: what is killed must not be taken for all that
-/// there is.
+/// The same, several at once, as fast as they can: what is killed must not be taken for all that there is, and what has ended is
+/// to be reaped meanwhile.
 const HOP: &str = r#"
 #include <stdio.h>
 #include <time.h>
 #include <unistd.h>
 int main() {
     time_t end = time(0) + 30;
-    for (int chain = 0; chain < 2; chain++)
+    for (int chain = 0; chain < 3; chain++)
         if (!fork()) {
             setsid();
             // not for ever, in case that it is not ended
@@ -136,8 +136,6 @@ int main() {
                     fputc('x', hops);
                     fclose(hops);
                     _exit(0);
-                } else {
-                    usleep(1000);
                 }
             _exit(0);
         }
@@ -165,6 +163,24 @@ fn what_forks_for_ever_is_ended_without_guards() {
     }
 }
 
+/// The last guard adopts them, and has nobody to help it.
+#[test]
+fn what_forks_for_ever_does_not_outlive_a_killed_nestlock() {
+    let world = World::new();
+    fs::write(world.path("hop.c"), HOP).unwrap();
+    compile(&world, "hop.c", &["-o", "hop"]);
+    let running = Running::of(world.nestlock(&["exec", "l", "--lease", "10s", "--", "./hop"]));
+    eventually("it works", || world.exists("hops"));
+    let first = child(running.pid()).unwrap();
+    kill_all([running.pid()]);
+    // it has no children any more when it ends
+    eventually("the guards have ended", || !is_alive(first));
+    let hops = || fs::metadata(world.path("hops")).unwrap().len();
+    let before = hops();
+    std::thread::sleep(std::time::Duration::from_millis(100));
+    assert_eq!(hops(), before);
+}
+
 /// A pipe that is full, or a terminal after Control-S: what nestlock has to say waits for ever.
 #[test]
 fn messages_that_nobody_reads_do_not_hold_up_the_end() {
@@ -177,6 +193,38 @@ fn messages_that_nobody_reads_do_not_hold_up_the_end() {
     let pid = world.pid("pid-x");
     assert_eq!(world.code(&["force", "l"]), 0);
     assert_eq!((running.code(), is_alive(pid)), (Some(76), false));
+}
+
+/// Its guards know until when the lock is the command's.
+#[test]
+fn a_stopped_nestlock_loses_its_command_with_the_lease() {
+    let world = world();
+    let (running, pid) = begin(&world, &["--lease", "3s"], "setsid sh ./step x; true");
+    running.send(Signal::SIGSTOP);
+    eventually("it is free", || {
+        let works = is_alive(pid);
+        let is_free = world.code(&["who", "l"]) == 1;
+        assert!(!(works && is_free), "it works on");
+        is_free
+    });
+    running.send(Signal::SIGCONT);
+    assert_eq!(running.code(), Some(76));
+}
+
+/// A shorter stop costs nothing: what a guard knew before it is no limit for what is renewed later.
+#[test]
+fn a_nestlock_that_is_stopped_for_less_than_its_lease_goes_on() {
+    let world = World::new();
+    let line = format!("echo > begun; {}; exit 4", until("go"));
+    let running = world.begin(&["exec", "l", "--lease", "3s", "-c", &line], "begun");
+    for _ in 0..4 {
+        running.send(Signal::SIGSTOP);
+        std::thread::sleep(std::time::Duration::from_millis(700));
+        running.send(Signal::SIGCONT);
+        std::thread::sleep(std::time::Duration::from_millis(700));
+    }
+    world.make("go");
+    assert_eq!(running.code(), Some(4));
 }
 
 /// What was killed gets its time to end, though nestlock itself had none to look.

@@ -289,19 +289,35 @@ fn below_another_exec_it_goes_along() {
     assert_ne!(world.text("anew"), outer);
 }
 
-/// It keeps the outer hold alive though the outer `exec` cannot, and is told when it is lost.
+/// The outer `exec` renews to no more than its own lease.
 #[test]
-fn who_goes_along_keeps_the_hold_and_hears_of_its_loss() {
+fn who_goes_along_keeps_the_hold_for_its_own_lease() {
     let world = World::new();
     let nestlock = env!("CARGO_BIN_EXE_nestlock");
-    let inner = format!("trap 'echo told > told; exit 0' TERM; echo > ready; {}", until("go"));
-    let line = format!("{nestlock} exec l --lease 3s -c \"{inner}\"; echo $? > code");
+    let line = format!("{nestlock} exec l --lease 9s -c 'echo > ready; {}'", until("go"));
     let outer = world.begin(&["exec", "l", "--lease", "3s", "-c", &line], "ready");
-    outer.send(Signal::SIGSTOP);
     let start = Instant::now();
-    while start.elapsed() < Duration::from_secs(6) {
-        assert_eq!(world.code(&["who", "l"]), 0, "lost after {:?}", start.elapsed());
+    while start.elapsed() < Duration::from_secs(9) {
+        let ttl = world.server_says(&["PTTL", "l"]);
+        assert!(
+            ttl.trim().trim_start_matches(':').parse::<i64>().unwrap() > 3_000,
+            "{ttl} after {:?}",
+            start.elapsed()
+        );
     }
+    world.make("go");
+    assert_eq!(outer.code(), Some(0));
+}
+
+/// It asks itself: the outer `exec` tells it nothing here.
+#[test]
+fn who_goes_along_hears_of_the_loss() {
+    let world = World::new();
+    let nestlock = env!("CARGO_BIN_EXE_nestlock");
+    let inner = format!("trap 'echo told > told; exit 0' TERM; echo > ready; {}", until("never"));
+    let line = format!("{nestlock} exec l --lease 3s -c \"{inner}\"; echo $? > code");
+    let outer = world.begin(&["exec", "l", "--lease", "60s", "-c", &line], "ready");
+    outer.send(Signal::SIGSTOP);
     assert_eq!(world.code(&["force", "l"]), 0);
     assert_eq!((world.text("told"), world.text("code")), ("told".to_owned(), "76".to_owned()));
     outer.send(Signal::SIGCONT);

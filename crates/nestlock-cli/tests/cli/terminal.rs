@@ -293,6 +293,28 @@ fn control_z_stops_nothing_where_nothing_lets_it_go_on() {
     terminal.shows("read-one\n");
 }
 
+/// A session of its own does not stop by Control-Z, and nothing renews the lock meanwhile.
+#[test]
+fn what_does_not_stop_with_its_job_ends_with_the_lease() {
+    let world = World::new();
+    let mut terminal = Terminal::open(&world);
+    terminal.types(&format!(
+        "{NESTLOCK} exec l --lease 3s -c 'setsid sh -c \"echo \\$\\$ > pid; exec sleep 1000\" & sleep 1000'\n"
+    ));
+    let pid = world.pid("pid");
+    terminal.types("\x1a");
+    terminal.shows("Stopped");
+    eventually("it is free", || {
+        let works = is_alive(pid);
+        let is_free = world.code(&["who", "l"]) == 1;
+        assert!(!(works && is_free), "it works on");
+        is_free
+    });
+    terminal.types("fg\n");
+    terminal.types("echo code-$?\n");
+    terminal.shows("code-76\n");
+}
+
 /// The terminal shows nothing more until Control-Q.
 #[test]
 fn control_s_does_not_hold_up_the_end() {
