@@ -1,6 +1,10 @@
 //! `acl --for`: what a tool needs, and nothing besides.
 
-use std::{process::Command, thread};
+use std::{
+    process::{Command, Stdio},
+    thread,
+    time::Duration,
+};
 
 use serde_json::Value;
 
@@ -83,6 +87,7 @@ fn outcome(world: &World, tool: &str, rules: &[&str]) -> Vec<String> {
     let mut said: Vec<String> = match tool {
         "ls" => vec![run(&["ls", "--strings", "--json"])],
         "doctor" => vec![run(&["doctor"])],
+        "bench" => vec![bench(world, &url)],
         _ => thread::scope(|scope| {
             let runs = locks.iter().map(|(name, more)| {
                 scope.spawn(|| {
@@ -95,9 +100,27 @@ fn outcome(world: &World, tool: &str, rules: &[&str]) -> Vec<String> {
             runs.into_iter().map(|run| run.join().unwrap()).collect()
         }),
     };
-    said.push(format!("denied: {}", world.server_says(&["ACL", "LOG"]) != "*0\r\n"));
+    said.push(format!("denied: {}", is_denied(world)));
     said.push(world.server_says(&["DBSIZE"]));
     said
+}
+
+fn is_denied(world: &World) -> bool {
+    world.server_says(&["ACL", "LOG"]) != "*0\r\n"
+}
+
+/// How it ends; where something is denied it may wait for locks that it could not release, and is not waited for.
+fn bench(world: &World, url: &str) -> String {
+    let mut bench = world.nestlock(&["bench", "--yes", "--rounds", "1", "--pairs", "1000", "--tasks", "4"]);
+    bench.env("NESTLOCK_URL", url).env("NESTLOCK_PREFIX", PREFIX).stdout(Stdio::null()).stderr(Stdio::null());
+    let mut bench = bench.spawn().unwrap();
+    while bench.try_wait().unwrap().is_none() {
+        if is_denied(world) {
+            bench.kill().unwrap();
+        }
+        thread::sleep(Duration::from_millis(10));
+    }
+    format!("{:?}", bench.wait().unwrap())
 }
 
 fn each_rule_is_needed(tool: &str) {
@@ -110,8 +133,8 @@ fn each_rule_is_needed(tool: &str) {
     assert!(all.contains(&"denied: false".to_owned()), "{all:#?}");
     assert!(!all.iter().any(|said| said.contains("may not") || said.contains("unknown ")), "{all:#?}");
     let superfluous = |left_out: &&&str| {
-        // asked 100 ms after somebody has waited: the doctor may be gone by then
-        if tool == "doctor" && **left_out == "+unsubscribe" {
+        // asked 100 ms after somebody has waited: the tool may be gone by then
+        if ["doctor", "bench"].contains(&tool) && **left_out == "+unsubscribe" {
             return false;
         }
         let others: Vec<&str> = rules.iter().copied().filter(|rule| rule != *left_out).collect();
@@ -139,6 +162,11 @@ fn to_free_takes_no_more_than_what_is_printed() {
 #[test]
 fn to_examine_takes_no_more_than_what_is_printed() {
     each_rule_is_needed("doctor");
+}
+
+#[test]
+fn to_measure_takes_no_more_than_what_is_printed() {
+    each_rule_is_needed("bench");
 }
 
 /// Of the tools, `exec` alone waits for replicas, and none for the disk.
