@@ -2,8 +2,9 @@
 
 use std::{
     fmt,
-    future::Future,
+    future::{Future, poll_fn},
     sync::Arc,
+    task::Poll,
     time::{Duration, Instant},
 };
 
@@ -399,6 +400,7 @@ impl Single {
     }
 
     fn remaining(&self) -> Result<Duration> {
+        self.anchor.check_ours(self.hold.lock_name())?;
         match &self.ticket {
             Some(Ticket { generation, .. }) => {
                 generation.remaining().map_err(|end| self.hold.end_error(generation, end))
@@ -420,6 +422,8 @@ impl Single {
             tokio::select! {
                 () = ended => {}
                 () = self.anchor.sleep_until(crate::clock::Instant::now() + remaining) => {}
+                // the clock of a fork's timers stands still: polled there, it is looked at once more
+                () = poll_fn(|_| if self.anchor.store.is_ours() { Poll::Pending } else { Poll::Ready(()) }) => {}
             }
         }
     }

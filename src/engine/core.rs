@@ -15,6 +15,7 @@ use tokio::{
 
 use super::{
     begin::Beginning,
+    failure::store_error,
     hold::Hold,
     holds::Holds,
     jobs::Janitor,
@@ -107,11 +108,11 @@ impl Drop for Anchor {
         }
         self.core.store.hurry();
         match Handle::try_current() {
-            Err(_) => drop(Settling(told)),
+            Err(_) => drop(Settling::begin(told)),
             // the client's own thread cannot wait for itself
             Ok(here) if here.id() == self.core.runtime.id() => {}
             Ok(here) => {
-                let settling = Settling(told);
+                let settling = Settling::begin(told);
                 drop(here.spawn_blocking(move || drop(settling)));
             }
         }
@@ -120,11 +121,21 @@ impl Drop for Anchor {
 
 /// What was dropped is being released. Its drop waits for that: a runtime that ends, in which a task had the last handle, runs
 /// nothing any more that blocks, but drops it.
-struct Settling(mpsc::Receiver<()>);
+struct Settling {
+    told: mpsc::Receiver<()>,
+    /// However late it is waited for: behind others, where few threads may block.
+    until: Instant,
+}
+
+impl Settling {
+    fn begin(told: mpsc::Receiver<()>) -> Self {
+        Self { told, until: Instant::now() + CLOSING }
+    }
+}
 
 impl Drop for Settling {
     fn drop(&mut self) {
-        let _ = self.0.recv_timeout(CLOSING);
+        let _ = self.told.recv_timeout(self.until.saturating_duration_since(Instant::now()));
     }
 }
 
@@ -166,6 +177,11 @@ impl Core {
         };
         self.check_open()?;
         failed.map_or(Ok(()), Err)
+    }
+
+    /// Of a lock that this process, a fork, does not hold: its parent does, perhaps.
+    pub(crate) fn check_ours(&self, lock: &str) -> Result<()> {
+        self.store.check_ours().map_err(|forked| store_error(lock, forked))
     }
 
     pub(super) fn check_open(&self) -> Result<()> {

@@ -114,6 +114,10 @@ impl Epochs {
         self.home.is_here()
     }
 
+    pub(super) fn check_ours(&self) -> Result<(), StoreError> {
+        if self.are_ours() { Ok(()) } else { Err(StoreError::new(StoreErrorKind::Forked, false, FORKED)) }
+    }
+
     /// Whatever is held may be recorded by another server, or by none.
     pub(super) fn stir(&self) {
         contain(|| self.of_scripts.send_modify(|_| {}));
@@ -442,9 +446,7 @@ impl Link {
 
     /// The connection, unless it is another process's.
     fn usable(&self) -> Result<(Epoch, Connection), StoreError> {
-        if !self.dial.epochs.are_ours() {
-            return Err(StoreError::new(StoreErrorKind::Forked, false, FORKED));
-        }
+        self.dial.epochs.check_ours()?;
         self.numbered().ok_or_else(|| self.not_connected())
     }
 

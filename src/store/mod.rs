@@ -465,6 +465,10 @@ impl Store {
         self.dials.epochs.are_ours()
     }
 
+    pub(crate) fn check_ours(&self) -> Result<(), StoreError> {
+        self.dials.epochs.check_ours()
+    }
+
     /// Requests that are not answered yet, of those that carry scripts.
     pub(crate) fn under_way(&self) -> usize {
         self.script_links().iter().map(|link| link.under_way()).sum()

@@ -82,6 +82,17 @@ fn a_fork_is_refused_the_client_of_its_parent() {
     assert!(!server.exists("free") && !server.exists("held") && server.exists("other"));
 }
 
+/// With the socket it shares the epoll that tells its parent of it, and had put an address of its own in there.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_fork_that_ends_its_runtime_leaves_its_parent_alone() {
+    let (server, mut worker) = forks();
+    worker.ask(&format!("fork_runtime {} held", server.url()));
+    assert_eq!(worker.answer_to("forked"), "Forked/Forked/Forked/true");
+    assert_eq!(worker.answer_to("went on"), "false");
+    assert!(server.exists("held"));
+}
+
 /// Nobody would connect there: it is told so, and does not wait for that.
 #[cfg(target_os = "linux")]
 #[test]

@@ -48,7 +48,7 @@ use super::{
     resp::{self, Value},
     stream::{Reader, Writer},
 };
-use crate::{clock::Instant, error::StoreErrorKind, log};
+use crate::{clock::Instant, error::StoreErrorKind, log, process::Home};
 
 /// A buffer that has grown beyond is not kept.
 const KEPT_BUFFER: usize = 256 << 10;
@@ -91,6 +91,8 @@ pub(in super::super) struct Connection {
     /// How long a request takes at most, unless it says so.
     limit: Duration,
     own: Handle,
+    /// The only process that may touch the socket, and what tells it of that: a fork shares both.
+    home: Home,
 }
 
 struct Writable {
@@ -136,6 +138,7 @@ impl Connection {
                 sink,
                 limit,
                 own,
+                home: Home::here(),
             }
         });
         connection.own.spawn(Driver::new(&connection, 1, true));
@@ -203,6 +206,9 @@ impl Connection {
 
     /// Writes what has gathered. If somebody else does, it goes on with it.
     fn flush<'c>(&'c self, mut out: MutexGuard<'c, Out>, now: Instant) {
+        if !self.home.is_here() {
+            return;
+        }
         if out.turn != Turn::Free {
             out.turn = Turn::TakenAgain;
             return;
@@ -293,6 +299,9 @@ impl Connection {
 
     /// Ends the connection. What was not written entirely was not executed.
     pub(super) fn end(&self, why: &str) {
+        if !self.home.is_here() {
+            return;
+        }
         let mut out = lock(&self.out);
         if mem::replace(&mut out.is_ended, true) {
             return;

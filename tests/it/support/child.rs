@@ -168,6 +168,41 @@ fn say(what: impl std::fmt::Display) {
     println!("{MARK}{what}");
 }
 
+fn why(error: Option<Error>) -> String {
+    match error {
+        Some(Error::Store { source, .. }) => format!("{:?}", source.kind()),
+        other => other.map_or("nothing".to_owned(), |error| format!("{error:?}")),
+    }
+}
+
+/// A current-thread runtime, which the child ends: its client's connections are bound to it.
+fn fork_runtime(url: &str, name: &str) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let client = runtime.block_on(LockClient::connect(url)).unwrap();
+    let pairs = |name: &str| {
+        let lock = client.reentrant_lock(name).unwrap();
+        runtime.block_on(async { lock.lock().await.unwrap().unlock().await.unwrap() });
+    };
+    let guard = runtime.block_on(client.reentrant_lock(name).unwrap().lock()).unwrap();
+    let mut before = Box::pin(guard.lost());
+    assert!(futures::FutureExt::now_or_never(&mut before).is_none());
+    let (mut alive, child) = std::io::pipe().unwrap();
+    let out = std::io::stdout().lock();
+    // the test has loaded what makes a fork of it
+    if std::os::unix::process::parent_id() == 0 {
+        let lost = [block_on(before), block_on(guard.lost())].map(|error| why(Some(error)));
+        let run = block_on(guard.run_until_lost(std::future::pending::<()>()));
+        say(format_args!("forked {}/{}/{}/{}", lost[0], lost[1], why(run.err()), guard.is_lost()));
+        drop(runtime);
+        std::process::exit(0);
+    }
+    drop((out, child));
+    // until it has ended
+    std::io::Read::read_to_end(&mut alive, &mut Vec::new()).unwrap();
+    (0..100).for_each(|_| pairs("other"));
+    say(format_args!("went on {}", guard.is_lost()));
+}
+
 /// The life of a worker process: one request per line, until its stdin ends. Names that begin with `fair:` are fair
 /// locks.
 ///
@@ -188,6 +223,8 @@ fn say(what: impl std::fmt::Display) {
 /// is_lost NAME                            is_lost NAME <true or false>: the last guard of NAME
 /// deaf                                    deaf: whoever logs from here on blocks for ever
 /// fork NAME                               forked <kinds>: what its fork hears of NAME, and of a shutdown
+/// fork_runtime URL NAME                   forked <what it hears of a guard>: a fork that ends a runtime whose client holds NAME;
+///                                         then went on <whether NAME is lost>, after 100 locks of that client
 /// exit                                    ends without unlocking
 /// leave                                   drops guards and client, and ends at once
 /// ```
@@ -300,16 +337,13 @@ pub fn serve() {
                 subscriber.with_max_level(tracing_subscriber::filter::LevelFilter::WARN).init();
                 say("deaf");
             }
+            "fork_runtime" => fork_runtime(words[1], words[2]),
             "fork" => {
                 let lock = get().reentrant_lock(words[1]).unwrap();
                 // a fork has none of the other threads: what one of them has locked just then, stays locked in it
                 let (out, mut guards) = (std::io::stdout().lock(), held.lock().unwrap());
                 // the test has loaded what makes a fork of it
                 if std::os::unix::process::parent_id() == 0 {
-                    let why = |error: Option<Error>| match error {
-                        Some(Error::Store { source, .. }) => format!("{:?}", source.kind()),
-                        other => other.map_or("nothing".to_owned(), |error| format!("{error:?}")),
-                    };
                     let (tried, asked, ended) = block_on(async {
                         (lock.try_lock().await.err(), lock.is_locked().await.err(), get().shutdown().await.err())
                     });

@@ -155,6 +155,12 @@ impl Driver {
     pub(super) fn new(connection: &Arc<Connection>, number: u64, is_own: bool) -> Self {
         Self { connection: Arc::downgrade(connection), number, is_own, come: Come::default(), came_back: false }
     }
+
+    /// `None`: it is gone; or this is a fork, whose runtime is a copy of its parent's. What it would read, or move, is the
+    /// parent's: with the socket it shares the epoll that tells the parent of it, and puts addresses of its own in there.
+    fn connection(&self) -> Option<Arc<Connection>> {
+        self.connection.upgrade().filter(|connection| connection.home.is_here())
+    }
 }
 
 impl Future for Driver {
@@ -162,7 +168,7 @@ impl Future for Driver {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
         let this = &mut *self;
-        let Some(connection) = this.connection.upgrade() else { return Poll::Ready(()) };
+        let Some(connection) = this.connection() else { return Poll::Ready(()) };
         connection.polls.fetch_add(1, Ordering::AcqRel);
         loop {
             let read = connection.read(this.number, cx, &mut this.come);
@@ -231,7 +237,7 @@ impl Future for Driver {
 impl Drop for Driver {
     /// Its runtime ends, perhaps, or it has panicked.
     fn drop(&mut self) {
-        let Some(connection) = self.connection.upgrade() else { return };
+        let Some(connection) = self.connection() else { return };
         if lock(&connection.incoming).as_ref().is_none_or(|incoming| incoming.driver != self.number) {
             return;
         }
