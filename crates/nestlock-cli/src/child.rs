@@ -18,7 +18,7 @@ use tokio::net::unix::pipe::Receiver;
 use crate::{
     deadline::Deadline,
     family::{Family, Member, Tries},
-    guard::{self, Told},
+    guard::{self, LEFT, Told},
     signals::{Signals, is_pause, pause},
     stderr::warn,
     terminal,
@@ -76,6 +76,8 @@ pub(crate) struct Child {
     /// Its end tells the guards of this program's.
     _life: PipeWriter,
     deadline: Deadline,
+    /// The guards have said so before it began.
+    is_overdue: bool,
     terminal: Terminal,
     /// When it was told last to stop as a job does.
     told_to_stop: Option<Instant>,
@@ -89,13 +91,13 @@ pub(crate) struct Child {
 }
 
 impl Child {
-    /// Until `deadline` it may work, by what is known now.
+    /// Until `deadline` it may work, by what is known then. `None`: that was over before it began.
     pub(crate) async fn begin(
         program: &[OsString],
         variables: Variables,
-        deadline: Instant,
+        deadline: impl Fn() -> Instant,
         signals: &Signals,
-    ) -> io::Result<Self> {
+    ) -> io::Result<Option<Self>> {
         // what the guards leave behind, when they are killed, is this program's child then
         let mut family = Family::begin()?;
         if family.is_blind() {
@@ -104,8 +106,8 @@ impl Child {
         let (theirs, life) = pipe()?;
         let (told, tells) = pipe()?;
         let has_terminal = terminal::has_foreground() && terminal::is_for_this_alone();
-        let deadline = Deadline::new(deadline)?;
-        let mut command = guard::command(&theirs, &tells, &deadline, has_terminal)?;
+        let until = Deadline::new(deadline())?;
+        let mut command = guard::command(&theirs, &tells, &until, has_terminal)?;
         command.args(program);
         for (name, value) in variables {
             match value {
@@ -116,33 +118,39 @@ impl Child {
         let first = Pid::from_raw(signals.spawn(&mut command)?.id().cast_signed());
         drop((theirs, tells));
         let told = Receiver::from_owned_fd(OwnedFd::from(told))?;
+        let mut is_overdue = false;
         let group = loop {
-            told.readable().await?;
             match read(&told) {
                 Ok(Some(Told::Guard(pid))) => family.keeper(pid),
                 Ok(Some(Told::Begun(pid))) => break pid,
+                Ok(Some(Told::Overdue)) => is_overdue = true,
                 Ok(Some(_)) => {}
+                Ok(None) if is_overdue => return Ok(None),
                 Ok(None) => return Err(io::Error::other("the command's guards ended before it began")),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    until.set(deadline())?;
+                    let _ = tokio::time::timeout(LEFT, told.readable()).await;
+                }
                 Err(error) => return Err(error),
             }
         };
         family.command(group);
-        Ok(Self {
+        Ok(Some(Self {
             group,
             family,
             first,
             guard: Guard::Runs,
             told: Some(told),
             _life: life,
-            deadline,
+            deadline: until,
+            is_overdue,
             terminal: if has_terminal { Terminal::Given } else { Terminal::Elsewhere },
             told_to_stop: None,
             ended: None,
             is_ending: false,
             is_asked: false,
             asked: HashSet::new(),
-        })
+        }))
     }
 
     /// Until then it may work. When this program stands still, the guards end it at that time.
@@ -250,6 +258,10 @@ impl Child {
                 Ok(_) => {}
             }
         }
+        if std::mem::take(&mut self.is_overdue) {
+            self.is_ending = true;
+            return Some(Change::Overdue);
+        }
         while let Some(told) = &self.told {
             match read(told) {
                 Ok(Some(Told::Ended(end))) => self.end_with(end),
@@ -305,6 +317,11 @@ impl Child {
 /// The next message; `None`: there will be none.
 fn read(told: &Receiver) -> io::Result<Option<Told>> {
     let mut bytes = Told::NOTHING;
+    let read = match told.try_read(&mut bytes) {
+        // so it says, too, while the runtime has not heard of what is there
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => nix::unistd::read(told, &mut bytes)?,
+        read => read?,
+    };
     // each is written, and so read, as a whole
-    Ok(if told.try_read(&mut bytes)? == 0 { None } else { Told::from_bytes(bytes) })
+    Ok(if read == 0 { None } else { Told::from_bytes(bytes) })
 }

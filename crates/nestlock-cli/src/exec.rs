@@ -23,6 +23,8 @@ use crate::{
 
 /// A machine that slept wakes up in the midst of a pause: so none is longer.
 const LOOK: Duration = Duration::from_millis(500);
+/// So often at least in a lease.
+const LOOKS: u32 = 10;
 /// Who asks twice within this time means it; not one who tells a process and then its group, as `timeout` does.
 const TWICE: Range<Duration> = Duration::from_millis(100)..Duration::from_secs(2);
 /// The longest grace that is not asked for.
@@ -34,6 +36,7 @@ const ANSWER: Duration = Duration::from_millis(300);
 const LEAVE: Duration = Duration::from_secs(1);
 /// KILL comes this part of the lease before its end, so that all is over by then.
 const SPARE: u32 = 20;
+const STOOD_STILL: &str = "nestlock stood still until the lease's end";
 /// So late the guards send it, if this program has not.
 const SPARE_OF_GUARDS: u32 = 40;
 /// The lock was lost, and something of the command cannot be ended: `EX_NOPERM`.
@@ -333,8 +336,11 @@ async fn command(
     let program = exec.line.as_ref().map_or_else(|| exec.program.clone(), shell);
     let mut asked = hold.asked();
     let before = |until: Instant, part: u32| until.checked_sub(exec.lease / part).unwrap_or(until);
-    let deadline = before(hold.until(asked), SPARE_OF_GUARDS);
-    let mut child = Child::begin(&program, variables(lock, kind, hold), deadline, signals).await?;
+    let deadline = || before(hold.until(asked), SPARE_OF_GUARDS);
+    let Some(mut child) = Child::begin(&program, variables(lock, kind, hold), deadline, signals).await? else {
+        warn(format_args!("{STOOD_STILL}: the command does not begin"));
+        return Ok(Outcome::Lost);
+    };
     // not begun anew while it waits for an answer, however long that takes
     let mut keeping = Box::pin(hold.keep(asked));
     let (mut ending, mut is_known, mut is_guarded) = (Ending::default(), true, true);
@@ -352,7 +358,7 @@ async fn command(
                         child.go_on(had_terminal);
                     }
                 }
-                Change::Overdue => ending.of_loss(Instant::now(), "nestlock stood still until the lease's end"),
+                Change::Overdue => ending.of_loss(Instant::now(), STOOD_STILL),
                 Change::Unguarded => {
                     ending.at(Instant::now());
                     warn("a guard of the command was killed: the command is ended");
@@ -386,7 +392,9 @@ async fn command(
         }
         child.until(ending.lost_at().unwrap_or_else(|| before(until, SPARE_OF_GUARDS)));
         let Ok(pause) = ending.go_on(&mut child, now) else { return Ok(Outcome::Unended) };
-        let pause = pause.unwrap_or_else(|| renewed_by.saturating_duration_since(now).min(LOOK));
+        // the guards are told of a renewal in that time
+        let look = LOOK.min(exec.lease / LOOKS);
+        let pause = pause.unwrap_or_else(|| renewed_by.saturating_duration_since(now).min(look));
         tokio::select! {
             biased;
             signal = signals.next_or_child() => came = signal,

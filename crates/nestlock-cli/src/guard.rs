@@ -214,7 +214,7 @@ impl Guard {
         fcntl(&told, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
         let tell = |what: Told| (&told).write_all(&what.to_bytes());
         tell(Told::Guard(getpid()))?;
-        let is_last = self.below == 0;
+        let (is_last, mut is_well) = (self.below == 0, true);
         let begins = if is_last { Some(pipe()?) } else { None };
         let mut next = if let Some((may, _)) = &begins {
             // not for the command
@@ -229,15 +229,21 @@ impl Guard {
         if let Some((may, mut begin)) = begins {
             drop(may);
             family.command(child);
-            // the command begins when nestlock knows of it: a guard that is killed before that leaves none behind
-            tell(Told::Begun(child))?;
-            // the step may have been killed: that is seen below
-            let _ = begin.write_all(&[0]);
+            is_well = !deadline.left()?.is_zero();
+            if is_well {
+                // the command begins when nestlock knows of it: a guard that is killed before that leaves none behind
+                tell(Told::Begun(child))?;
+                // the step may have been killed: that is seen below
+                let _ = begin.write_all(&[0]);
+            } else {
+                // the step ends by itself
+                tell(Told::Overdue)?;
+            }
         } else {
             family.keeper(child);
             self.close()?;
         }
-        let (mut is_well, mut tries, mut is_alone, mut is_said) = (true, Tries::default(), is_last, false);
+        let (mut tries, mut is_alone, mut is_said) = (Tries::default(), is_last, false);
         loop {
             for event in wait::all() {
                 match event? {

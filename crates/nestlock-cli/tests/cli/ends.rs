@@ -211,6 +211,57 @@ fn a_stopped_nestlock_loses_its_command_with_the_lease() {
     assert_eq!(running.code(), Some(76));
 }
 
+/// It goes on when its guards have ended all of it, and the lease is not over yet: what they told comes before their end.
+#[test]
+fn a_nestlock_that_stood_still_knows_why_its_guards_ended() {
+    let world = world();
+    let args = ["exec", "l", "--wait-group", "--lease", "4s", "-c", "setsid sh -c 'sh ./step x &'; exit 0"];
+    for round in 0..3 {
+        let _ = fs::remove_file(world.path("pid-x"));
+        let running = Running::telling(world.nestlock(&args), fs::File::create(world.path("said")).unwrap());
+        let pid = world.pid("pid-x");
+        running.send(Signal::SIGSTOP);
+        eventually("the guards end it", || !is_alive(pid));
+        running.send(Signal::SIGCONT);
+        assert_eq!(running.code(), Some(76), "{round}");
+        let said = fs::read_to_string(world.path("said")).unwrap();
+        assert!(said.contains("stood still") && !said.contains("guard"), "{said}");
+    }
+}
+
+/// The guard that has so many below it comes up 3 s late.
+const LATE: &str = r#"
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+__attribute__((constructor)) static void late(int argc, char **argv) {
+    if (argc > 2 && !strcmp(argv[1], "__guard") && !strcmp(argv[2], getenv("LATE"))) sleep(3);
+}
+"#;
+
+/// As long as nothing has begun, too, the guards know what was renewed.
+#[test]
+fn a_guard_that_is_late_begins_what_is_still_locked() {
+    let world = world();
+    fs::write(world.path("late.c"), LATE).unwrap();
+    compile(&world, "late.c", &["-shared", "-fPIC", "-o", "late.so"]);
+    let begin = |below: &str, line: &str| {
+        let mut nestlock = world.nestlock(&["exec", "l", "--lease", "2s", "-c", line]);
+        nestlock.env("LD_PRELOAD", world.path("late.so")).env("LATE", below);
+        Running::of(nestlock)
+    };
+    assert_eq!(begin("1", "exit 4").code(), Some(4));
+    assert_eq!(begin("0", "exit 4").code(), Some(4));
+    // and what is not locked any more does not begin
+    let running = begin("0", "echo > begun");
+    eventually("the first guard is there", || child(running.pid()).is_some_and(|first| child(first).is_some()));
+    running.send(Signal::SIGSTOP);
+    eventually("it is free", || world.code(&["who", "l"]) == 1);
+    running.send(Signal::SIGCONT);
+    assert_eq!(running.code(), Some(76));
+    assert!(!world.exists("begun"));
+}
+
 /// A shorter stop costs nothing: what a guard knew before it is no limit for what is renewed later.
 #[test]
 fn a_nestlock_that_is_stopped_for_less_than_its_lease_goes_on() {
