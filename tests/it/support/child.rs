@@ -200,7 +200,8 @@ fn fork_runtime(url: &str, name: &str) {
     // until it has ended
     std::io::Read::read_to_end(&mut alive, &mut Vec::new()).unwrap();
     (0..100).for_each(|_| pairs("other"));
-    say(format_args!("went on {}", guard.is_lost()));
+    let is_locked = runtime.block_on(client.reentrant_lock(name).unwrap().is_locked()).unwrap();
+    say(format_args!("went on {}/{is_locked}", guard.is_lost()));
 }
 
 /// The life of a worker process: one request per line, until its stdin ends. Names that begin with `fair:` are fair
@@ -224,7 +225,7 @@ fn fork_runtime(url: &str, name: &str) {
 /// deaf                                    deaf: whoever logs from here on blocks for ever
 /// fork NAME                               forked <kinds>: what its fork hears of NAME, and of a shutdown
 /// fork_runtime URL NAME                   forked <what it hears of a guard>: a fork that ends a runtime whose client holds NAME;
-///                                         then went on <whether NAME is lost>, after 100 locks of that client
+///                                         then went on <whether NAME is lost>/<locked>, after 100 locks of that client
 /// exit                                    ends without unlocking
 /// leave                                   drops guards and client, and ends at once
 /// ```
