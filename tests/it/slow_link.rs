@@ -1,4 +1,4 @@
-//! Links of 50 to 120 ms a round trip: loopback hides what these show.
+//! Links of 50 ms a round trip and more: loopback hides what these show.
 
 use std::time::{Duration, Instant};
 
@@ -80,85 +80,120 @@ fn of_kind(client: &LockClient, kind: &str, name: &str) -> Lock {
     }
 }
 
+/// A link whose round trip is so long that what a wait has beyond it, a quarter and 40 ms, is more than this process, and with it
+/// the proxy, is held up where the machine is busy.
+const FAR: u64 = 1_600;
+
+/// A part of [`FAR`], in percent.
+fn of_far(percent: u64) -> Duration {
+    ms(FAR * percent / 100)
+}
+
+async fn connect_far(proxy: &Proxy) -> LockClient {
+    // nothing but the wait ends a request; a connection is several round trips
+    let limit = ms(10_000);
+    LockClient::builder().command_timeout(limit).connect_timeout(6 * limit).connect(proxy.url()).await.unwrap()
+}
+
 /// The place of the wait before is given up by a request of its own: the next call goes right behind it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn short_waits_in_a_row_end_with_none_at_120_ms() {
+async fn short_waits_in_a_row_end_with_none_at_1600_ms() {
     let server = Server::start();
-    let proxy = far(&server, 120);
+    let proxy = far(&server, FAR);
     let near = server.client().await;
-    for kind in ["fair", "write", "multi"] {
-        let far = LockClient::connect(proxy.url()).await.unwrap();
-        let (held, lock) = (of_kind(&near, kind, kind).lock().await.unwrap(), of_kind(&far, kind, kind));
-        tokio::spawn(async move {
-            for n in 0..30_u64 {
-                let wait = ms(5 + n * 37 % 100);
-                let outcome = lock.try_lock_for(wait).await;
-                assert!(matches!(outcome, Ok(None)), "{kind}, {n}, {wait:?}: {outcome:?}");
-            }
-            held.unlock().await.unwrap();
-            // what was left a moment ago is not before it in the queue
-            lock.try_lock().await.unwrap().expect(kind).unlock().await.unwrap();
-        })
-        .await
-        .unwrap();
-    }
+    let rows = ["fair", "write", "multi"].into_iter().flat_map(|kind| (0..4).map(move |row| (kind, row)));
+    let rows = rows.map(|(kind, row)| {
+        let (near, proxy) = (&near, &proxy);
+        async move {
+            let name = format!("{kind}{row}");
+            let held = OwnerId::scope(of_kind(near, kind, &name).lock()).await.unwrap();
+            let far = connect_far(proxy).await;
+            let lock = of_kind(&far, kind, &name);
+            tokio::spawn(async move {
+                for n in 0..6_u64 {
+                    let wait = of_far(5 + (row * 6 + n) * 37 % 80);
+                    let outcome = lock.try_lock_for(wait).await;
+                    assert!(matches!(outcome, Ok(None)), "{name}, {n}, {wait:?}: {outcome:?}");
+                }
+                held.unlock().await.unwrap();
+                // what was left a moment ago is not before it in the queue
+                lock.try_lock().await.unwrap().expect(&name).unlock().await.unwrap();
+            })
+            .await
+            .unwrap();
+        }
+    });
+    join_all(rows).await;
 }
 
 /// What a dropped guard, or a dropped wait, has left is settled first: the next short wait has its own round trip behind that.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_short_wait_after_a_drop_is_answered_at_120_ms() {
+async fn a_short_wait_after_a_drop_is_answered_at_1600_ms() {
     let server = Server::start();
-    let proxy = far(&server, 120);
+    let proxy = far(&server, FAR);
     let near = server.client().await;
-    let far = LockClient::connect(proxy.url()).await.unwrap();
-    for kind in ["reentrant", "fair", "write"] {
-        let (lock, busy) = (of_kind(&far, kind, "free"), of_kind(&far, kind, kind));
-        let held = of_kind(&near, kind, kind).lock().await.unwrap();
-        tokio::spawn(async move {
-            for n in 0..12_u64 {
-                let wait = ms(5 + n * 37 % 100);
+    let rows = ["reentrant", "fair", "write"].into_iter().flat_map(|kind| (0..12_u64).map(move |n| (kind, n)));
+    let rows = rows.map(|(kind, n)| {
+        let (near, proxy) = (&near, &proxy);
+        async move {
+            let (free, busy) = (format!("{kind}{n}:free"), format!("{kind}{n}"));
+            let held = OwnerId::scope(of_kind(near, kind, &busy).lock()).await.unwrap();
+            let far = connect_far(proxy).await;
+            let (lock, busy) = (of_kind(&far, kind, &free), of_kind(&far, kind, &busy));
+            tokio::spawn(async move {
+                let wait = of_far(5 + n * 37 % 80);
                 drop(lock.lock().await.unwrap());
                 let outcome = lock.try_lock_for(wait).await;
                 assert!(matches!(outcome, Ok(Some(_))), "{kind}, a dropped guard, {n}, {wait:?}: {outcome:?}");
-                let dropped = tokio::time::timeout(ms(20 + n * 13), busy.lock()).await;
+                let dropped = tokio::time::timeout(of_far(17 + n * 11), busy.lock()).await;
                 assert!(dropped.is_err());
                 let outcome = busy.try_lock_for(wait).await;
                 assert!(matches!(outcome, Ok(None)), "{kind}, a dropped wait, {n}, {wait:?}: {outcome:?}");
-            }
-            held.unlock().await.unwrap();
-        })
-        .await
-        .unwrap();
-    }
+                held.unlock().await.unwrap();
+            })
+            .await
+            .unwrap();
+        }
+    });
+    join_all(rows).await;
 }
 
 /// A script that the server does not know goes with its text: a short wait has no time for a second round trip.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn first_short_waits_end_with_none_at_120_ms() {
+async fn first_short_waits_end_with_none_at_1600_ms() {
+    const KINDS: [&str; 3] = ["fair", "write", "multi"];
     let server = Server::start();
-    let proxy = far(&server, 120);
+    let proxy = far(&server, FAR);
     let near = server.client().await;
-    for kind in ["fair", "write", "multi"] {
-        let held = of_kind(&near, kind, kind).lock().await.unwrap();
-        let far = LockClient::connect(proxy.url()).await.unwrap();
-        server.call(&["SCRIPT", "FLUSH"]);
-        // many owners at once, each of them twice
-        let waits = (0..20_u64).map(|n| {
-            let lock = of_kind(&far, kind, kind);
+    let mut held = Vec::new();
+    for kind in KINDS {
+        held.push(of_kind(&near, kind, kind).lock().await.unwrap());
+    }
+    let clients = join_all(KINDS.map(|_| connect_far(&proxy))).await;
+    server.call(&["SCRIPT", "FLUSH"]);
+    // many owners at once, each of them twice
+    let waits = KINDS.into_iter().zip(&clients).flat_map(|(kind, far)| {
+        (0..20_u64).map(move |n| {
+            let lock = of_kind(far, kind, kind);
             OwnerId::scope(async move {
                 for _ in 0..2 {
-                    let outcome = lock.try_lock_for(ms(n * 5)).await;
+                    let outcome = lock.try_lock_for(of_far(n * 4)).await;
                     assert!(matches!(outcome, Ok(None)), "{kind}, {n}: {outcome:?}");
                 }
             })
-        });
-        join_all(waits).await;
+        })
+    });
+    join_all(waits).await;
+    for held in held {
         held.unlock().await.unwrap();
-        let far = LockClient::connect(proxy.url()).await.unwrap();
-        server.call(&["SCRIPT", "FLUSH"]);
-        let guard = of_kind(&far, kind, "free").try_lock_for(ms(5)).await.unwrap();
-        guard.expect("it is free").unlock().await.unwrap();
     }
+    let clients = join_all(KINDS.map(|_| connect_far(&proxy))).await;
+    server.call(&["SCRIPT", "FLUSH"]);
+    let waits = KINDS.into_iter().zip(&clients).map(|(kind, far)| async move {
+        let guard = of_kind(far, kind, &format!("{kind}:free")).try_lock_for(of_far(4)).await.unwrap();
+        guard.expect("it is free").unlock().await.unwrap();
+    });
+    join_all(waits).await;
 }
 
 /// Also where an attempt is more than one request: what was left behind comes first.
@@ -213,19 +248,20 @@ async fn scripts_that_the_server_forgot_make_no_round_trip_longer() {
 
 /// Several batches are under way at once, the most urgent first.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn many_holds_and_a_short_one_beside_them_are_renewed_at_250_ms() {
+async fn many_holds_and_a_short_one_are_renewed_at_1000_ms() {
     let server = Server::start_real();
     let proxy = Proxy::start(&server);
-    let client = LockClient::builder().watchdog_timeout(ms(2400)).connect(proxy.url()).await.unwrap();
+    // a third of either is a round trip, and more than this process is held up where the machine is busy
+    let client = LockClient::builder().watchdog_timeout(ms(9_600)).connect(proxy.url()).await.unwrap();
     let guards = hold_many(&client, 6_000).await;
-    proxy.rule(|_| Action::Late(ms(250)));
-    let short = AcquireOptions::new().watchdog_timeout(ms(1500));
+    proxy.rule(|_| Action::Late(ms(1_000)));
+    let short = AcquireOptions::new().watchdog_timeout(ms(6_000));
     let short = client.reentrant_lock("short").unwrap().try_lock_with(short).await.unwrap().unwrap();
     // one at a time, twelve batches would take longer than the lease
-    tokio::time::sleep(ms(7000)).await;
+    tokio::time::sleep(ms(24_000)).await;
     assert!(!short.is_lost());
     assert_eq!(guards.iter().filter(|guard| guard.is_lost()).count(), 0, "of {}", guards.len());
-    // a shutdown has two command timeouts, 1.6 s here: the next test is about that
+    // a shutdown has two command timeouts, 6 s here: the next test is about that
     proxy.pass();
     drop(guards);
     client.idle().await;
