@@ -177,6 +177,7 @@ async fn l2_n2_leases_at_the_edges_work() {
         match lock.try_lock_with(options).await {
             Ok(guard) => drop(guard),
             Err(Error::Lost { reason: LossReason::LeaseExpired, .. }) => {}
+            Err(Error::Unconfirmed { source, .. }) if source.to_string().contains("the lease was over already") => {}
             Err(error) => panic!("{millis} ms: {error}"),
         }
         client.idle().await;
@@ -431,7 +432,9 @@ async fn r20_a_lock_whose_lease_is_over_can_be_taken_anew() {
     let client = server.client().await;
     let lock = client.reentrant_lock("l").unwrap();
     for unlock in [true, false, true, false] {
-        let guard = lock.try_lock_with(AcquireOptions::new().lease(Duration::from_millis(60))).await.unwrap().unwrap();
+        // longer than the answer takes where the machine is busy
+        let lease = AcquireOptions::new().lease(Duration::from_millis(1_500));
+        let guard = lock.try_lock_with(lease).await.unwrap().unwrap();
         soon(guard.lost()).await;
         if unlock {
             let outcome = guard.unlock().await;

@@ -45,7 +45,7 @@ async fn hold_many(client: &LockClient, count: usize) -> Vec<LockGuard> {
         tokio::spawn(async move { lock.try_lock_with(options).await.unwrap().unwrap() })
     };
     // all at once would ask of a server that shares two cores with ten tests to answer all within one command timeout
-    stream::iter(0..count).map(take).buffered(1_000).map(Result::unwrap).collect().await
+    stream::iter(0..count).map(take).buffered(200).map(Result::unwrap).collect().await
 }
 
 /// Lets time pass: the scenario is its passing, not the waiting for something.
@@ -291,7 +291,8 @@ async fn r08_partial_release_keeps_the_renewal() {
 #[tokio::test]
 async fn r13_r22_nothing_is_renewed_after_the_release_or_the_loss() {
     let server = Server::start();
-    let watchdog = ms(450);
+    // an answer has a third of it: longer than this process is held up where the machine is busy
+    let watchdog = ms(4_500);
     let client = client(&server, watchdog).await;
     for _ in 0..20 {
         hold(&client, "l").await.unlock().await.unwrap();
@@ -357,8 +358,9 @@ async fn f40_1200_holds_cost_three_or_four_scripts_a_tick() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn r06_f40_20000_holds_are_renewed_within_a_third_of_the_lease() {
     let server = Server::start();
-    let watchdog = ms(9000);
-    let client = client(&server, watchdog).await;
+    let watchdog = ms(18_000);
+    // what is asked together is answered within that, also where the machine is busy
+    let client = server.client_with(|builder| builder.watchdog_timeout(watchdog).command_timeout(watchdog / 3)).await;
     let start = Instant::now();
     let guards = hold_many(&client, 20_000).await;
     let acquired = start.elapsed();
@@ -491,7 +493,8 @@ async fn f28_renewals_that_are_forbidden_end_in_a_loss_that_is_known_in_time() {
         assert!(!reply.is_error(), "{reply:?}");
     };
     rights(&["+@all"]);
-    let builder = LockClient::builder().watchdog_timeout(ms(900));
+    // two hundred acquires at once are answered within a third of it, also where the machine is busy
+    let builder = LockClient::builder().watchdog_timeout(ms(6_000));
     let a = builder.connect(format!("redis://u:p@{}", server.addr())).await.unwrap();
     let b = server.client_with(|builder| builder.poll_cap(ms(50))).await;
     // the request as a whole; then what its script does for each lock
