@@ -31,8 +31,14 @@ struct Inside {
 
 impl Inside {
     async fn work(&self) {
+        self.work_beside(0).await;
+    }
+
+    /// Ends when so many were inside at once, and a moment later: time for one too many.
+    async fn work_beside(&self, wanted: usize) {
         let now = self.now.fetch_add(1, Ordering::SeqCst) + 1;
         self.most.fetch_max(now, Ordering::SeqCst);
+        eventually("so many are inside", || async { self.most() >= wanted }).await;
         tokio::time::sleep(Duration::from_millis(20)).await;
         self.now.fetch_sub(1, Ordering::SeqCst);
     }
@@ -43,14 +49,14 @@ impl Inside {
 }
 
 /// One task locks, and hands each guard to a task that works.
-async fn dispatcher(lock: &Lock) -> usize {
+async fn dispatcher(lock: &Lock, wanted: usize) -> usize {
     let inside = Arc::new(Inside::default());
     let mut workers = Vec::new();
     for _ in 0..3 {
         let guard = lock.lock().await.unwrap();
         let inside = Arc::clone(&inside);
         workers.push(tokio::spawn(async move {
-            inside.work().await;
+            inside.work_beside(wanted).await;
             guard.unlock().await.unwrap();
         }));
     }
@@ -61,12 +67,12 @@ async fn dispatcher(lock: &Lock) -> usize {
 }
 
 /// Futures of one task, four at a time.
-async fn for_each_concurrent(lock: &Lock) -> usize {
+async fn for_each_concurrent(lock: &Lock, wanted: usize) -> usize {
     let inside = Inside::default();
     stream::iter(0..8)
         .for_each_concurrent(4, |_| async {
             let guard = lock.lock().await.unwrap();
-            inside.work().await;
+            inside.work_beside(wanted).await;
             guard.unlock().await.unwrap();
         })
         .await;
@@ -74,7 +80,7 @@ async fn for_each_concurrent(lock: &Lock) -> usize {
 }
 
 /// A connection is one task, which answers one request after another; each request hands its work to a task.
-async fn keep_alive(lock: &Lock) -> usize {
+async fn keep_alive(lock: &Lock, wanted: usize) -> usize {
     let inside = Arc::new(Inside::default());
     let (requests, mut connection) = mpsc::channel(1);
     let serve = {
@@ -85,7 +91,7 @@ async fn keep_alive(lock: &Lock) -> usize {
                 let guard = lock.lock().await.unwrap();
                 let inside = Arc::clone(&inside);
                 under_way.push(tokio::spawn(async move {
-                    inside.work().await;
+                    inside.work_beside(wanted).await;
                     guard.unlock().await.unwrap();
                 }));
             }
@@ -107,9 +113,9 @@ async fn three_programs_let_one_in_by_the_mutex_and_all_by_the_reentrant_lock() 
     let server = Server::start();
     let client = server.client().await;
     let (mutex, reentrant) = (client.mutex("m").unwrap(), client.reentrant_lock("r").unwrap());
-    assert_eq!((dispatcher(&mutex).await, dispatcher(&reentrant).await), (1, 3));
-    assert_eq!((for_each_concurrent(&mutex).await, for_each_concurrent(&reentrant).await), (1, 4));
-    assert_eq!((keep_alive(&mutex).await, keep_alive(&reentrant).await), (1, 2));
+    assert_eq!((dispatcher(&mutex, 1).await, dispatcher(&reentrant, 3).await), (1, 3));
+    assert_eq!((for_each_concurrent(&mutex, 1).await, for_each_concurrent(&reentrant, 4).await), (1, 4));
+    assert_eq!((keep_alive(&mutex, 1).await, keep_alive(&reentrant, 2).await), (1, 2));
     client.idle().await;
     assert_eq!(server.dump(), []);
 }
