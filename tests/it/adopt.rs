@@ -2,6 +2,7 @@
 
 use std::{collections::HashMap, fmt::Write as _, time::Duration};
 
+use futures::future::join_all;
 use nestlock::{AcquireOptions, Error, HandOver, Lock, LockClient, LossReason, OwnerId, RedLockOptions};
 
 use crate::{
@@ -50,44 +51,50 @@ pub async fn known_and_on_its_way(here: &Lock, there: &Lock) -> HandOver {
 #[tokio::test]
 async fn a_hold_of_each_kind_moves_to_another_client_once() {
     let server = Server::start();
-    // renewals are due every 200 ms
-    let quick = || server.client_with(|builder| builder.watchdog_timeout(ms(600)));
+    let all = 0..kinds(&server.client().await).len();
+    let clients = join_all(all.map(|at| OwnerId::scope(moves_once(&server, at)))).await;
+    nothing_is_left(&server, &clients.iter().flatten().collect::<Vec<_>>()).await;
+}
+
+/// A hold of one kind, with clients of its own.
+async fn moves_once(server: &Server, at: usize) -> [LockClient; 3] {
+    // renewals are due every second, and have one for their answers: this process is held up for less where the machine is busy
+    let quick = || server.client_with(|builder| builder.watchdog_timeout(ms(3_000)));
     let (a, b, c) = (quick().await, quick().await, server.client().await);
-    for (((kind, here), (_, there)), (_, elsewhere)) in kinds(&a).into_iter().zip(kinds(&b)).zip(kinds(&c)) {
-        let rivals = [rival(&a, kind, &here), rival(&c, kind, &elsewhere)];
-        let guard = here.lock().await.unwrap();
-        let text = guard.hand_over(KEEP).await.unwrap().to_text();
-        assert!(guard.is_lost() && guard.remaining().is_zero(), "{kind}: the giver has done with it");
-        assert!(matches!(guard.unlock().await, Err(Error::NotHeld { .. })), "{kind}");
-        // a moment later, if the watchdog is looking at it just then
-        eventually("the giver forgets it", || async { a.stats().holds == 0 }).await;
-        for rival in &rivals {
-            assert!(rival.try_lock().await.unwrap().is_none(), "{kind}: somebody else got it in between");
-        }
-        let on_its_way = HandOver::from_text(&text).unwrap();
-        let guard = there.adopt(&on_its_way).await.unwrap();
-        for lock in [&here, &there, &elsewhere] {
-            let again = lock.adopt(&on_its_way).await;
-            assert!(matches!(again, Err(Error::NotHeld { .. } | Error::NotReentrant { .. })), "{kind}: {again:?}");
-        }
-        let holders = there.inspect().await.unwrap().unwrap().holders;
-        assert_eq!(holders, [(guard.owner(), 1)], "{kind}");
-        // renewed for longer than the lease
-        let start = std::time::Instant::now();
-        while start.elapsed() < ms(900) {
-            assert!(!guard.is_lost(), "{kind}");
-            assert!(rivals[1].try_lock().await.unwrap().is_none(), "{kind}: two hold it");
-            tokio::time::sleep(ms(50)).await;
-        }
-        // whoever waits is woken
-        let waiter = tokio::spawn({
-            let rival = rivals[1].clone();
-            async move { rival.lock().await.unwrap().unlock().await }
-        });
-        guard.unlock().await.unwrap();
-        waiter.await.unwrap().unwrap();
+    let [(kind, here), (_, there), (_, elsewhere)] = [&a, &b, &c].map(|client| kinds(client).swap_remove(at));
+    let rivals = [rival(&a, kind, &here), rival(&c, kind, &elsewhere)];
+    let guard = here.lock().await.unwrap();
+    let text = guard.hand_over(KEEP).await.unwrap().to_text();
+    assert!(guard.is_lost() && guard.remaining().is_zero(), "{kind}: the giver has done with it");
+    assert!(matches!(guard.unlock().await, Err(Error::NotHeld { .. })), "{kind}");
+    // a moment later, if the watchdog is looking at it just then
+    eventually("the giver forgets it", || async { a.stats().holds == 0 }).await;
+    for rival in &rivals {
+        assert!(rival.try_lock().await.unwrap().is_none(), "{kind}: somebody else got it in between");
     }
-    nothing_is_left(&server, &[&a, &b, &c]).await;
+    let on_its_way = HandOver::from_text(&text).unwrap();
+    let guard = there.adopt(&on_its_way).await.unwrap();
+    for lock in [&here, &there, &elsewhere] {
+        let again = lock.adopt(&on_its_way).await;
+        assert!(matches!(again, Err(Error::NotHeld { .. } | Error::NotReentrant { .. })), "{kind}: {again:?}");
+    }
+    let holders = there.inspect().await.unwrap().unwrap().holders;
+    assert_eq!(holders, [(guard.owner(), 1)], "{kind}");
+    // renewed for longer than the lease
+    let start = std::time::Instant::now();
+    while start.elapsed() < ms(4_500) {
+        assert!(!guard.is_lost(), "{kind}");
+        assert!(rivals[1].try_lock().await.unwrap().is_none(), "{kind}: two hold it");
+        tokio::time::sleep(ms(50)).await;
+    }
+    // whoever waits is woken
+    let waiter = tokio::spawn({
+        let rival = rivals[1].clone();
+        async move { rival.lock().await.unwrap().unlock().await }
+    });
+    guard.unlock().await.unwrap();
+    waiter.await.unwrap().unwrap();
+    [a, b, c]
 }
 
 #[tokio::test]
@@ -549,9 +556,11 @@ async fn an_adopt_that_is_asked_again_relies_on_no_more_than_the_server_gives() 
             proxy.heal();
         });
         let guard = guard.unwrap();
-        let remaining = guard.remaining();
+        let (asked, remaining) = (std::time::Instant::now(), guard.remaining());
         let truth = server.pttl(if kind == "signal" { "lock:signal" } else { kind });
-        assert!(remaining.as_millis() as i64 <= truth + 50, "{kind}: {remaining:?} where the server gives {truth} ms");
+        // this process may be held up in between
+        let most = ms(truth.try_into().unwrap()) + asked.elapsed() + ms(50);
+        assert!(remaining <= most, "{kind}: {remaining:?} where the server gives {truth} ms, at most {most:?}");
         guard.unlock().await.unwrap();
     }
 }
@@ -612,14 +621,24 @@ async fn an_adopt_that_is_not_polled_between_two_tries_holds_no_longer_than_a_re
     for at in [0, 4, 7, 9] {
         let proxy = Proxy::start(&server);
         let a = server.client().await;
-        let b = LockClient::builder().command_timeout(ms(500)).connect(proxy.url()).await.unwrap();
+        let b = LockClient::builder().command_timeout(ms(2_500)).connect(proxy.url()).await.unwrap();
         let ((kind, here), (_, there)) = (kinds(&a).swap_remove(at), kinds(&b).swap_remove(at));
         let on_its_way = known_and_on_its_way(&here, &there).await;
         proxy.once(Verb::Transfer, Action::Lose);
         proxy.refuse();
+        let (asked, tried) = (proxy.count(Verb::Transfer), proxy.connections());
         let parked = there.adopt_with(&on_its_way, AcquireOptions::new().lease(ms(30_000)));
         let mut parked = Box::pin(parked);
-        assert!(tokio::time::timeout(ms(300), &mut parked).await.is_err());
+        let is_refused = async || proxy.count(Verb::Transfer) > asked && proxy.connections() > tried + 1;
+        let between_two_tries = async {
+            eventually("its answer is lost, and it is refused", is_refused).await;
+            // it hears of that
+            tokio::time::sleep(ms(100)).await;
+        };
+        tokio::select! {
+            ended = &mut parked => panic!("{kind}: {ended:?}"),
+            () = between_two_tries => {}
+        }
         proxy.heal();
         let guard = here.try_lock_for(ms(12_000)).await.unwrap();
         guard.unwrap_or_else(|| panic!("{kind}: it is held for a future that nobody polls")).unlock().await.unwrap();
