@@ -9,10 +9,10 @@ use std::{
 };
 
 use futures::{executor::block_on, future::join_all};
-use nestlock::{LockClient, LockGuard};
+use nestlock::{Lock, LockClient, LockGuard};
 use nestlock_embedded::{SpawnedCluster, SpawnedServer};
 
-use super::{ask, asked_for, by_way_of_a_proxy, client, errors, name_at, start, there};
+use super::{LONG, ask, asked_for, by_way_of_a_proxy, client, errors, name_at, start, there};
 use crate::support::{
     proxy::{Action, Verb},
     within,
@@ -54,9 +54,14 @@ async fn a_master_that_hangs_costs_no_hold_of_another_master() {
     tokio::time::sleep(2 * lease).await;
     let elsewhere =
         guards.iter().enumerate().filter(|(n, _)| !hung.contains(&SpawnedCluster::slot_of(format!("l{n}"))));
-    let (lost, all) = elsewhere.fold((0, 0), |(lost, all), (_, guard)| (lost + u32::from(guard.is_lost()), all + 1));
+    let elsewhere: Vec<_> = elsewhere.map(|(_, guard)| guard).collect();
+    let lost: Vec<_> = elsewhere.iter().filter(|guard| guard.is_lost()).collect();
+    let why = match lost.first() {
+        Some(guard) => Some(guard.lost().await),
+        None => None,
+    };
     cluster.nodes()[0].cont().unwrap();
-    assert_eq!(lost, 0, "of {all}");
+    assert_eq!(lost.len(), 0, "of {}: {why:?}", elsewhere.len());
 }
 
 /// All masters are lost at once, and an operator makes their replicas masters: nobody whom the client knew is left.
@@ -350,24 +355,29 @@ async fn whoever_waits_for_a_cluster_that_is_down_hears_when_it_serves_again() {
     let locks: Vec<_> = (0..WAITERS).map(|n| client.mutex(format!("{{{name}}}{n}")).unwrap()).collect();
     locks[0].lock().await.unwrap().unlock().await.unwrap();
     let node = &cluster.nodes()[0];
-    assert!(!ask(node, &["CLUSTER", "DELSLOTS", &unserved]).is_error());
-    let (asked, began) = (|| asked_for(node, "info"), Instant::now());
-    let before = asked();
-    let got: Vec<_> = locks
-        .into_iter()
-        .map(|lock| tokio::spawn(async move { (lock.lock().await.unwrap(), Instant::now()) }))
-        .collect();
-    // by then each of them pauses for 250 to 500 ms
-    tokio::time::sleep(Duration::from_secs(3)).await;
-    let (times, took) = (asked() - before, began.elapsed().as_millis() as u64);
-    assert!(times > 3, "nobody asks");
-    assert!(times < 10 + took / 20, "asked {times} times within {took} ms, as if each asked for itself");
-    assert!(!ask(node, &["CLUSTER", "ADDSLOTS", &unserved]).is_error());
-    let got = join_all(got).await.into_iter().map(Result::unwrap);
-    let (_guards, at): (Vec<_>, Vec<_>) = got.unzip();
-    // one after the other they would be done with their pauses, which are spread over half a second
-    let spread = *at.iter().max().unwrap() - *at.iter().min().unwrap();
-    assert!(spread < Duration::from_millis(150), "{spread:?}");
+    let asked = || asked_for(node, "info");
+    // this process, or the machine, may hold them up in between; each round for itself, they would be spread in every one
+    let mut spreads = Vec::new();
+    while spreads.last().is_none_or(|spread| *spread >= Duration::from_millis(150)) {
+        assert!(spreads.len() < 5, "{spreads:?}");
+        assert!(!ask(node, &["CLUSTER", "DELSLOTS", &unserved]).is_error());
+        let (before, began) = (asked(), Instant::now());
+        let waits = |lock: Lock| tokio::spawn(async move { (lock.lock().await.unwrap(), Instant::now()) });
+        let got: Vec<_> = locks.iter().cloned().map(waits).collect();
+        // by then each of them pauses for 250 to 500 ms
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        within(LONG, "somebody asks", || async { asked() - before > 3 }).await;
+        let (times, took) = (asked() - before, began.elapsed().as_millis() as u64);
+        assert!(times < 10 + took / 20, "asked {times} times within {took} ms, as if each asked for itself");
+        assert!(!ask(node, &["CLUSTER", "ADDSLOTS", &unserved]).is_error());
+        let got = join_all(got).await.into_iter().map(Result::unwrap);
+        let (guards, at): (Vec<_>, Vec<_>) = got.unzip();
+        // one after the other they would be done with their pauses, which are spread over half a second
+        spreads.push(*at.iter().max().unwrap() - *at.iter().min().unwrap());
+        for guard in guards {
+            guard.unlock().await.unwrap();
+        }
+    }
     let before = asked();
     tokio::time::sleep(Duration::from_millis(500)).await;
     assert!(asked() - before < 3, "it is asked still");

@@ -43,6 +43,8 @@ pub enum Action {
     Pass,
     /// Executed; the answer comes this long after the request, and so do those behind it.
     Late(Duration),
+    /// Executed; the answer comes when [`Proxy::let_go`] says so, and so do those behind it.
+    Held,
     /// It reaches the server this long after it was sent, and so do those behind it.
     Slow(Duration),
     /// Executed, then the connection is cut in place of the answer.
@@ -182,6 +184,7 @@ struct Switches {
     hole_to_client: bool,
     refuse: bool,
     drop_messages: bool,
+    lets_go: bool,
     /// So many of the first connections carry no replies any more, only pushes.
     only_push: usize,
     cuts: u64,
@@ -312,6 +315,11 @@ impl Proxy {
         self.shared.switches.send_modify(|switches| switches.drop_messages = drop);
     }
 
+    /// The answers that are held come, and no other is held any more.
+    pub fn let_go(&self) {
+        self.shared.switches.send_modify(|switches| switches.lets_go = true);
+    }
+
     /// The connections that there are carry no reply any more: a push comes in place of each.
     pub fn only_push(&self) {
         let there_are = self.connections();
@@ -379,6 +387,7 @@ async fn accept(shared: Arc<Shared>, listener: std::net::TcpListener) {
 enum Fate {
     Pass,
     At(Instant),
+    Held,
     Replace(&'static str),
     Drop,
     Double,
@@ -438,6 +447,7 @@ async fn requests(
             match action {
                 Action::Pass | Action::Twice => {}
                 Action::Late(delay) => fate = Fate::At(arrived + delay),
+                Action::Held => fate = Fate::Held,
                 Action::Slow(delay) => sleep_until(arrived + delay).await,
                 Action::Lose => fate = Fate::Cut,
                 Action::Mute => fate = Fate::Mute,
@@ -504,6 +514,10 @@ async fn replies(
                 Fate::Pass | Fate::Swap => client.write_all(&frame).await?,
                 Fate::At(due) => {
                     sleep_until(due).await;
+                    client.write_all(&frame).await?;
+                }
+                Fate::Held => {
+                    let _ = switches.wait_for(|now| now.lets_go).await;
                     client.write_all(&frame).await?;
                 }
                 Fate::Replace(error) => client.write_all(format!("-{error}\r\n").as_bytes()).await?,
