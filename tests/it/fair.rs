@@ -483,13 +483,17 @@ async fn a_future_that_nobody_polls_loses_its_place_and_nobody_elses() {
     let patience = ms(4000);
     let client = impatient(&server, patience).await;
     let _other = ByHand::hold(&server, LOCK, NEVER);
-    let lock = client.fair_lock(LOCK).unwrap();
+    let (lock, looks) = (client.fair_lock(LOCK).unwrap(), server.script_count());
     let mut parked = Box::pin(OwnerId::scope(lock.lock()));
+    // it looks, listens, and looks again: an answer that nobody polls for would be in doubt, and its name with it
+    let is_waiting = || async { server.script_count() >= looks + 2 && client.stats().requests == 0 };
     tokio::select! {
+        biased;
         _ = parked.as_mut() => panic!("another one holds it"),
-        // it has heard that it must wait: an answer that nobody polls for would be in doubt, and its name with it
-        () = eventually("it listens", || async { queue(&server).len() == 1 && !server.channels().is_empty() }) => {}
+        () = eventually("it waits", is_waiting) => {}
     }
+    assert!(futures::poll!(parked.as_mut()).is_pending());
+    queued(&server, 1).await;
     let parked_as = queue(&server);
     let done = Arc::default();
     let tasks = [waiter(&server, &client, &done).await, waiter(&server, &client, &done).await];

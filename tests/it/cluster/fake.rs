@@ -128,11 +128,17 @@ async fn what_waited_for_a_connection_in_vain_was_refused() {
     old.says(&[], &format!("-MOVED {} {}\r\n", SpawnedCluster::slot_of("l"), new.addr));
     let lock = client.mutex("l").unwrap();
     for wait in [1_000, 2_500].map(Duration::from_millis) {
-        let start = Instant::now();
-        let error = lock.try_lock_for(wait).await.unwrap_err();
-        let (took, asked) = (start.elapsed(), old.asked.load(Ordering::Acquire));
-        let is_refused = matches!(error, Error::Store { .. }) && error.is_transient();
-        assert!(is_refused, "{wait:?}, after {took:?}, and {asked} times: {error:?}");
+        // the old one is asked every now and then: a process that is held up at the end of the wait has not heard what it said
+        for left in (0..5).rev() {
+            let start = Instant::now();
+            let error = lock.try_lock_for(wait).await.unwrap_err();
+            let took = start.elapsed();
+            if matches!(error, Error::Store { .. }) && error.is_transient() {
+                break;
+            }
+            let is_held_up = took > wait + Duration::from_millis(50);
+            assert!(is_held_up && left > 0, "{wait:?}, after {took:?}: {error:?}");
+        }
     }
     assert_eq!(new.asked.load(Ordering::Acquire), 0);
 }
