@@ -132,14 +132,14 @@ async fn a_short_wait_after_a_drop_is_answered_at_1600_ms() {
     let server = Server::start();
     let proxy = far(&server, FAR);
     let near = server.client().await;
+    let far = &connect_far(&proxy).await;
     let rows = ["reentrant", "fair", "write"].into_iter().flat_map(|kind| (0..12_u64).map(move |n| (kind, n)));
     let rows = rows.map(|(kind, n)| {
-        let (near, proxy) = (&near, &proxy);
+        let near = &near;
         async move {
             let (free, busy) = (format!("{kind}{n}:free"), format!("{kind}{n}"));
             let held = OwnerId::scope(of_kind(near, kind, &busy).lock()).await.unwrap();
-            let far = connect_far(proxy).await;
-            let (lock, busy) = (of_kind(&far, kind, &free), of_kind(&far, kind, &busy));
+            let (lock, busy) = (of_kind(far, kind, &free), of_kind(far, kind, &busy));
             tokio::spawn(async move {
                 let wait = of_far(5 + n * 37 % 80);
                 drop(lock.lock().await.unwrap());
