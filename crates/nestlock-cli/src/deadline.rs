@@ -80,7 +80,7 @@ mod tests {
         deadline.set(Instant::now() + minute).unwrap();
         let left = deadline.left().unwrap();
         assert!(left <= minute && left > minute / 2, "{left:?}");
-        deadline.set(Instant::now() - minute).unwrap();
+        deadline.set(Instant::now()).unwrap();
         assert_eq!(deadline.left().unwrap(), Duration::ZERO);
     }
 }

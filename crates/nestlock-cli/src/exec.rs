@@ -393,8 +393,8 @@ async fn command(
         child.until(ending.lost_at().unwrap_or_else(|| before(until, SPARE_OF_GUARDS)));
         let Ok(pause) = ending.go_on(&mut child, now) else { return Ok(Outcome::Unended) };
         // the guards are told of a renewal in that time
-        let look = LOOK.min(exec.lease / LOOKS);
-        let pause = pause.unwrap_or_else(|| renewed_by.saturating_duration_since(now).min(look));
+        let longest = LOOK.min(exec.lease / LOOKS);
+        let pause = pause.unwrap_or_else(|| renewed_by.saturating_duration_since(now).min(longest));
         tokio::select! {
             biased;
             signal = signals.next_or_child() => came = signal,
