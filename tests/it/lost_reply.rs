@@ -277,9 +277,13 @@ async fn f7_a_late_release_by_another_client_does_not_free_the_next_hold_of_the_
     let (here, there) = (bed.other_lock("l"), bed.lock("l"));
     let me = || AcquireOptions::new().owner(bed.other.owner("job").unwrap());
     let owner = here.try_lock_with(me()).await.unwrap().unwrap().forget();
-    bed.proxy.once(Verb::Release, Action::Ghost(Duration::from_secs(2)));
+    // so late that the next one is through, also where the machine is busy
+    bed.proxy.once(Verb::Release, Action::Ghost(Duration::from_secs(8)));
     unconfirmed(there.release(&owner).await);
-    eventually("a release over the next connection", || async { there.release(&owner).await.is_ok() }).await;
+    // the answer may come too late for the one that is executed
+    let is_free = |released| matches!(released, Ok(()) | Err(Error::NotHeld { .. }));
+    eventually("a release over the next connection", || async { is_free(there.release(&owner).await) }).await;
+    assert_eq!(bed.proxy.ghosts(), 0, "the late one came first");
     // it was not the giver's any more
     assert!(matches!(here.release(&owner).await, Err(Error::NotHeld { .. })));
     let next = here.try_lock_with(me()).await.unwrap().expect("a free lock");

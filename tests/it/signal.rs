@@ -202,7 +202,7 @@ const PYTHON_OWNER: &str = "5b8f1c9e-27d4-4a06-8f55-0c1d2e3f4a5b:1";
 #[tokio::test]
 async fn a_lock_without_expiry_has_no_ttl_is_not_renewed_and_lasts_until_it_is_released() {
     let server = Server::start();
-    let client = server.client_with(|c| c.watchdog_timeout(ms(300))).await;
+    let client = server.client_with(|c| c.watchdog_timeout(ms(1_500))).await;
     let endless = client.signal_lock_with("l", SignalOptions::new().without_expiry()).unwrap();
     let guard = endless.lock().await.unwrap();
     assert_eq!(server.pttl(RECORD), -1);
@@ -268,7 +268,7 @@ async fn a_lock_without_expiry_cannot_be_extended() {
 #[tokio::test]
 async fn the_loss_of_a_lock_without_expiry_is_noticed_at_its_release() {
     let server = Server::start();
-    let client = server.client_with(|c| c.watchdog_timeout(ms(300))).await;
+    let client = server.client_with(|c| c.watchdog_timeout(ms(1_500))).await;
     let endless = client.signal_lock_with("l", SignalOptions::new().without_expiry()).unwrap();
     let guard = endless.lock().await.unwrap();
     server.call(&["DEL", RECORD]);

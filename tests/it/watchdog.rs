@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use futures_util::{StreamExt, stream};
+use futures_util::{StreamExt, future::join_all, stream};
 use nestlock::{AcquireOptions, Error, LockClient, LockGuard, LossReason};
 
 use crate::support::{
@@ -548,14 +548,16 @@ async fn a_record_without_a_ttl_stays_held_and_is_released() {
 
 #[tokio::test]
 async fn s2_n7_what_remains_only_falls_between_renewals_and_is_never_more_than_the_server_gives() {
-    let server = Server::start();
-    let watchdog = ms(1200);
+    let server = &Server::start();
+    // a third of it is more than this process is held up where the machine is busy, also beside what is late
+    let watchdog = ms(4_800);
     // at once; then so late that whoever counts from the answer counts too much
-    for late in [None, Some(ms(300))] {
-        let proxy = Proxy::start(&server);
+    let looks = [None, Some(watchdog / 4)].map(|late| async move {
+        let proxy = Proxy::start(server);
         let builder = LockClient::builder().watchdog_timeout(watchdog);
         let client = builder.connect(proxy.url()).await.unwrap();
-        let guard = hold(&client, "l").await;
+        let name = format!("{late:?}");
+        let guard = hold(&client, &name).await;
         if let Some(late) = late {
             proxy.each(Verb::Renew, Action::Late(late));
         }
@@ -563,9 +565,9 @@ async fn s2_n7_what_remains_only_falls_between_renewals_and_is_never_more_than_t
         let (mut last, mut rises) = (Duration::MAX, 0);
         let start = Instant::now();
         while start.elapsed() < 4 * watchdog {
-            let before = wire.call(&["PTTL", "l"]).unwrap().int();
+            let before = wire.call(&["PTTL", &name]).unwrap().int();
             let (asked, remaining) = (Instant::now(), guard.remaining());
-            let after = wire.call(&["PTTL", "l"]).unwrap().int();
+            let after = wire.call(&["PTTL", &name]).unwrap().int();
             // a renewal may have come in between: the truth at that moment is no more than either
             let truth = before.max(after + asked.elapsed().as_millis() as i64 + 1);
             assert!(remaining.as_millis() as i64 <= truth, "{late:?}: {remaining:?} where the server gives {truth} ms");
@@ -577,7 +579,8 @@ async fn s2_n7_what_remains_only_falls_between_renewals_and_is_never_more_than_t
         assert!((6..=14).contains(&rises), "{late:?}: rose {rises} times in twelve thirds");
         proxy.pass();
         guard.unlock().await.unwrap();
-    }
+    });
+    join_all(looks).await;
 }
 
 #[tokio::test]

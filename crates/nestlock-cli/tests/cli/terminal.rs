@@ -299,7 +299,7 @@ fn what_does_not_stop_with_its_job_ends_with_the_lease() {
     let world = World::new();
     let mut terminal = Terminal::open(&world);
     terminal.types(&format!(
-        "{NESTLOCK} exec l --lease 3s -c 'setsid sh -c \"echo \\$\\$ > pid; exec sleep 1000\" & sleep 1000'\n"
+        "{NESTLOCK} exec l --lease 12s -c 'setsid sh -c \"echo \\$\\$ > pid; exec sleep 1000\" & sleep 1000'\n"
     ));
     let pid = world.pid("pid");
     terminal.types("\x1a");
