@@ -137,7 +137,7 @@ int main() {
                     fclose(hops);
                     _exit(0);
                 } else {
-                    usleep(1000);
+                    usleep(3000);
                 }
             _exit(0);
         }
