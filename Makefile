@@ -95,7 +95,7 @@ test-fred: export RUST_TEST_THREADS := 16
 test-fred: setup
 	NESTLOCK_TEST_SERVER=real NESTLOCK_TEST_WIRE=fred $(CARGO) test $(ALL) $(FEATURES) --test it
 
-# beside two processes that do nothing but work, the test program being stopped now and then. Whatever falls is a test's defect
+# beside two processes that do nothing but work, the test program being stopped now and then. What falls is a test's defect
 RUNS ?= 10
 test-busy: export RUST_TEST_THREADS := 16
 test-busy: setup

@@ -165,7 +165,7 @@ fn what_forks_for_ever_is_ended_without_guards() {
     }
 }
 
-/// The last guard adopts them, and has nobody to help it.
+/// The last guard adopts them, and ends them alone.
 #[test]
 fn what_forks_for_ever_does_not_outlive_a_killed_nestlock() {
     let world = World::new();
@@ -234,7 +234,7 @@ fn a_nestlock_that_stood_still_knows_why_its_guards_ended() {
     }
 }
 
-/// The guard that has so many below it comes up 3 s late.
+/// One guard comes up 3 s late: the variable says how many are below it.
 const LATE: &str = r#"
 #include <stdlib.h>
 #include <string.h>
@@ -244,7 +244,7 @@ __attribute__((constructor)) static void late(int argc, char **argv) {
 }
 "#;
 
-/// As long as nothing has begun, too, the guards know what was renewed.
+/// The guards know what was renewed before the command begins, too.
 #[test]
 fn a_guard_that_is_late_begins_what_is_still_locked() {
     let world = world();
@@ -272,8 +272,8 @@ fn a_guard_that_is_late_begins_what_is_still_locked() {
 fn a_nestlock_that_is_stopped_for_less_than_its_lease_goes_on() {
     let world = World::new();
     let line = format!("echo > begun; {}; exit 4", until("go"));
-    let running = world.begin(&["exec", "l", "--lease", "3s", "-c", &line], "begun");
-    for _ in 0..4 {
+    let running = world.begin(&["exec", "l", "--lease", "6s", "-c", &line], "begun");
+    for _ in 0..6 {
         running.send(Signal::SIGSTOP);
         std::thread::sleep(std::time::Duration::from_millis(700));
         running.send(Signal::SIGCONT);
