@@ -112,7 +112,7 @@ impl Family {
     pub(crate) fn command(&mut self, pid: Pid) {
         match self {
             #[cfg(target_os = "linux")]
-            Self::Tree(tree) => tree.command(pid),
+            Self::Tree(_) => {}
             Self::Group(group) => *group = Some(pid),
         }
     }
@@ -191,7 +191,6 @@ mod tree {
         keepers: Vec<Pid>,
         /// The children that this process had before.
         others: HashSet<Pid>,
-        command: Option<Pid>,
     }
 
     /// One of them, and who had it when it was found.
@@ -206,24 +205,12 @@ mod tree {
         pub(super) fn begin() -> Option<Self> {
             let own = getpid();
             let said = fs::read_link("/proc/self").ok().and_then(|said| pid(said.to_str()?));
-            (said == Some(own)).then(|| Self {
-                keepers: vec![own],
-                others: Lists::look().children(own).into_iter().collect(),
-                command: None,
-            })
+            (said == Some(own))
+                .then(|| Self { keepers: vec![own], others: Lists::look().children(own).into_iter().collect() })
         }
 
         pub(super) fn keeper(&mut self, pid: Pid) {
             self.keepers.push(pid);
-        }
-
-        pub(super) fn command(&mut self, pid: Pid) {
-            self.command = Some(pid);
-        }
-
-        /// Whether it matters how it ended.
-        fn is_awaited(&self, pid: Pid) -> bool {
-            self.keepers.contains(&pid) || self.command == Some(pid)
         }
 
         pub(super) fn has(&self, pid: Pid) -> bool {
@@ -272,17 +259,14 @@ mod tree {
             let (mut all, mut family) = (Vec::<Found>::new(), self.with_keepers(&[]));
             // stopped first, each before its children are looked for: none begins more, or sees another one end and goes on
             for _ in 0..LOOKS {
+                for ended in wait::reap() {
+                    family.remove(&ended);
+                }
                 let mut has_more = false;
                 self.walk(|found| {
-                    if !family.insert(found.pid) {
-                        return;
-                    }
-                    has_more = true;
-                    if send(found, Signal::SIGSTOP, &family).is_some() || self.is_awaited(found.pid) {
-                        all.push(found);
-                    } else if wait::reap(found.pid) {
-                        // what ends faster than this looks would take all numbers; another one may have this number next
-                        family.remove(&found.pid);
+                    if family.insert(found.pid) {
+                        has_more = true;
+                        all.extend(send(found, Signal::SIGSTOP, &family).map(|_| found));
                     }
                 });
                 if !has_more {

@@ -1,10 +1,13 @@
 //! What the kernel tells of children: also of those that a real-time signal ended.
 
-use std::io;
+use std::{
+    io,
+    sync::{Mutex, PoisonError},
+};
 
 use rustix::{
     io::Errno,
-    process::{WaitId, WaitIdOptions, WaitOptions, wait, waitid, waitpid},
+    process::{WaitId, WaitIdOptions, WaitOptions, wait, waitid},
 };
 
 use nix::{sys::signal::Signal, unistd::Pid};
@@ -41,9 +44,31 @@ pub(crate) enum Event {
 /// How much is looked at before anything else is done: what begins others and ends may do so faster than it is reaped.
 const AT_ONCE: usize = 256;
 
+/// What was reaped beside the loop that asks: the kernel tells each only once.
+static REAPED: Mutex<Vec<Event>> = Mutex::new(Vec::new());
+
 /// What has happened, one after the other, or the first part of it.
 pub(crate) fn all() -> impl Iterator<Item = io::Result<Event>> {
+    let reaped = std::mem::take(&mut *REAPED.lock().unwrap_or_else(PoisonError::into_inner));
+    reaped.into_iter().map(Ok).chain(news())
+}
+
+fn news() -> impl Iterator<Item = io::Result<Event>> {
     (0..AT_ONCE).map(|_| next()).take_while(|event| !matches!(event, Ok(Event::Nothing)))
+}
+
+/// Reaps what has ended, for a loop that looks at processes: a chain of fork and exit is faster than the looking. [`all`] still
+/// tells of it. Returns the numbers, which others may have next.
+pub(crate) fn reap() -> Vec<Pid> {
+    let events = news().map_while(|event| event.ok().filter(|event| *event != Event::Childless));
+    let events: Vec<Event> = events.collect();
+    let ended = events.iter().filter_map(|event| match event {
+        Event::Ended(pid, _) => Some(*pid),
+        _ => None,
+    });
+    let ended = ended.collect();
+    REAPED.lock().unwrap_or_else(PoisonError::into_inner).extend(events);
+    ended
 }
 
 /// What has happened next. What has ended is reaped.
@@ -67,11 +92,6 @@ fn next() -> io::Result<Event> {
             return Ok(Event::Stopped(pid, signal));
         }
     }
-}
-
-/// Reaps a child, if it has ended.
-pub(crate) fn reap(child: Pid) -> bool {
-    waitpid(rustix::process::Pid::from_raw(child.as_raw()), WaitOptions::NOHANG).is_ok_and(|ended| ended.is_some())
 }
 
 /// Whether there are children, or some that have ended and were not reaped. A subreaper has some until all that is below it has

@@ -137,7 +137,7 @@ int main() {
                     fclose(hops);
                     _exit(0);
                 } else {
-                    usleep(3000);
+                    usleep(1000);
                 }
             _exit(0);
         }
