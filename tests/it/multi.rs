@@ -218,6 +218,10 @@ async fn r79_a_member_without_an_answer_leaves_nothing_held() {
     two.cont();
     nothing_is_left(&two, &[&b]).await;
     nothing_is_left(&one, &[&a]).await;
+    // by clients that bear a late reply
+    let (a, b) = (one.client().await, two.client().await);
+    let members = [plain(&a, &["l1"]), plain(&b, &["l2"]), plain(&a, &["l3"])].concat();
+    let all = a.multi_lock(members).unwrap();
     all.try_lock_for(SOON).await.unwrap().expect("all are free").unlock().await.unwrap();
 }
 
