@@ -62,11 +62,8 @@ fn news() -> impl Iterator<Item = io::Result<Event>> {
 pub(crate) fn reap() -> Vec<Pid> {
     let events = news().map_while(|event| event.ok().filter(|event| *event != Event::Childless));
     let events: Vec<Event> = events.collect();
-    let ended = events.iter().filter_map(|event| match event {
-        Event::Ended(pid, _) => Some(*pid),
-        _ => None,
-    });
-    let ended = ended.collect();
+    let number = |event: &Event| if let Event::Ended(pid, _) = event { Some(*pid) } else { None };
+    let ended = events.iter().filter_map(number).collect();
     REAPED.lock().unwrap_or_else(PoisonError::into_inner).extend(events);
     ended
 }
