@@ -22,7 +22,7 @@ use crate::{
     signals::{Signals, is_pause, pause},
     stderr::warn,
     terminal,
-    wait::{self, End, Event},
+    wait::{End, Event},
 };
 
 /// What the command does within this time after a signal it does for that.
@@ -206,10 +206,6 @@ impl Child {
     /// Ends all of them, and says who was still there. Again, until all is over.
     pub(crate) fn end(&mut self, tries: &Tries) -> Vec<Member> {
         self.is_ending = true;
-        if self.ended.is_none() {
-            // at once, however many they are, and however busy they keep the machine
-            let _ = killpg(self.group, Signal::SIGSTOP);
-        }
         self.family.end(tries)
     }
 
@@ -248,14 +244,14 @@ impl Child {
 
     /// What has changed since this was asked last.
     pub(crate) fn change(&mut self) -> Option<Change> {
-        for event in wait::all() {
+        for event in self.family.news().unwrap_or_default() {
             match event {
-                Ok(Event::Ended(pid, end)) if pid == self.group => self.end_with(end),
-                Ok(Event::Ended(pid, end)) if pid == self.first => {
+                Event::Ended(pid, end) if pid == self.group => self.end_with(end),
+                // once: its number may be another's after that
+                Event::Ended(pid, end) if pid == self.first && self.guard == Guard::Runs => {
                     self.guard = if end == End::Exit(0) { Guard::Done } else { Guard::Lost };
                 }
-                Ok(Event::Childless) | Err(_) => break,
-                Ok(_) => {}
+                _ => {}
             }
         }
         if std::mem::take(&mut self.is_overdue) {
@@ -290,6 +286,7 @@ impl Child {
 
     fn end_with(&mut self, end: End) {
         self.ended.get_or_insert(end);
+        self.family.command_ended();
         if self.take_terminal() {
             self.terminal = Terminal::GivenBack;
         }

@@ -9,7 +9,7 @@ use nix::{
     unistd::Pid,
 };
 
-use crate::wait;
+use crate::wait::{self, End, Event};
 
 /// The command, or a process that it began, directly or not.
 #[derive(Debug)]
@@ -29,6 +29,8 @@ impl fmt::Display for Member {
     }
 }
 
+/// The exit code of a guard that has itself ended all that was below it. After any but this one and 0, some may be left.
+pub(crate) const ENDED_ALL: u8 = 1;
 /// After how long what was killed is looked for again. Each time twice as long, while it is the same.
 const AGAIN: Duration = Duration::from_millis(1);
 /// What that comes to at last: for what cannot be ended yet.
@@ -73,9 +75,16 @@ pub(crate) fn unended(left: &[Member], for_long: bool) -> &[Member] {
     if for_long || left.iter().all(|member| member.is_refused) { left } else { &[] }
 }
 
-/// All that is below this process, from now on.
+/// All that is below this process, from now on. It alone reaps, so that all that is known of a number goes with the process.
 #[derive(Debug)]
-pub(crate) enum Family {
+pub(crate) struct Family {
+    known: Known,
+    /// What has happened and was not asked for yet: the kernel tells each only once.
+    news: Vec<Event>,
+}
+
+#[derive(Debug)]
+enum Known {
     #[cfg(target_os = "linux")]
     Tree(tree::Tree),
     /// The command's process group is all that can be found.
@@ -88,60 +97,81 @@ impl Family {
         {
             nix::sys::prctl::set_child_subreaper(true)?;
             if let Some(tree) = tree::Tree::begin() {
-                return Ok(Self::Tree(tree));
+                return Ok(Self { known: Known::Tree(tree), news: Vec::new() });
             }
         }
-        Ok(Self::Group(None))
+        Ok(Self { known: Known::Group(None), news: Vec::new() })
     }
 
     /// Linux has lists of what is below this process, but they are not to be read.
     pub(crate) fn is_blind(&self) -> bool {
-        cfg!(target_os = "linux") && matches!(self, Self::Group(_))
+        cfg!(target_os = "linux") && matches!(self.known, Known::Group(_))
     }
 
     /// A process between this one and the command.
     #[cfg_attr(not(target_os = "linux"), expect(unused_variables, reason = "nothing finds what it has"))]
     pub(crate) fn keeper(&mut self, pid: Pid) {
-        match self {
+        match &mut self.known {
             #[cfg(target_os = "linux")]
-            Self::Tree(tree) => tree.keeper(pid),
-            Self::Group(_) => {}
+            Known::Tree(tree) => tree.keeper(pid),
+            Known::Group(_) => {}
         }
     }
 
+    /// It leads a process group of its own.
     pub(crate) fn command(&mut self, pid: Pid) {
-        match self {
+        match &mut self.known {
             #[cfg(target_os = "linux")]
-            Self::Tree(_) => {}
-            Self::Group(group) => *group = Some(pid),
+            Known::Tree(tree) => tree.command = Some(pid),
+            Known::Group(group) => *group = Some(pid),
         }
+    }
+
+    /// Where a guard has reaped it.
+    pub(crate) fn command_ended(&mut self) {
+        match &mut self.known {
+            #[cfg(target_os = "linux")]
+            Known::Tree(tree) => tree.command = None,
+            // what it left behind is in that group
+            Known::Group(_) => {}
+        }
+    }
+
+    /// What has happened to children since this was asked last. What has ended is reaped.
+    pub(crate) fn news(&mut self) -> io::Result<Vec<Event>> {
+        match &mut self.known {
+            #[cfg(target_os = "linux")]
+            Known::Tree(tree) => drop(tree.reap(&mut self.news)?),
+            Known::Group(_) => wait::news(&mut self.news)?,
+        }
+        Ok(std::mem::take(&mut self.news))
     }
 
     /// Whether this is the command, or one that it began.
     pub(crate) fn has(&self, pid: Pid) -> bool {
-        match self {
+        match &self.known {
             #[cfg(target_os = "linux")]
-            Self::Tree(tree) => tree.has(pid),
-            Self::Group(group) => *group == Some(pid),
+            Known::Tree(tree) => tree.has(pid),
+            Known::Group(group) => *group == Some(pid),
         }
     }
 
     /// Whether there is anything that no keeper but this process has.
     pub(crate) fn has_any(&self) -> bool {
-        match self {
+        match &self.known {
             #[cfg(target_os = "linux")]
-            Self::Tree(tree) => tree.has_any(),
-            Self::Group(_) if cfg!(target_os = "linux") => wait::has_children(),
-            Self::Group(group) => group.is_some_and(|group| killpg(group, None) != Err(Errno::ESRCH)),
+            Known::Tree(tree) => tree.has_any(),
+            Known::Group(_) if cfg!(target_os = "linux") => wait::has_children(),
+            Known::Group(group) => group.is_some_and(|group| killpg(group, None) != Err(Errno::ESRCH)),
         }
     }
 
     /// Sends it to those whose parent has ended, and to all of their process groups. The groups that `skip` names have had it.
     pub(crate) fn tell(&self, signal: Signal, skip: impl Fn(Pid, Pid) -> bool) -> Vec<Pid> {
-        match self {
+        match &self.known {
             #[cfg(target_os = "linux")]
-            Self::Tree(tree) => tree.tell(signal, skip),
-            Self::Group(group) => {
+            Known::Tree(tree) => tree.tell(signal, skip),
+            Known::Group(group) => {
                 let told = group.filter(|group| !skip(*group, *group));
                 if let Some(group) = told {
                     let _ = killpg(group, signal);
@@ -153,11 +183,11 @@ impl Family {
 
     /// Ends all of them: those that were still there. Again, until there are none. The keepers that do not end by themselves are
     /// ended, too, where nothing is left for them to adopt: one that is killed tells nothing more.
-    pub(crate) fn end(&self, tries: &Tries) -> Vec<Member> {
-        match self {
+    pub(crate) fn end(&mut self, tries: &Tries) -> Vec<Member> {
+        match &mut self.known {
             #[cfg(target_os = "linux")]
-            Self::Tree(tree) => tree.end(tries),
-            Self::Group(group) => {
+            Known::Tree(tree) => tree.end(tries, &mut self.news),
+            Known::Group(group) => {
                 let left = group.and_then(|group| match killpg(group, Signal::SIGKILL) {
                     Err(Errno::ESRCH) => None,
                     sent => Some(Member {
@@ -176,10 +206,14 @@ impl Family {
 mod tree {
     use std::{collections::HashMap, fs};
 
-    use nix::{errno::Errno, sys::signal::kill, unistd::getpid};
+    use nix::{
+        errno::Errno,
+        sys::signal::{kill, killpg},
+        unistd::getpid,
+    };
     use rustix::process::{self, PidfdFlags};
 
-    use super::{HashSet, Member, Pid, Signal, Tries, wait};
+    use super::{ENDED_ALL, End, Event, HashSet, Member, Pid, Signal, Tries, io, wait};
 
     /// How often it is looked whether more have been begun while the others were stopped.
     const LOOKS: u32 = 16;
@@ -189,8 +223,12 @@ mod tree {
     pub(crate) struct Tree {
         /// Those that adopt, and end last: this process first.
         keepers: Vec<Pid>,
-        /// The children that this process had before.
+        /// The children that this process had before, and has still.
         others: HashSet<Pid>,
+        /// Whether what the command leaves behind comes to this process: there is no guard between them, or one was lost.
+        adopts: bool,
+        /// While it runs.
+        pub(super) command: Option<Pid>,
     }
 
     /// One of them, and who had it when it was found.
@@ -205,12 +243,30 @@ mod tree {
         pub(super) fn begin() -> Option<Self> {
             let own = getpid();
             let said = fs::read_link("/proc/self").ok().and_then(|said| pid(said.to_str()?));
-            (said == Some(own))
-                .then(|| Self { keepers: vec![own], others: Lists::look().children(own).into_iter().collect() })
+            let others = || Lists::look().children(own).into_iter().collect();
+            (said == Some(own)).then(|| Self { keepers: vec![own], others: others(), adopts: true, command: None })
         }
 
         pub(super) fn keeper(&mut self, pid: Pid) {
             self.keepers.push(pid);
+            self.adopts = false;
+        }
+
+        /// Reaps what has ended, and forgets it. Returns the numbers, which others may have next.
+        pub(super) fn reap(&mut self, news: &mut Vec<Event>) -> io::Result<Vec<Pid>> {
+            let before = news.len();
+            let reaped = wait::news(news);
+            let end = |event: &Event| if let Event::Ended(pid, end) = event { Some((*pid, *end)) } else { None };
+            let ended: Vec<_> = news[before..].iter().filter_map(end).collect();
+            for (pid, end) in &ended {
+                self.others.remove(pid);
+                self.command.take_if(|command| command == pid);
+                if let Some(at) = self.keepers.iter().position(|keeper| keeper == pid) {
+                    self.keepers.truncate(at);
+                    self.adopts = !matches!(end, End::Exit(0 | ENDED_ALL));
+                }
+            }
+            reaped.map(|()| ended.into_iter().map(|(pid, _)| pid).collect())
         }
 
         pub(super) fn has(&self, pid: Pid) -> bool {
@@ -218,7 +274,7 @@ mod tree {
         }
 
         pub(super) fn has_any(&self) -> bool {
-            if self.others.is_empty() {
+            if self.adopts && self.others.is_empty() {
                 return wait::has_children();
             }
             // a child that ends while the list is read may hide another one
@@ -227,13 +283,11 @@ mod tree {
 
         pub(super) fn tell(&self, signal: Signal, skip: impl Fn(Pid, Pid) -> bool) -> Vec<Pid> {
             let lists = Lists::look();
-            let is_keeper = |pid: &Pid| self.keepers.contains(pid);
-            let is_other = |pid: &Pid| is_keeper(pid) || self.others.contains(pid);
             let orphans = self.keepers.iter().flat_map(|parent| {
-                lists.children(*parent).into_iter().map(|pid| Found { pid, parent: *parent }).collect::<Vec<_>>()
+                self.children(&lists, *parent).map(|pid| Found { pid, parent: *parent }).collect::<Vec<_>>()
             });
             let groups: HashSet<Pid> = orphans
-                .filter(|found| !is_other(&found.pid))
+                .filter(|found| !self.keepers.contains(&found.pid))
                 .filter_map(|found| Stat::of_living(found).map(|stat| (found.pid, stat.group)))
                 .filter(|(pid, group)| !skip(*pid, *group))
                 .map(|(_, group)| group)
@@ -255,11 +309,16 @@ mod tree {
             .collect()
         }
 
-        pub(super) fn end(&self, tries: &Tries) -> Vec<Member> {
+        pub(super) fn end(&mut self, tries: &Tries, news: &mut Vec<Event>) -> Vec<Member> {
+            if let Some(command) = self.command {
+                // at once, however many they are, and however busy they keep the machine
+                let _ = killpg(command, Signal::SIGSTOP);
+            }
             let (mut all, mut family) = (Vec::<Found>::new(), self.with_keepers(&[]));
             // stopped first, each before its children are looked for: none begins more, or sees another one end and goes on
             for _ in 0..LOOKS {
-                for ended in wait::reap() {
+                // a chain of fork and exit is faster than the looking
+                for ended in self.reap(news).unwrap_or_default() {
                     family.remove(&ended);
                 }
                 let mut has_more = false;
@@ -296,14 +355,24 @@ mod tree {
             all
         }
 
-        /// Parents before children. The children that this process had before, and what is below those, are left out.
+        /// The children that are of the family, or keepers of it.
+        fn children(&self, lists: &Lists, parent: Pid) -> impl Iterator<Item = Pid> {
+            // of what the command did not begin some may come to this process, too
+            let is_here = move |pid: &Pid| {
+                if self.adopts { !self.others.contains(pid) } else { self.keepers.get(1) == Some(pid) }
+            };
+            let is_own = parent == self.keepers[0];
+            lists.children(parent).into_iter().filter(move |pid| !is_own || is_here(pid))
+        }
+
+        /// Parents before children.
         fn walk(&self, mut sees: impl FnMut(Found)) {
             let lists = Lists::look();
-            let mut known = self.others.clone();
-            let mut parents = vec![getpid()];
+            let mut known = HashSet::new();
+            let mut parents = vec![self.keepers[0]];
             let mut at = 0;
             while let Some(parent) = parents.get(at).copied() {
-                for pid in lists.children(parent) {
+                for pid in self.children(&lists, parent) {
                     // what is adopted meanwhile has two parents
                     if known.insert(pid) {
                         sees(Found { pid, parent });

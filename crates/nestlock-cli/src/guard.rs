@@ -23,11 +23,11 @@ use tokio::net::unix::pipe::Receiver;
 
 use crate::{
     deadline::Deadline,
-    family::{Family, Tries, unended},
+    family::{ENDED_ALL, Family, Tries, unended},
     signals::Signals,
     stderr::warn,
     terminal,
-    wait::{self, End, Event},
+    wait::{End, Event},
 };
 
 const NOT_FOUND: u8 = 127;
@@ -176,7 +176,7 @@ impl Part {
                 // on this thread, and no other: the command is told of the end of the thread that began it
                 match crate::runtime().and_then(|runtime| runtime.block_on(guard.run(&program))) {
                     Ok(true) => ExitCode::SUCCESS,
-                    Ok(false) => ExitCode::from(crate::FAILED),
+                    Ok(false) => ExitCode::from(ENDED_ALL),
                     Err(error) => {
                         warn(error);
                         ExitCode::from(crate::FAILED)
@@ -225,14 +225,14 @@ impl Guard {
         } else {
             Self { below: self.below - 1, ..self }.command()?
         };
-        let child = Pid::from_raw(signals.spawn(next.args(program))?.id().cast_signed());
+        let begun = Pid::from_raw(signals.spawn(next.args(program))?.id().cast_signed());
         if let Some((may, mut begin)) = begins {
             drop(may);
-            family.command(child);
+            family.command(begun);
             is_well = !deadline.left()?.is_zero();
             if is_well {
                 // the command begins when nestlock knows of it: a guard that is killed before that leaves none behind
-                tell(Told::Begun(child))?;
+                tell(Told::Begun(begun))?;
                 // the step may have been killed: that is seen below
                 let _ = begin.write_all(&[0]);
             } else {
@@ -240,22 +240,33 @@ impl Guard {
                 tell(Told::Overdue)?;
             }
         } else {
-            family.keeper(child);
+            family.keeper(begun);
             self.close()?;
         }
+        let (mut child, mut unsaid) = (Some(begun), None);
         let (mut tries, mut is_alone, mut is_said) = (Tries::default(), is_last, false);
         loop {
-            for event in wait::all() {
-                match event? {
-                    Event::Childless if family.has_any() => break,
-                    Event::Childless => return Ok(is_well),
-                    Event::Stopped(pid, signal) if is_last && pid == child => drop(tell(Told::Stopped(signal))),
-                    Event::Ended(pid, end) if is_last && pid == child => drop(tell(Told::Ended(end))),
-                    Event::Ended(pid, end) if pid == child => {
-                        (is_well, is_alone) = (is_well && end == End::Exit(0), true);
+            let mut is_childless = false;
+            for event in family.news()? {
+                match event {
+                    Event::Childless => is_childless = !family.has_any(),
+                    // its number may be another's after its end
+                    Event::Stopped(pid, signal) if is_last && child == Some(pid) => drop(tell(Told::Stopped(signal))),
+                    Event::Ended(pid, end) if child == Some(pid) => {
+                        child = None;
+                        if is_last {
+                            unsaid = Some(Told::Ended(end));
+                        } else {
+                            (is_well, is_alone) = (is_well && end == End::Exit(0), true);
+                        }
                     }
-                    Event::Stopped(..) | Event::Ended(..) | Event::Nothing => {}
+                    Event::Stopped(..) | Event::Ended(..) => {}
                 }
+            }
+            // its pipe is full of what came before, while nestlock stands still
+            unsaid.take_if(|what| !tell(*what).is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock));
+            if is_childless && (unsaid.is_none() || !is_well) {
+                return Ok(is_well);
             }
             if is_well {
                 let left = deadline.left()?;

@@ -9,7 +9,7 @@ use std::{
 
 use nix::{
     sys::signal::{SigSet, SigmaskHow, Signal, killpg, raise},
-    unistd::getpgrp,
+    unistd::{Pid, getpgrp, getpid},
 };
 use tokio::signal::unix::{self, SignalKind};
 
@@ -63,7 +63,10 @@ pub(crate) fn end_by_interrupt(all: bool) {
     if all {
         let _ = killpg(getpgrp(), Signal::SIGINT);
     }
-    let _ = signal_hook::low_level::emulate_default_handler(Signal::SIGINT as i32);
+    // the first process of a container is not ended by it, and signal-hook aborts what goes on after it
+    if getpid() != Pid::from_raw(1) {
+        let _ = signal_hook::low_level::emulate_default_handler(Signal::SIGINT as i32);
+    }
 }
 
 /// Listens from its making on.
@@ -104,7 +107,7 @@ impl Signals {
                 Some(signal) if is_stop(signal) => return signal,
                 Some(signal) if is_pause(signal) => pause(signal, false),
                 Some(_) => {}
-                None => wait::all().for_each(drop),
+                None => drop(wait::news(&mut Vec::new())),
             }
         }
     }

@@ -3,7 +3,7 @@
 use std::{
     fs,
     io::Write,
-    os::unix::fs::MetadataExt,
+    os::unix::fs::{MetadataExt, OpenOptionsExt},
     process::{Command, Stdio},
 };
 
@@ -319,20 +319,71 @@ fn what_a_real_time_signal_ends_is_seen_to_have_ended() {
     assert_eq!((running.code(), world.code(&["who", "l"])), (Some(125), 1));
 }
 
+/// A program in a process namespace of its own: the first one there. `None`: these tests may not make one.
+#[cfg(target_os = "linux")]
+fn contained(world: &World, flags: &[&str], program: &[&str]) -> Option<Command> {
+    let is_root = fs::metadata("/proc/self").unwrap().uid() == 0;
+    let flags = [&[if is_root { "-pf" } else { "-Urpf" }, "--kill-child"], flags].concat();
+    let is_allowed =
+        world.program("unshare", &[&flags[..], &["true"]].concat()).status().is_ok_and(|code| code.success());
+    if !is_allowed {
+        eprintln!("needs root, or namespaces of a user's own");
+        return None;
+    }
+    Some(world.program("unshare", &[&flags[..], program].concat()))
+}
+
+/// In a container nestlock may be the first process, whom a signal does not end.
+#[test]
+#[cfg(target_os = "linux")]
+fn the_first_process_tells_of_an_interrupt_by_its_code() {
+    let world = World::new();
+    let nestlock = [env!("CARGO_BIN_EXE_nestlock"), "exec", "l", "-c", "kill -INT $$"];
+    let Some(command) = contained(&world, &["--mount-proc"], &nestlock) else { return };
+    assert_eq!(Running::of(command).code(), Some(130));
+}
+
+/// It ends another's process, and begins one in its place.
+const SAME_NUMBER: &str = "
+other=$(cat other)
+echo > go
+while [ -e /proc/$other ]; do sleep 0.02; done
+echo $((other - 1)) > /proc/sys/kernel/ns_last_pid
+setsid sleep 1000 & [ $! = $other ] && exit 5
+exit 9
+";
+
+/// A process that its shell had begun before it became nestlock ends; one that the command begins gets its number.
+#[test]
+#[cfg(target_os = "linux")]
+fn what_gets_the_number_of_anothers_process_is_ended() {
+    let world = World::new();
+    let nestlock = env!("CARGO_BIN_EXE_nestlock");
+    let begin = format!("sh -c '{}' & echo $! > other\nexec {nestlock} exec l --lease 3s -- sh ./command", until("go"));
+    fs::write(world.path("begin"), begin).unwrap();
+    fs::write(world.path("command"), SAME_NUMBER).unwrap();
+    // it outlives nestlock: all that is there would end with the first process
+    fs::write(world.path("first"), "sh ./begin; echo $? > code; kill -0 $(cat other) && echo > outlived; exit 0")
+        .unwrap();
+    // a thread may take the number
+    let mut codes = (0..20).map(|_| {
+        let _ = fs::remove_file(world.path("go"));
+        let Some(command) = contained(&world, &["--mount-proc"], &["sh", "./first"]) else { return "5".to_owned() };
+        assert_eq!(Running::of(command).code(), Some(0));
+        assert!(!world.exists("outlived"));
+        world.text("code")
+    });
+    assert!(codes.any(|code| code == "5"));
+}
+
 /// A container's process namespace with the host's `/proc`. What is not to be found there is known to be there.
 #[test]
 #[cfg(target_os = "linux")]
 fn what_proc_does_not_show_keeps_the_lock_or_is_said() {
     let world = world();
-    let is_root = fs::metadata("/proc/self").unwrap().uid() == 0;
-    let flags = if is_root { "-pf" } else { "-Urpf" };
-    if !world.program("unshare", &[flags, "true"]).status().is_ok_and(|status| status.success()) {
-        eprintln!("needs root, or namespaces of a user's own");
-        return;
-    }
     let line = format!("setsid sh ./step x & {}; exit 4", until("pid-x"));
     let nestlock = [env!("CARGO_BIN_EXE_nestlock"), "exec", "l", "--lease", "3s", "-c", &line];
-    let command = world.program("unshare", &[&[flags, "--kill-child"], &nestlock[..]].concat());
+    let Some(command) = contained(&world, &[], &nestlock) else { return };
     let said = || fs::read_to_string(world.path("said")).unwrap();
     let running = Running::telling(command, fs::File::create(world.path("said")).unwrap());
     eventually("it is said", || said().contains("the lock is kept until it has ended"));
@@ -342,17 +393,124 @@ fn what_proc_does_not_show_keeps_the_lock_or_is_said() {
     assert!(said().contains("it works on though the lock is lost"), "{}", said());
 }
 
-/// A shell began them, and became nestlock.
+/// A shell began them, and became nestlock. What one of them leaves behind comes to nestlock, too.
 #[test]
 fn children_that_nestlock_had_before_are_none_of_the_commands() {
     let world = world();
     let nestlock = env!("CARGO_BIN_EXE_nestlock");
-    let line = format!("sleep 1000 & echo $! > pid; exec {nestlock} exec l --on-lost kill -c 'sh ./step x; true'");
-    let running = Running::of(world.program("sh", &["-c", &line]));
-    let (own, theirs) = (world.pid("pid-x"), world.pid("pid"));
-    assert_eq!(world.code(&["force", "l"]), 0);
-    assert_eq!((running.code(), is_alive(own), is_alive(theirs)), (Some(76), false, true));
-    kill(Pid::from_raw(theirs), Signal::SIGKILL).unwrap();
+    let leaves = format!("sh ./step y & {}", until("go"));
+    let line = format!(
+        "sleep 1000 & echo $! > pid; sh -c '{leaves}' & echo $! > pid-left; \
+         exec {nestlock} exec l --lease 3s --on-lost kill -c 'sh ./step x; true'"
+    );
+    for round in 0..3 {
+        for file in ["go", "pid", "pid-left", "pid-x", "pid-y"] {
+            let _ = fs::remove_file(world.path(file));
+        }
+        let running = Running::of(world.program("sh", &["-c", &line]));
+        let [own, theirs, left, orphan] = ["pid-x", "pid", "pid-left", "pid-y"].map(|file| world.pid(file));
+        world.make("go");
+        eventually("one has ended", || !is_alive(left));
+        let code = match round {
+            0 => {
+                assert_eq!(world.code(&["force", "l"]), 0);
+                76
+            }
+            1 => {
+                running.send(Signal::SIGTERM);
+                143
+            }
+            // the command goes on
+            _ => {
+                kill_all([own]);
+                0
+            }
+        };
+        assert_eq!((running.code(), is_alive(own)), (Some(code), false));
+        assert_eq!([theirs, orphan].map(is_alive), [true, true], "{round}");
+        kill_all([theirs, orphan]);
+        eventually("it is free", || world.code(&["who", "l"]) == 1);
+    }
+}
+
+/// It leaves thousands behind, which end with it.
+const MANY: &str = r#"
+#include <stdio.h>
+#include <unistd.h>
+int main() {
+    int ends[2];
+    pipe(ends);
+    for (int many = 0; many < 4000; many++)
+        if (!fork()) {
+            char byte;
+            close(ends[1]);
+            read(ends[0], &byte, 1);
+            _exit(0);
+        }
+    fclose(fopen("begun", "w"));
+    while (access("go", F_OK)) usleep(10000);
+    return 3;
+}
+"#;
+
+/// No guard sleeps while there is more to reap.
+#[test]
+fn thousands_that_end_at_once_do_not_hold_up_the_end() {
+    let world = World::new();
+    fs::write(world.path("many.c"), MANY).unwrap();
+    compile(&world, "many.c", &["-o", "many"]);
+    // with half a second for each 256 no run could be faster: one that is slower shows nothing, on a busy machine
+    let is_fast = |_| {
+        for file in ["begun", "go"] {
+            let _ = fs::remove_file(world.path(file));
+        }
+        let running = Running::of(world.nestlock(&["exec", "l", "--wait-group", "--", "./many"]));
+        eventually("all are there", || world.exists("begun"));
+        let last = child(child(running.pid()).unwrap()).unwrap();
+        // it sees them all at once
+        kill(Pid::from_raw(last), Signal::SIGSTOP).unwrap();
+        world.make("go");
+        eventually("all have ended", || {
+            let left = children(last);
+            left.len() > 4000 && !left.into_iter().any(is_alive)
+        });
+        kill(Pid::from_raw(last), Signal::SIGCONT).unwrap();
+        let since = std::time::Instant::now();
+        assert_eq!(running.code(), Some(3));
+        since.elapsed() < std::time::Duration::from_secs(6)
+    };
+    assert!((0..5).any(is_fast));
+}
+
+/// While nestlock stands still its guards tell it of each stop of the command: the end comes after those.
+#[test]
+#[cfg(target_os = "linux")]
+fn a_nestlock_that_stood_still_hears_of_the_end_after_many_stops() {
+    let world = world();
+    let line = format!("echo $$ > pid-x; {}; exit 4", until("go"));
+    let (running, pid) = begin(&world, &["--lease", "30s"], &line);
+    let first = child(running.pid()).unwrap();
+    running.send(Signal::SIGSTOP);
+    let last = child(first).unwrap();
+    let is_written = |fd: &i32| {
+        let info = fs::read_to_string(format!("/proc/{last}/fdinfo/{fd}")).unwrap_or_default();
+        info.lines().any(|line| line.starts_with("flags:") && line.ends_with('1'))
+    };
+    let is_pipe = |fd: &i32| {
+        fs::read_link(format!("/proc/{last}/fd/{fd}")).is_ok_and(|link| link.to_string_lossy().starts_with("pipe:"))
+    };
+    // but for its standard output and error
+    let told: Vec<i32> = (3..64).filter(is_written).filter(is_pipe).collect();
+    assert_eq!(told.len(), 1);
+    let mut pipe = fs::File::options();
+    let pipe = pipe.write(true).custom_flags(nix::libc::O_NONBLOCK).open(format!("/proc/{last}/fd/{}", told[0]));
+    let mut pipe = pipe.unwrap();
+    // this test may write as the guard does
+    while pipe.write_all(&[b's', 20, 0, 0, 0]).is_ok() {}
+    world.make("go");
+    eventually("the command has ended", || !is_alive(pid));
+    running.send(Signal::SIGCONT);
+    assert_eq!(running.code(), Some(4));
 }
 
 // --- nestlock, or a guard, is killed ---
@@ -371,8 +529,12 @@ fn script(world: &World) -> (Running, [i32; 3], [i32; 2]) {
 }
 
 pub fn child(pid: i32) -> Option<i32> {
+    children(pid).first().copied()
+}
+
+fn children(pid: i32) -> Vec<i32> {
     let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
-    children.split_whitespace().next()?.parse().ok()
+    children.split_whitespace().map(|pid| pid.parse().unwrap()).collect()
 }
 
 fn kill_all(pids: impl IntoIterator<Item = i32>) {
