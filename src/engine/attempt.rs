@@ -109,6 +109,7 @@ type HasCopies<'a, 'b> = Pin<Box<dyn Future<Output = Result<Option<u8>, Result<A
 
 impl<'a> Acquire<'a> {
     pub(crate) fn new(core: &'a Core, kind: &'a Arc<dyn Kind>, options: &AcquireOptions, wait: Wait) -> Result<Self> {
+        core.check_ours(kind.name())?;
         let started = Instant::now();
         let checked = |lease| checked_lease(kind.name(), lease).map(Millis::of);
         let watched = |ttl| Lease::Watched { ttl, times: options.rare().max_renewals };

@@ -179,7 +179,14 @@ impl Core {
         failed.map_or(Ok(()), Err)
     }
 
-    /// Of a lock that this process, a fork, does not hold: its parent does, perhaps.
+    /// The door of a call about a lock: refuses a fork, and waits for the first connection.
+    pub(super) async fn enter(&self, lock: &str) -> Result<()> {
+        self.check_ours(lock)?;
+        self.connected(None).await
+    }
+
+    /// Of a lock that this process, a fork, does not hold: its parent does, perhaps. Before the first mutex: one that another
+    /// thread had when the process forked stays locked in the child.
     pub(crate) fn check_ours(&self, lock: &str) -> Result<()> {
         self.store.check_ours().map_err(|forked| store_error(lock, forked))
     }

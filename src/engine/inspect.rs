@@ -12,7 +12,7 @@ use crate::{
 };
 
 /// What a [`LockClient`](crate::LockClient) keeps in memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct ClientStats {
     /// Pairs of lock and owner that are held, being acquired or being released, or were handed over and are renewed.
@@ -30,7 +30,7 @@ pub struct ClientStats {
 impl Core {
     /// Asks the server who holds a lock.
     pub(crate) async fn inspect(&self, kind: &Arc<dyn Kind>) -> Result<Inspected> {
-        self.connected(None).await?;
+        self.enter(kind.name()).await?;
         let mut inspected = self.ask(kind).await?;
         if let Inspected::Held { holders, .. } = &mut inspected {
             for (holder, _) in holders.iter_mut().filter(|(holder, _)| holder.is_of(&self.client)) {
@@ -53,8 +53,8 @@ impl Core {
 
     /// Reads or writes a guarded key, showing `token`. One request, which is not repeated.
     pub(crate) async fn guarded(&self, token: FencingToken, call: &Call) -> Result<Option<Vec<u8>>> {
-        self.connected(None).await?;
         let key = call.keys.first().map_or_else(String::new, ToString::to_string);
+        self.enter(&key).await?;
         match self.store.guarded(call).await {
             Ok(Guarded::Done(value)) => Ok(value),
             Ok(Guarded::Stale { seen }) => Err(Error::StaleToken { key, token, seen }),
@@ -64,6 +64,9 @@ impl Core {
 
     /// What is kept in memory.
     pub(crate) fn stats(&self) -> ClientStats {
+        if !self.store.is_ours() {
+            return ClientStats::default();
+        }
         ClientStats {
             holds: self.holds.len(),
             channels: self.hub.channels() + self.signals.channels(),

@@ -73,6 +73,7 @@ impl Repeat {
 impl Core {
     /// Gives up one hold, and waits until the server knows. Dropped midway, the janitor goes on, if the caller tidies then.
     pub(crate) async fn release(&self, hold: &Arc<Hold>, ticket: Ticket) -> Result<()> {
+        self.check_ours(hold.lock_name())?;
         if self.hand_on(hold, &ticket) {
             return Ok(());
         }
@@ -156,6 +157,9 @@ impl Core {
 
     /// Gives up one hold without waiting.
     pub(crate) fn release_later(&self, hold: &Arc<Hold>, ticket: &Ticket) {
+        if !self.store.is_ours() {
+            return;
+        }
         if self.hand_on(hold, ticket) {
             return self.tidy(hold);
         }
@@ -176,6 +180,9 @@ impl Core {
 
     /// Lets go of a guard: its hold is somebody else's from here on.
     pub(crate) fn give_away(&self, hold: &Arc<Hold>, ticket: &Ticket) {
+        if !self.store.is_ours() {
+            return;
+        }
         // first: the owner's next acquire comes as soon as this is somebody else's, and must know by then
         let name = self.holds.about_to_give_away(hold);
         let unsettled = hold.give_away(ticket);
@@ -192,7 +199,7 @@ impl Core {
 
     /// Gives up one hold of an owner, without a guard.
     pub(crate) async fn release_owner(&self, kind: &Arc<dyn Kind>, owner: &OwnerId) -> Result<()> {
-        self.connected(None).await?;
+        self.enter(kind.name()).await?;
         if let Some(hold) = self.holds.get(kind, owner)
             && hold.generation_of(owner).is_some()
         {
@@ -273,7 +280,7 @@ impl Core {
 
     /// Lets a hold live for at least `lease` from now.
     pub(crate) async fn extend(&self, kind: &Arc<dyn Kind>, owner: &OwnerId, lease: Duration) -> Result<()> {
-        self.connected(None).await?;
+        self.enter(kind.name()).await?;
         let lease = checked_lease(kind.name(), lease)?;
         let known = self.holds.get(kind, owner).into_iter().chain(self.holds.given_away(kind, owner));
         let known = known.map(|hold| (hold.generation_of(owner), hold)).find(|(generation, _)| generation.is_some());
@@ -312,7 +319,7 @@ impl Core {
 
     /// Frees a lock, whoever holds it. `false`: nobody did.
     pub(crate) async fn force_unlock(&self, kind: &Arc<dyn Kind>) -> Result<bool> {
-        self.connected(None).await?;
+        self.enter(kind.name()).await?;
         // who holds it now, or is handed it; a hold that begins meanwhile is not ours to end
         let ours: Vec<_> = self.holds.of_lock(kind).into_iter().map(|hold| UnderWay { core: self, hold }).collect();
         let mut records = Vec::new();
@@ -364,7 +371,7 @@ impl Core {
     ) -> Result<u64> {
         let (mut cursor, mut freed) = ("0".to_owned(), 0);
         loop {
-            self.connected(None).await?;
+            self.enter(pattern).await?;
             let page = self.store.scan(&cursor, pattern).await.map_err(|error| store_error(pattern, error))?;
             let kinds: Vec<_> = page.keys.iter().filter_map(|key| kind_of(key)).collect();
             for outcome in join_all(kinds.iter().map(|kind| self.force_unlock(kind))).await {
@@ -384,6 +391,9 @@ impl Core {
 
     /// Waits until nothing is left to settle.
     pub(crate) async fn idle(&self) {
+        if !self.store.is_ours() {
+            return;
+        }
         // what is handed on is given up, and somebody's, or on the janitor's list, in a moment
         for gate in self.hub.all() {
             let lies_there = gate.relay.lying();

@@ -115,6 +115,9 @@ impl Core {
     /// One waiter less in the queue. The last one's place is left to the janitor, who holds the turn until the connection has
     /// the request: what this owner asks next comes behind it, and need not wait for its answer.
     pub(crate) fn leave_queue_once(&self, hold: &Arc<Hold>) {
+        if !self.store.is_ours() {
+            return;
+        }
         // a call that has the turn may be about to ask under this name
         let turn = hold.turn.try_acquire();
         if let Some(place) = hold.leave_queue_once(turn.is_ok(), self.epoch(hold)) {
@@ -156,6 +159,9 @@ impl Core {
 
     /// Looks after a hold that its user is done with. Call with a handle that is not used again.
     pub(crate) fn tidy(&self, hold: &Arc<Hold>) {
+        if !self.store.is_ours() {
+            return;
+        }
         match hold.leftover() {
             Leftover::Held => {}
             Leftover::Doubt => self.janitor.settle(hold),

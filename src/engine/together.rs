@@ -148,6 +148,7 @@ impl Core {
     /// Gives up several holds, and waits until the server knows. Dropped midway, the janitor goes on. Reports the first
     /// failure.
     pub(crate) async fn release_together(&self, held: Vec<Entered>) -> Result<()> {
+        held.first().map_or(Ok(()), |(hold, _)| self.check_ours(hold.lock_name()))?;
         // before the first await, all of them
         let given_up: Vec<Result<_>> = held
             .into_iter()

@@ -138,6 +138,7 @@ impl Core {
     /// Gives the hold of a guard to an owner that nobody is, for `keep`, and returns its name. Until the hold is given up a
     /// failure has changed nothing. Once it is, what fails is released, under whichever name the server has it.
     pub(crate) async fn transfer(&self, hold: &Arc<Hold>, ticket: &Ticket, keep: Duration) -> Result<OwnerId> {
+        self.check_ours(hold.lock_name())?;
         self.check_open()?;
         let keep = checked_lease(hold.lock_name(), keep)?;
         let deadline = Instant::now() + self.config.command_timeout();

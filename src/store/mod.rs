@@ -257,6 +257,7 @@ impl Store {
 
     /// Whether every server that locks go to answers now.
     pub(crate) async fn answers(&self) -> Result<()> {
+        self.check_ours().map_err(|forked| self.dials.unreachable(forked))?;
         let answers = join_all(self.script_links().iter().map(|link| link.barrier())).await;
         let all: std::result::Result<Vec<()>, StoreError> = answers.into_iter().collect();
         all.map(drop).map_err(|error| self.dials.unreachable(error))

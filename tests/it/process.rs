@@ -92,6 +92,15 @@ fn a_fork_that_ends_its_runtime_leaves_its_parent_alone() {
     assert_eq!(worker.answer_to("went on"), "false/true");
 }
 
+/// What another thread has locked in that moment stays locked in the child for ever: it is refused before it would wait for that.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_fork_beside_calls_of_other_threads_is_refused() {
+    let (_server, mut worker) = forks();
+    worker.ask("fork_beside 150");
+    assert_eq!(worker.answer_to("forked beside"), "Forked/0");
+}
+
 /// Nobody would connect there: it is told so, and does not wait for that.
 #[cfg(target_os = "linux")]
 #[test]

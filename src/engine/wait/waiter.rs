@@ -44,6 +44,9 @@ pub(crate) struct Waiter<'a> {
 
 impl Drop for Waiter<'_> {
     fn drop(&mut self) {
+        if !self.core.store.is_ours() {
+            return;
+        }
         if self.takes
             && let Some(baton) = self.gate.relay.leave()
         {

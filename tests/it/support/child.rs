@@ -170,7 +170,7 @@ fn say(what: impl std::fmt::Display) {
 
 fn why(error: Option<Error>) -> String {
     match error {
-        Some(Error::Store { source, .. }) => format!("{:?}", source.kind()),
+        Some(Error::Store { source, .. } | Error::Connect { source, .. }) => format!("{:?}", source.kind()),
         other => other.map_or("nothing".to_owned(), |error| format!("{error:?}")),
     }
 }
@@ -204,6 +204,74 @@ fn fork_runtime(url: &str, name: &str) {
     say(format_args!("went on {}/{is_locked}", guard.is_lost()));
 }
 
+/// Forks again and again while other threads of this process are in calls of the client: what each child hears of all that can be
+/// asked, and whether it ends.
+fn fork_beside(client: &LockClient, rounds: u64) -> String {
+    let held = |name: &str| block_on(client.reentrant_lock(name).unwrap().lock()).unwrap();
+    let mut guards: Vec<LockGuard> = ["one", "two", "three", "four", "five"].map(held).into();
+    let both = client.multi_lock(["six", "seven"].map(|name| client.reentrant_lock(name).unwrap())).unwrap();
+    let mut both = Some(block_on(both.lock()).unwrap());
+    let (lock, fair) = (client.reentrant_lock("asked").unwrap(), client.fair_lock("asked-fair").unwrap());
+    let busy = |number: u64| {
+        let lock = client.reentrant_lock(&format!("busy-{number}")).unwrap();
+        std::thread::spawn(move || {
+            block_on(async {
+                loop {
+                    lock.lock().await.unwrap().unlock().await.unwrap();
+                }
+            })
+        });
+    };
+    (0..3).for_each(busy);
+    for round in 0..rounds {
+        let (mut alive, mut child) = std::io::pipe().unwrap();
+        let pid = std::os::unix::process::parent_id();
+        // the test has loaded what makes a fork of it
+        if pid == 0 {
+            let all = async {
+                let owner = guards[0].owner();
+                let second = Duration::from_secs(1);
+                let last = guards.pop().unwrap();
+                let mut heard = vec![
+                    lock.try_lock().await.err(),
+                    lock.lock().await.err(),
+                    fair.try_lock_for(second).await.err(),
+                    lock.is_locked().await.err(),
+                    lock.force_unlock().await.err(),
+                    lock.release(&owner).await.err(),
+                    lock.extend(&owner, second).await.err(),
+                    last.extend(second).await.err(),
+                    last.hand_over(second).await.err(),
+                    last.unlock().await.err(),
+                    both.take().unwrap().unlock().await.err(),
+                    client.ready().await.err(),
+                ];
+                heard.push(Some(guards[0].lost().await));
+                client.idle().await;
+                let _ = (client.stats(), guards.pop().unwrap().forget(), guards.clear());
+                heard
+            };
+            let heard: Vec<String> = block_on(all).into_iter().map(why).filter(|why| why != "Forked").collect();
+            write!(child, "{}", heard.join("/")).unwrap();
+            std::process::exit(0);
+        }
+        drop(child);
+        let (tell, told) = std::sync::mpsc::channel();
+        std::thread::spawn(move || tell.send(std::io::read_to_string(&mut alive)));
+        match told.recv_timeout(Duration::from_secs(20)) {
+            Ok(Ok(heard)) if heard.is_empty() => {}
+            Ok(heard) => return format!("{heard:?}").replace(' ', ""),
+            Err(_) => {
+                signal(pid, libc::SIGKILL);
+                return format!("hangs/{round}");
+            }
+        }
+    }
+    // and this process has what it had
+    let lost = guards.iter().chain(&both).filter(|guard| block_on(guard.extend(Duration::from_secs(9))).is_err());
+    format!("Forked/{}", lost.count())
+}
+
 /// The life of a worker process: one request per line, until its stdin ends. Names that begin with `fair:` are fair
 /// locks.
 ///
@@ -224,6 +292,7 @@ fn fork_runtime(url: &str, name: &str) {
 /// is_lost NAME                            is_lost NAME <true or false>: the last guard of NAME
 /// deaf                                    deaf: whoever logs from here on blocks for ever
 /// fork NAME                               forked <kinds>: what its fork hears of NAME, and of a shutdown
+/// fork_beside ROUNDS                      forked beside <what its forks hear>: they fork while others are in calls
 /// fork_runtime URL NAME                   forked <what it hears of a guard>: a fork that ends a runtime whose client holds NAME;
 ///                                         then went on <whether NAME is lost>/<locked>, after 100 locks of that client
 /// exit                                    ends without unlocking
@@ -338,6 +407,7 @@ pub fn serve() {
                 subscriber.with_max_level(tracing_subscriber::filter::LevelFilter::WARN).init();
                 say("deaf");
             }
+            "fork_beside" => say(format_args!("forked beside {}", fork_beside(&get(), number(1)))),
             "fork_runtime" => fork_runtime(words[1], words[2]),
             "fork" => {
                 let lock = get().reentrant_lock(words[1]).unwrap();
