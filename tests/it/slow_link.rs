@@ -386,7 +386,7 @@ async fn a_multi_lock_does_not_sleep_through_what_an_outage_taught_it() {
 
 /// How long it takes is known of a server that answers nothing but refusals, PING's too: the last try hears its own in time.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_only_refused_ends_as_refused_at_300_ms() {
+async fn what_is_only_refused_on_a_slow_link_ends_as_refused() {
     const KINDS: [&str; 8] = ["reentrant", "fair", "write", "read", "fenced", "spin", "signal", "multi"];
     let refusals = [
         ("LOADING Redis is loading the dataset in memory", StoreErrorKind::Loading, true),
@@ -404,12 +404,14 @@ async fn what_is_only_refused_ends_as_refused_at_300_ms() {
             if is_refused { Action::Refuse(said) } else { Action::Pass }
         });
         let proxy = Proxy::to(refusing.addr());
-        proxy.rule(|_| Action::Late(ms(300)));
         async move {
             let client = LockClient::connect(format!("redis://{}?wire={wire}", proxy.addr())).await.unwrap();
+            // beside that a busy machine's pauses are short; to connect takes some of these
+            proxy.rule(|_| Action::Late(ms(1_600)));
+            assert_eq!(client.ready().await.is_err(), refuses_ping, "{said}, {wire}");
             let waits = KINDS.map(|of| {
                 let lock = of_kind(&client, of, of);
-                OwnerId::scope(async move { (of, lock.try_lock_for(ms(3000)).await) })
+                OwnerId::scope(async move { (of, lock.try_lock_for(ms(16_000)).await) })
             });
             for (of, outcome) in join_all(waits).await {
                 let Err(Error::Store { source, .. }) = outcome else { panic!("{said}, {wire}, {of}: {outcome:?}") };
