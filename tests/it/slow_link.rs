@@ -409,9 +409,11 @@ async fn what_is_only_refused_on_a_slow_link_ends_as_refused() {
         });
         let proxy = Proxy::to(refusing.addr());
         // the handshake has two seconds for each step
-        proxy.rule(|request| {
-            if request.is_script() || request.is("PING") { Action::Late(ms(FAR)) } else { Action::Pass }
-        });
+        proxy.rule(
+            |request| {
+                if request.is_script() || request.is("PING") { Action::Late(ms(FAR)) } else { Action::Pass }
+            },
+        );
         async move {
             let client = connect_far_to(&format!("redis://{}?wire={wire}", proxy.addr())).await;
             let waits = KINDS.map(|of| {

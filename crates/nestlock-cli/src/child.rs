@@ -184,7 +184,7 @@ impl Child {
         if is_pause(signal) {
             self.told_to_stop = Some(Instant::now());
         }
-        if self.ended.is_none() {
+        if self.ended.is_none() && self.guard == Guard::Runs {
             if killpg(self.group, signal) == Err(Errno::EPERM) {
                 warn(format_args!("{signal} does not reach the command: it runs as another user"));
             }
@@ -245,13 +245,12 @@ impl Child {
     /// What has changed since this was asked last.
     pub(crate) fn change(&mut self) -> Option<Change> {
         for event in self.family.news().unwrap_or_default() {
-            match event {
-                Event::Ended(pid, end) if pid == self.group => self.end_with(end),
-                // once: its number may be another's after that
-                Event::Ended(pid, end) if pid == self.first && self.guard == Guard::Runs => {
-                    self.guard = if end == End::Exit(0) { Guard::Done } else { Guard::Lost };
-                }
-                _ => {}
+            // once: its number may be another's after that. Of the command's end the guards tell
+            if let Event::Ended(pid, end) = event
+                && pid == self.first
+                && self.guard == Guard::Runs
+            {
+                self.guard = if end == End::Exit(0) { Guard::Done } else { Guard::Lost };
             }
         }
         if std::mem::take(&mut self.is_overdue) {

@@ -1,7 +1,11 @@
 //! What the command began, whichever process group, session or parent that has now. On Linux a subreaper adopts all of it; elsewhere
 //! only the command's process group is known.
 
-use std::{collections::HashSet, fmt, io, time::Duration};
+use std::{
+    collections::HashSet,
+    fmt, io,
+    time::{Duration, Instant},
+};
 
 use nix::{
     errno::Errno,
@@ -41,32 +45,46 @@ const ALONE: Duration = Duration::from_millis(100);
 const KILLED: Duration = Duration::from_secs(2);
 
 /// How often, and for how long, it is tried to end what is left.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Tries {
     seen: HashSet<Pid>,
+    /// The last one, which a signal may have cut short, and when it began.
     pause: Duration,
-    /// In all. That this program stood still does not count.
+    since: Instant,
+    /// In all before that.
     paused: Duration,
+}
+
+impl Default for Tries {
+    fn default() -> Self {
+        Self { seen: HashSet::new(), pause: Duration::ZERO, since: Instant::now(), paused: Duration::ZERO }
+    }
 }
 
 impl Tries {
     /// How long to wait after one that left these.
     pub(crate) fn pause(&mut self, left: &[Member]) -> Duration {
+        self.paused = self.paused();
         let is_same = left.iter().filter(|member| self.seen.insert(member.pid)).count() == 0;
         // what begins others and ends is not caught by waiting
         self.pause = if is_same { (self.pause * 2).clamp(AGAIN, AT_LAST) } else { AGAIN };
-        self.paused += self.pause;
+        self.since = Instant::now();
         self.pause
+    }
+
+    /// How long it was waited. That this program stood still does not count.
+    fn paused(&self) -> Duration {
+        self.paused + self.since.elapsed().min(self.pause)
     }
 
     /// Whether a guard that still has nothing below it does not end by itself.
     fn keepers_hang(&self) -> bool {
-        self.paused >= ALONE
+        self.paused() >= ALONE
     }
 
     /// Whether the kernel had time to end all of them.
     pub(crate) fn for_long(&self) -> bool {
-        self.paused >= KILLED
+        self.paused() >= KILLED
     }
 }
 
@@ -252,8 +270,23 @@ mod tree {
             self.adopts = false;
         }
 
+        /// Knows what comes to this process from elsewhere, should a guard be lost later.
+        fn know_others(&mut self) {
+            if let Some(guard) = self.keepers.get(1)
+                && !self.adopts
+                && let Lists::Kernel = Lists::look()
+            {
+                let here = Lists::Kernel.children(self.keepers[0]);
+                // what a guard has goes to this process with its end, and not before
+                if wait::is_running(*guard) {
+                    self.others.extend(here.into_iter().filter(|pid| pid != guard));
+                }
+            }
+        }
+
         /// Reaps what has ended, and forgets it. Returns the numbers, which others may have next.
         pub(super) fn reap(&mut self, news: &mut Vec<Event>) -> io::Result<Vec<Pid>> {
+            self.know_others();
             let before = news.len();
             let reaped = wait::news(news);
             let end = |event: &Event| if let Event::Ended(pid, end) = event { Some((*pid, *end)) } else { None };
@@ -490,5 +523,23 @@ mod tree {
             child.wait().unwrap();
             assert!(Stat::of_living(found).is_none());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wait_that_was_cut_short_counts_for_what_it_was() {
+        let mut tries = Tries::default();
+        for _ in 0..50 {
+            tries.pause(&[]);
+        }
+        assert!(!tries.for_long());
+        // nor does a sleep count for more than was to be waited
+        assert!(tries.pause(&[]) == AT_LAST);
+        tries.since = Instant::now().checked_sub(Duration::from_secs(60)).unwrap();
+        assert!(tries.keepers_hang() && !tries.for_long());
     }
 }

@@ -40,6 +40,8 @@ const STEP: &str = "__step";
 const GUARDS: u8 = 2;
 /// How often what is left is looked at while it is asked to end.
 pub(crate) const LEFT: Duration = Duration::from_millis(20);
+/// Of stops no more is told than this, in bytes that nestlock has not read: while it stands still, the end and the deadline have room.
+const UNREAD: u64 = 1_000;
 /// How often at least a guard looks. A machine that slept wakes up in the midst of a pause; and elsewhere than on Linux no signal
 /// tells of a process group's end.
 const LOOK: Duration = if cfg!(target_os = "linux") { Duration::from_millis(500) } else { LEFT };
@@ -243,7 +245,7 @@ impl Guard {
             family.keeper(begun);
             self.close()?;
         }
-        let (mut child, mut unsaid) = (Some(begun), None);
+        let mut child = Some(begun);
         let (mut tries, mut is_alone, mut is_said) = (Tries::default(), is_last, false);
         loop {
             let mut is_childless = false;
@@ -251,11 +253,15 @@ impl Guard {
                 match event {
                     Event::Childless => is_childless = !family.has_any(),
                     // its number may be another's after its end
-                    Event::Stopped(pid, signal) if is_last && child == Some(pid) => drop(tell(Told::Stopped(signal))),
+                    Event::Stopped(pid, signal) if is_last && child == Some(pid) => {
+                        if rustix::io::ioctl_fionread(&told).is_ok_and(|unread| unread < UNREAD) {
+                            let _ = tell(Told::Stopped(signal));
+                        }
+                    }
                     Event::Ended(pid, end) if child == Some(pid) => {
                         child = None;
                         if is_last {
-                            unsaid = Some(Told::Ended(end));
+                            let _ = tell(Told::Ended(end));
                         } else {
                             (is_well, is_alone) = (is_well && end == End::Exit(0), true);
                         }
@@ -263,9 +269,7 @@ impl Guard {
                     Event::Stopped(..) | Event::Ended(..) => {}
                 }
             }
-            // its pipe is full of what came before, while nestlock stands still
-            unsaid.take_if(|what| !tell(*what).is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock));
-            if is_childless && (unsaid.is_none() || !is_well) {
+            if is_childless {
                 return Ok(is_well);
             }
             if is_well {

@@ -376,6 +376,47 @@ fn what_gets_the_number_of_anothers_process_is_ended() {
     assert!(codes.any(|code| code == "5"));
 }
 
+/// While nestlock stands still its command ends, and another's process gets the number, ends and is left to nestlock.
+const SAME_COMMAND: &str = "
+import os, signal, time
+def wait(is_so):
+    while not is_so(): time.sleep(0.02)
+nestlock = os.getppid()
+wait(lambda: os.path.exists('command') and open('command').read().endswith('\\n'))
+command = int(open('command').read())
+os.kill(nestlock, signal.SIGSTOP)
+open('end', 'w')
+wait(lambda: not os.path.exists(f'/proc/{command}'))
+leaves = os.fork()
+if not leaves:
+    for n in range(100):
+        open('/proc/sys/kernel/ns_last_pid', 'w').write(str(command - 1))
+        other = os.fork()
+        if not other: os._exit(7)
+        if other == command:
+            open('same', 'w')
+            break
+    os._exit(0)
+wait(lambda: open(f'/proc/{leaves}/stat').read().rsplit(') ')[1][0] == 'Z')
+os.kill(nestlock, signal.SIGCONT)
+";
+
+/// How the command ended its guards tell, whatever else ends.
+#[test]
+#[cfg(target_os = "linux")]
+fn the_code_is_the_commands_though_another_gets_its_number() {
+    let world = World::new();
+    let nestlock = env!("CARGO_BIN_EXE_nestlock");
+    let line = format!("echo $$ > command; {}; exit 5", until("end"));
+    let begin = format!("python3 other.py & exec {nestlock} exec l --lease 60s -c '{line}'");
+    fs::write(world.path("other.py"), SAME_COMMAND).unwrap();
+    fs::write(world.path("begin"), begin).unwrap();
+    fs::write(world.path("first"), "sh ./begin; exit $?").unwrap();
+    let Some(command) = contained(&world, &["--mount-proc"], &["sh", "./first"]) else { return };
+    assert_eq!(Running::of(command).code(), Some(5));
+    assert!(world.exists("same"));
+}
+
 /// A container's process namespace with the host's `/proc`. What is not to be found there is known to be there.
 #[test]
 #[cfg(target_os = "linux")]
@@ -403,7 +444,7 @@ fn children_that_nestlock_had_before_are_none_of_the_commands() {
         "sleep 1000 & echo $! > pid; sh -c '{leaves}' & echo $! > pid-left; \
          exec {nestlock} exec l --lease 3s --on-lost kill -c 'sh ./step x; true'"
     );
-    for round in 0..3 {
+    for round in 0..4 {
         for file in ["go", "pid", "pid-left", "pid-x", "pid-y"] {
             let _ = fs::remove_file(world.path(file));
         }
@@ -420,8 +461,12 @@ fn children_that_nestlock_had_before_are_none_of_the_commands() {
                 running.send(Signal::SIGTERM);
                 143
             }
-            // the command goes on
+            // the command goes on, and in the last round nestlock has to kill a guard
             _ => {
+                if round == 3 {
+                    let guard = children(running.pid()).into_iter().find(|pid| ![theirs, orphan].contains(pid));
+                    kill(Pid::from_raw(guard.unwrap()), Signal::SIGSTOP).unwrap();
+                }
                 kill_all([own]);
                 0
             }
@@ -502,11 +547,16 @@ fn a_nestlock_that_stood_still_hears_of_the_end_after_many_stops() {
     // but for its standard output and error
     let told: Vec<i32> = (3..64).filter(is_written).filter(is_pipe).collect();
     assert_eq!(told.len(), 1);
+    // as small as a pipe may be, so that fewer stops would fill it
     let mut pipe = fs::File::options();
     let pipe = pipe.write(true).custom_flags(nix::libc::O_NONBLOCK).open(format!("/proc/{last}/fd/{}", told[0]));
-    let mut pipe = pipe.unwrap();
-    // this test may write as the guard does
-    while pipe.write_all(&[b's', 20, 0, 0, 0]).is_ok() {}
+    nix::fcntl::fcntl(&pipe.unwrap(), nix::fcntl::FcntlArg::F_SETPIPE_SZ(4096)).unwrap();
+    for _ in 0..2_000 {
+        for signal in [Signal::SIGSTOP, Signal::SIGCONT] {
+            kill(Pid::from_raw(pid), signal).unwrap();
+            std::thread::sleep(std::time::Duration::from_micros(200));
+        }
+    }
     world.make("go");
     eventually("the command has ended", || !is_alive(pid));
     running.send(Signal::SIGCONT);
