@@ -389,28 +389,6 @@ impl Core {
         }
     }
 
-    /// Waits until nothing is left to settle.
-    pub(crate) async fn idle(&self) {
-        if !self.store.is_ours() {
-            return;
-        }
-        // what is handed on is given up, and somebody's, or on the janitor's list, in a moment
-        for gate in self.hub.all() {
-            let lies_there = gate.relay.lying();
-            while lies_there.is_some() && gate.relay.lying() == lies_there {
-                self.sleep_until(Instant::now() + Duration::from_millis(1)).await;
-            }
-        }
-        self.janitor.idle().await;
-        // what was settled a moment ago may still be in somebody's hands
-        for _ in 0..100 {
-            if !self.holds.reap_again() {
-                return;
-            }
-            self.sleep_until(Instant::now() + Duration::from_millis(1)).await;
-        }
-    }
-
     /// Turns waiters away, releases what is held, and ends the connections. What was given away is left alone.
     pub(crate) async fn shutdown(&self) -> Result<()> {
         if !self.store.is_ours() {

@@ -1,6 +1,6 @@
 //! Making the server agree with the books: the one verb of releases, cancellations and lost replies alike.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use super::{
     core::Core,
@@ -155,6 +155,28 @@ impl Core {
         }
         Meter::ghost();
         self.janitor.lay(ghost(hold, abandoned));
+    }
+
+    /// Waits until nothing is left to settle.
+    pub(crate) async fn idle(&self) {
+        if !self.store.is_ours() {
+            return;
+        }
+        // what is handed on is given up, and somebody's, or on the janitor's list, in a moment
+        for gate in self.hub.all() {
+            let lies_there = gate.relay.lying();
+            while lies_there.is_some() && gate.relay.lying() == lies_there {
+                self.sleep_until(Instant::now() + Duration::from_millis(1)).await;
+            }
+        }
+        self.janitor.idle().await;
+        // what was settled a moment ago may still be in somebody's hands
+        for _ in 0..100 {
+            if !self.holds.reap_again() {
+                return;
+            }
+            self.sleep_until(Instant::now() + Duration::from_millis(1)).await;
+        }
     }
 
     /// Looks after a hold that its user is done with. Call with a handle that is not used again.

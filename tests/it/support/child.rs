@@ -213,7 +213,7 @@ fn fork_beside(client: &LockClient, rounds: u64) -> String {
     let mut both = Some(block_on(both.lock()).unwrap());
     let (lock, fair) = (client.reentrant_lock("asked").unwrap(), client.fair_lock("asked-fair").unwrap());
     let busy = |number: u64| {
-        let lock = client.reentrant_lock(&format!("busy-{number}")).unwrap();
+        let lock = client.reentrant_lock(format!("busy-{number}")).unwrap();
         std::thread::spawn(move || {
             block_on(async {
                 loop {

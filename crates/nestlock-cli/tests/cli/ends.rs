@@ -550,7 +550,7 @@ fn a_nestlock_that_stood_still_hears_of_the_end_after_many_stops() {
     // as small as a pipe may be, so that fewer stops would fill it
     let mut pipe = fs::File::options();
     let pipe = pipe.write(true).custom_flags(nix::libc::O_NONBLOCK).open(format!("/proc/{last}/fd/{}", told[0]));
-    nix::fcntl::fcntl(&pipe.unwrap(), nix::fcntl::FcntlArg::F_SETPIPE_SZ(4096)).unwrap();
+    nix::fcntl::fcntl(pipe.unwrap(), nix::fcntl::FcntlArg::F_SETPIPE_SZ(4096)).unwrap();
     for _ in 0..2_000 {
         for signal in [Signal::SIGSTOP, Signal::SIGCONT] {
             kill(Pid::from_raw(pid), signal).unwrap();
