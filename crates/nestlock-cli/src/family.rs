@@ -13,7 +13,7 @@ use nix::{
     unistd::Pid,
 };
 
-use crate::wait::{self, End, Event};
+use crate::wait::{self, Event};
 
 /// The command, or a process that it began, directly or not.
 #[derive(Debug)]
@@ -231,7 +231,8 @@ mod tree {
     };
     use rustix::process::{self, PidfdFlags};
 
-    use super::{ENDED_ALL, End, Event, HashSet, Member, Pid, Signal, Tries, io, wait};
+    use super::{ENDED_ALL, Event, HashSet, Member, Pid, Signal, Tries, io, wait};
+    use crate::wait::End;
 
     /// How often it is looked whether more have been begun while the others were stopped.
     const LOOKS: u32 = 16;
