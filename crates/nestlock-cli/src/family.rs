@@ -237,6 +237,9 @@ mod tree {
     /// How often it is looked whether more have been begun while the others were stopped.
     const LOOKS: u32 = 16;
 
+    /// Of the kernel's flags of a process, in its `include/linux/sched.h`.
+    const PF_EXITING: u32 = 4;
+
     /// What is found by the lists in `/proc`.
     #[derive(Debug)]
     pub(crate) struct Tree {
@@ -271,23 +274,18 @@ mod tree {
             self.adopts = false;
         }
 
-        /// Knows what comes to this process from elsewhere, should a guard be lost later.
+        /// Knows what has come to this process from elsewhere, before it ends the first guard itself.
         fn know_others(&mut self) {
-            if let Some(guard) = self.keepers.get(1)
-                && !self.adopts
-                && let Lists::Kernel = Lists::look()
-            {
-                let here = Lists::Kernel.children(self.keepers[0]);
-                // what a guard has goes to this process with its end, and not before
-                if wait::is_running(*guard) {
-                    self.others.extend(here.into_iter().filter(|pid| pid != guard));
-                }
+            let Some(guard) = self.keepers.get(1).filter(|_| !self.adopts) else { return };
+            let here = Lists::look().children(self.keepers[0]);
+            // what others may have killed meanwhile adopts nothing more: some of these may be the command's
+            if Stat::of(*guard).is_some_and(|stat| !stat.is_exiting) {
+                self.others.extend(here.into_iter().filter(|pid| pid != guard));
             }
         }
 
         /// Reaps what has ended, and forgets it. Returns the numbers, which others may have next.
         pub(super) fn reap(&mut self, news: &mut Vec<Event>) -> io::Result<Vec<Pid>> {
-            self.know_others();
             let before = news.len();
             let reaped = wait::news(news);
             let end = |event: &Event| if let Event::Ended(pid, end) = event { Some((*pid, *end)) } else { None };
@@ -372,6 +370,7 @@ mod tree {
             };
             let mut left: Vec<Member> = all.iter().rev().filter_map(kill).collect();
             if left.is_empty() && tries.keepers_hang() {
+                self.know_others();
                 let pairs = self.keepers.windows(2).rev();
                 left.extend(pairs.filter_map(|pair| kill(&Found { pid: pair[1], parent: pair[0] })));
             }
@@ -420,6 +419,8 @@ mod tree {
 
     struct Stat {
         name: String,
+        /// The kernel has begun to end it, and gives what it would adopt to the next one above it.
+        is_exiting: bool,
         has_ended: bool,
         parent: Pid,
         group: Pid,
@@ -435,15 +436,20 @@ mod tree {
             // of a process whose first thread has ended, the others may be at work; only threads that are not ended are listed
             let others = || fs::read_dir(format!("/proc/{pid}/task")).is_ok_and(|threads| threads.count() > 1);
             let has_ended = matches!(words.next()?, "Z" | "X") && !others();
-            let mut number = || words.next()?.parse().ok().map(Pid::from_raw);
-            Some(Self { name: head.split_once(" (")?.1.to_owned(), has_ended, parent: number()?, group: number()? })
+            let mut number = || words.next()?.parse().ok();
+            let (parent, group) = (Pid::from_raw(number()?), Pid::from_raw(number()?));
+            // session, terminal, its foreground
+            let flags: u32 = words.nth(3)?.parse().ok()?;
+            let (name, is_exiting) = (head.split_once(" (")?.1.to_owned(), flags & PF_EXITING != 0);
+            Some(Self { name, is_exiting, has_ended, parent, group })
         }
 
         /// `None`: it has ended, or is another's by now. Of what `/proc` hides is known no more than that it is there.
         fn of_living(found: Found) -> Option<Self> {
             let Found { pid, parent } = found;
             let is_there = || kill(pid, None) != Err(Errno::ESRCH) && Lists::look().children(parent).contains(&pid);
-            let hidden = || Self { name: "hidden by /proc".to_owned(), has_ended: false, parent, group: pid };
+            let hidden =
+                || Self { name: "hidden by /proc".to_owned(), is_exiting: false, has_ended: false, parent, group: pid };
             let stat = Self::of(pid).or_else(|| is_there().then(hidden));
             stat.filter(|stat| !stat.has_ended)
         }

@@ -80,13 +80,6 @@ fn next() -> io::Result<Option<Event>> {
     }
 }
 
-/// Whether this child has not ended.
-pub(crate) fn is_running(child: Pid) -> bool {
-    let flags = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
-    let child = rustix::process::Pid::from_raw(child.as_raw());
-    child.is_some_and(|child| matches!(waitid(WaitId::Pid(child), flags), Ok(None)))
-}
-
 /// Whether there are children, or some that have ended and were not reaped. A subreaper has some until all that is below it has
 /// ended: the kernel hands on the children of what ends before that can be reaped.
 pub(crate) fn has_children() -> bool {

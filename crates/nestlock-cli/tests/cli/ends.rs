@@ -625,11 +625,13 @@ fn nothing_outlives_a_nestlock_that_is_killed_with_a_guard() {
 #[test]
 fn guards_that_are_killed_end_all_of_it() {
     let world = world();
-    for round in 0..12 {
+    for round in 0..24 {
         let (running, [_, first, second], steps) = script(&world);
-        match round % 3 {
+        match round % 4 {
             0 => kill_all([first]),
             1 => kill_all([second]),
+            // what the second one has may come to nestlock before the first one is seen to have ended
+            2 => kill_all([first, second]),
             _ => kill_all([second, first]),
         }
         assert_eq!(running.code(), Some(125), "{round}");
