@@ -179,11 +179,14 @@ impl Order {
 /// How often the lock was given, and what was out of order.
 fn out_of_order(lines: impl Iterator<Item = String>, lock: &str) -> (usize, Vec<String>) {
     let (mut asked, mut holder, mut grants, mut violations) = (VecDeque::<String>::new(), None, 0, Vec::new());
-    // what the server did before, for whoever has to understand it
-    let mut before = VecDeque::<String>::new();
+    // what the server did before, about the two of whom one was too early: of all a lock's lines that is what explains it
+    let mut before = Vec::<String>::new();
+    let about = |before: &[String], two: [&str; 2]| -> Vec<String> {
+        let all = before.iter().rev().filter(|line| two.iter().any(|one| line.contains(one)));
+        all.take(300).cloned().collect()
+    };
     for line in lines {
-        before.truncate(60);
-        before.push_front(line.clone());
+        before.push(line.clone());
         let words: Vec<&str> = line.split('"').skip(1).step_by(2).collect();
         match words[..] {
             // acquire: owner, lease, 1, patience, waits, channel, and the request's number
@@ -203,7 +206,9 @@ fn out_of_order(lines: impl Iterator<Item = String>, lock: &str) -> (usize, Vec<
             ["hset", name, owner, "1"] if name == lock && line.contains("lua]") => {
                 grants += 1;
                 if asked.front().is_none_or(|first| first != owner) {
-                    violations.push(format!("{owner} was given the lock before {:?}: {before:#?}", asked.front()));
+                    let first = asked.front().map_or("nobody", String::as_str);
+                    let before = about(&before, [owner, first]);
+                    violations.push(format!("{owner} was given the lock before {first}: {before:#?}"));
                 }
                 asked.retain(|asked| asked != owner);
                 holder = Some(owner.to_owned());

@@ -216,7 +216,7 @@ fn a_replica_process() {
     let ahead = ms(ahead.parse().unwrap());
     run_child(async move {
         let job = once_per(&client(url).await, "job", Ticks::every(ms(500))).unwrap();
-        let job = job.clock(move || SystemTime::now() + ahead).lease(ms(600)).missed(Missed::All(1_000));
+        let job = job.clock(move || SystemTime::now() + ahead).lease(ms(3_000)).missed(Missed::All(1_000));
         let job = if mark == "before" { job.before() } else { job.after() };
         let file = Mutex::new(std::fs::OpenOptions::new().append(true).open(path).unwrap());
         let write = |what: &str, tick: Tick| {
