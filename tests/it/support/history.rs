@@ -203,8 +203,18 @@ fn out_of_order(lines: impl Iterator<Item = String>, lock: &str) -> (usize, Vec<
                 asked.retain(|asked| asked != owner);
                 holder = holder.filter(|holder| holder != owner);
             }
+            // whose lease is over asks again: no line says that it holds nothing any more, but that it takes a place does
+            ["rpush", queue, owner] if queue.contains(lock) && line.contains("lua]") => {
+                if !asked.iter().any(|asked| asked == owner) {
+                    asked.push_back(owner.to_owned());
+                }
+            }
             ["hset", name, owner, "1"] if name == lock && line.contains("lua]") => {
                 grants += 1;
+                // or that it has the lock at once
+                if holder.as_deref() == Some(owner) && asked.is_empty() {
+                    asked.push_back(owner.to_owned());
+                }
                 if asked.front().is_none_or(|first| first != owner) {
                     let first = asked.front().map_or("nobody", String::as_str);
                     let before = about(&before, [owner, first]);
@@ -274,4 +284,12 @@ fn the_history_checker_finds_a_lock_that_is_given_out_of_turn() {
     assert_eq!(check(&[ask("a"), give("a"), ask("b"), ask("c"), end("a"), give("c"), end("c"), give("b")]), (3, 1));
     assert_eq!(check(&[ask("a"), give("a"), ask("b"), ask("c"), end("b"), end("a"), give("c")]), (2, 0), "b gave up");
     assert_eq!(check(&[ask("a"), give("a"), end("a"), give("a")]), (2, 1), "nobody asked");
+    // whose lease is over
+    let join = |owner: &str| format!(r#"1.0 [0 lua] "rpush" "queue:{{l}}" "{owner}""#);
+    let over = [ask("a"), give("a"), ask("b"), join("b"), ask("a"), join("a"), ask("c"), join("c")];
+    let then = |owners: [&str; 3]| check(&[over.to_vec(), owners.map(give).to_vec()].concat());
+    assert_eq!(then(["b", "a", "c"]), (4, 0));
+    assert_eq!(then(["b", "c", "a"]), (4, 1));
+    assert_eq!(then(["a", "b", "c"]), (4, 1));
+    assert_eq!(check(&[ask("a"), give("a"), ask("a"), give("a")]), (2, 0));
 }
