@@ -204,10 +204,10 @@ fn out_of_order(lines: impl Iterator<Item = String>, lock: &str) -> (usize, Vec<
                 holder = holder.filter(|holder| holder != owner);
             }
             // whose lease is over asks again: no line says that it holds nothing any more, but that it takes a place does
-            ["rpush", queue, owner] if queue.contains(lock) && line.contains("lua]") => {
-                if !asked.iter().any(|asked| asked == owner) {
-                    asked.push_back(owner.to_owned());
-                }
+            ["rpush", queue, owner]
+                if queue.contains(lock) && line.contains("lua]") && !asked.iter().any(|asked| asked == owner) =>
+            {
+                asked.push_back(owner.to_owned());
             }
             ["hset", name, owner, "1"] if name == lock && line.contains("lua]") => {
                 grants += 1;
