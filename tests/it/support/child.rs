@@ -252,14 +252,15 @@ fn fork_beside(client: &LockClient, rounds: u64) -> String {
                 heard
             };
             let heard: Vec<String> = block_on(all).into_iter().map(why).filter(|why| why != "Forked").collect();
-            write!(child, "{}", heard.join("/")).unwrap();
+            write!(child, "{}", heard.join("/") + "end").unwrap();
             std::process::exit(0);
         }
         drop(child);
         let (tell, told) = std::sync::mpsc::channel();
         std::thread::spawn(move || tell.send(std::io::read_to_string(&mut alive)));
         match told.recv_timeout(Duration::from_secs(20)) {
-            Ok(Ok(heard)) if heard.is_empty() => {}
+            // nothing else was heard, and it has not died before
+            Ok(Ok(heard)) if heard == "end" => {}
             Ok(heard) => return format!("{heard:?}").replace(' ', ""),
             Err(_) => {
                 signal(pid, libc::SIGKILL);
