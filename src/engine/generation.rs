@@ -87,6 +87,8 @@ pub(crate) enum End {
     Lost(LossReason),
     /// Given up, and the server refused the release.
     Refused(StoreErrorKind),
+    /// Given up, and the name with it, as no reply came: whether it is released is found out in the background.
+    Unconfirmed,
 }
 
 /// One hold of a generation, as its guard knows it.
@@ -356,6 +358,7 @@ mod tests {
                 End::Released => (0, 0),
                 End::Lost(reason) => (1, reason as u8),
                 End::Refused(kind) => (2, kind as u8),
+                End::Unconfirmed => (3, 0),
             });
             (count, guards, kept_every.map(Millis::get), to_be_checked, replicas, end, renew_at.is_some()).hash(hasher);
             [*deadline].iter().chain(renew_at).for_each(|at| instant(hasher, *at));

@@ -13,7 +13,7 @@ use tokio::sync::Semaphore;
 
 use super::{
     due::{DueQueue, Queued, Spot},
-    failure::store_error,
+    failure::{NOT_CONFIRMED, silent, store_error},
     generation::{End, Generation, Grant, Ticket},
     kind::Kind,
     lease::{Keep, Lease},
@@ -230,7 +230,7 @@ impl Hold {
     pub(crate) fn end_error(&self, generation: &Generation, end: End) -> Error {
         match end {
             End::Lost(reason) => self.lost_error(&generation.owner, reason),
-            End::Released | End::Refused(_) => self.not_held_error(&generation.owner),
+            End::Released | End::Refused(_) | End::Unconfirmed => self.not_held_error(&generation.owner),
         }
     }
 
@@ -392,6 +392,7 @@ impl Hold {
             Some(End::Refused(kind)) => {
                 Err(store_error(self.lock_name(), StoreError::new(kind, false, "the release was refused")))
             }
+            Some(End::Unconfirmed) => Err(store_error(self.lock_name(), silent(NOT_CONFIRMED))),
             _ => Ok(()),
         }
     }

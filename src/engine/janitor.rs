@@ -175,14 +175,14 @@ async fn bust(core: &Core, ghost: &Ghost) {
     let arrives = core.default_end(&ghost.kind) + core.config.watchdog_timeout;
     let deadline = deadline(core, &ghost.kind, ghost.ends.max(arrives));
     let mut retry = retry();
-    let mut once_more = true;
+    let (mut once_more, mut probe) = (true, None);
     loop {
         let is_denied = match release_ghost(core, ghost).await {
             Ok(is_over) => {
                 if is_over || !once_more {
                     return;
                 }
-                once_more = false;
+                (once_more, probe) = (false, None);
                 sleep(core.config.command_timeout()).await;
                 continue;
             }
@@ -195,6 +195,18 @@ async fn bust(core: &Core, ghost: &Ghost) {
                 return;
             }
         };
+        // a lock that is waited for may have left a name behind with each try: one of them asks for all
+        if probe.is_none() {
+            match core.janitor.probe(lock) {
+                Ok(own) => probe = Some(own),
+                Err(other) => {
+                    let _denied = is_denied.then(|| core.janitor.denied());
+                    let left = deadline.saturating_duration_since(Instant::now());
+                    let _ = timeout(left, other.acquire()).await;
+                    continue;
+                }
+            }
+        }
         pause(core, ghost.kind.record(), &mut retry, is_denied).await;
     }
 }

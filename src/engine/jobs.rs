@@ -12,7 +12,7 @@ use crate::{
     owner::OwnerId,
     store::Epoch,
     sync::{
-        Notify,
+        DashMap, Entry, Notify,
         atomic::{AtomicUsize, Ordering},
     },
 };
@@ -35,6 +35,8 @@ pub(crate) struct Janitor {
     slots: Semaphore,
     /// Told when a request is over.
     freed: Notify,
+    /// The locks about which a request fails that is tried again: closed when that has ended.
+    probes: DashMap<Arc<str>, Arc<Semaphore>>,
 }
 
 #[derive(Debug)]
@@ -67,7 +69,7 @@ impl Janitor {
         let slots = Semaphore::new(CONCURRENCY);
         let (idle, freed) = (Notify::new(), Notify::new());
         let (pending, denied) = (AtomicUsize::new(0), AtomicUsize::new(0));
-        (Self { jobs, pending, denied, idle, slots, freed }, list)
+        (Self { jobs, pending, denied, idle, slots, freed, probes: DashMap::new() }, list)
     }
 
     /// Makes the server agree with a hold, sometime soon.
@@ -133,6 +135,18 @@ impl Janitor {
         }
     }
 
+    /// A request about this lock has failed, and is tried again, for all that fail. `Err`: another one is; closed when that has
+    /// ended.
+    pub(super) fn probe(&self, lock: &Arc<str>) -> Result<Probe<'_>, Arc<Semaphore>> {
+        match self.probes.entry(Arc::clone(lock)) {
+            Entry::Occupied(other) => Err(Arc::clone(other.get())),
+            Entry::Vacant(place) => {
+                place.insert(Arc::new(Semaphore::new(0)));
+                Ok(Probe { janitor: self, lock: Arc::clone(lock) })
+            }
+        }
+    }
+
     /// A job pauses that was denied.
     pub(super) fn denied(&self) -> Denied<'_> {
         self.denied.fetch_add(1, Ordering::AcqRel);
@@ -148,6 +162,20 @@ pub(crate) struct LentTurn(pub(super) Arc<Hold>);
 impl Drop for LentTurn {
     fn drop(&mut self) {
         self.0.turn.add_permits(1);
+    }
+}
+
+/// Of the requests about one lock that fail, the one that is tried again. When it is dropped, the others are.
+pub(super) struct Probe<'a> {
+    janitor: &'a Janitor,
+    lock: Arc<str>,
+}
+
+impl Drop for Probe<'_> {
+    fn drop(&mut self) {
+        if let Some((_, over)) = self.janitor.probes.remove_if(&self.lock, |_, _| true) {
+            over.close();
+        }
     }
 }
 

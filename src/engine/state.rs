@@ -363,7 +363,7 @@ impl State {
             let books = generation.books();
             match books.end {
                 None => false,
-                Some(End::Released | End::Refused(_)) => self.server == ServerSide::Holds(0),
+                Some(End::Released | End::Refused(_) | End::Unconfirmed) => self.server == ServerSide::Holds(0),
                 Some(End::Lost(_)) => books.guards == 0,
             }
         });

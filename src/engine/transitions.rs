@@ -150,7 +150,7 @@ impl State {
             ServerSide::Holds(_) => ServerSide::Holds(0),
             before => before,
         };
-        self.was_lost(LossReason::TakenOver);
+        self.was_not_released(End::Lost(LossReason::TakenOver));
         self.lose(LossReason::TakenOver, effects);
     }
 
@@ -158,17 +158,17 @@ impl State {
     pub(super) fn refused_as_lost(&mut self, effects: &mut Effects) {
         if self.standing == Standing::Ours {
             self.server = ServerSide::Holds(0);
-            self.was_lost(LossReason::RecordMissing);
+            self.was_not_released(End::Lost(LossReason::RecordMissing));
             self.lose(LossReason::RecordMissing, effects);
         }
     }
 
-    /// What was given up, and not released yet, was lost before that.
-    fn was_lost(&mut self, reason: LossReason) {
+    /// What was given up, and not released yet, has ended in another way.
+    fn was_not_released(&mut self, end: End) {
         if let Some(generation) = &self.current {
             let mut books = generation.books();
             if books.end == Some(End::Released) {
-                books.end = Some(End::Lost(reason));
+                books.end = Some(end);
             }
         }
     }
@@ -195,7 +195,7 @@ impl State {
             _ if released == Released::NotHeld => {
                 self.server = ServerSide::Holds(0);
                 if !was_in_doubt {
-                    self.was_lost(LossReason::RecordMissing);
+                    self.was_not_released(End::Lost(LossReason::RecordMissing));
                 }
             }
             _ => self.server = ServerSide::Holds(count),
@@ -418,6 +418,7 @@ impl State {
         }
         self.standing = Standing::Orphaned;
         let epoch = self.doubts(self.server)?;
+        self.was_not_released(End::Unconfirmed);
         Some(self.abandon(epoch))
     }
 
@@ -428,17 +429,16 @@ impl State {
             return None;
         }
         let epoch = self.doubts(self.server)?;
+        // who waits for a release would take the new name, of which the server has no record, for its success
+        if self.server != ServerSide::Holds(0) {
+            self.was_not_released(End::Unconfirmed);
+        }
         Some(self.abandon(epoch))
     }
 
     /// Leaves the record to its lease, and the name with it to what may still be executed.
     pub(super) fn write_off(&mut self, refusal: StoreErrorKind) -> Option<Abandoned> {
-        if let Some(generation) = &self.current {
-            let mut books = generation.books();
-            if books.end == Some(End::Released) {
-                books.end = Some(End::Refused(refusal));
-            }
-        }
+        self.was_not_released(End::Refused(refusal));
         let abandoned = self.abandon_name_in_doubt();
         self.server = ServerSide::Holds(self.wanted());
         abandoned

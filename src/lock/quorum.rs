@@ -221,6 +221,8 @@ impl Quorum {
 
     /// Looks at all places, once. A look that finds too few of them held ends the quorum.
     fn look(&self, places: &mut Places) -> Result<Live> {
+        // a fork's guards are all lost, which says nothing of the quorum
+        self.nodes.anchor.check_ours(&self.nodes.name)?;
         if let Some(end) = places.end {
             return Err(self.error(end));
         }

@@ -204,6 +204,37 @@ async fn r41_after_an_acquire_without_an_answer_the_task_does_not_re_enter_its_g
 
 // --- releases ---
 
+/// `unlock` waits until the server has released. What this owner asked before, and was not answered, costs it its name: that
+/// nothing is recorded under the next one confirms nothing.
+#[tokio::test]
+async fn an_unlock_behind_an_unanswered_request_fails() {
+    for kind in ["reentrant", "fair", "read"] {
+        for way in ["a dropped guard", "a cancelled unlock", "a cancelled acquire"] {
+            let bed = Bed::new().await;
+            let lock = match kind {
+                "fair" => bed.client.fair_lock("l").unwrap(),
+                "read" => bed.client.read_write_lock("l").unwrap().read_lock(),
+                _ => bed.lock("l"),
+            };
+            let outer = lock.lock().await.unwrap();
+            let inner = if way == "a cancelled acquire" { None } else { Some(lock.lock().await.unwrap()) };
+            bed.proxy.rule(|_| Action::Mute);
+            let sent = || bed.proxy.count(Verb::Acquire) + bed.proxy.count(Verb::Release);
+            let before = sent();
+            match inner {
+                None => assert!(tokio::time::timeout(T / 10, lock.lock()).await.is_err()),
+                Some(inner) if way == "a dropped guard" => drop(inner),
+                Some(inner) => assert!(tokio::time::timeout(T / 10, inner.unlock()).await.is_err()),
+            }
+            eventually("it is sent", || async { sent() > before }).await;
+            let unlocked = outer.unlock().await;
+            assert!(unlocked.is_err(), "{kind}, {way}");
+            bed.proxy.pass();
+            eventually("it is undone", || async { !bed.server.exists("l") }).await;
+        }
+    }
+}
+
 #[tokio::test]
 async fn r33_a_release_whose_answer_is_lost_succeeds() {
     let bed = Bed::new().await;
@@ -426,6 +457,21 @@ async fn r19_the_hold_after_a_release_over_a_bad_link_is_renewed() {
         bed.assert_held(&guard, 1);
         guard.unlock().await.unwrap();
     }
+}
+
+/// An error that does not say whether the request was executed costs each try its name. The names are asked for one at a time: a
+/// waiter does not ask more and more often.
+#[tokio::test]
+async fn names_left_by_tries_that_fail_are_asked_for_in_turn() {
+    let bed = Bed::new().await;
+    bed.proxy.rule(|request| request.verb().map_or(Action::Pass, |_| Action::Refuse("ERR upstream failure")));
+    let waited = bed.lock("l").try_lock_for(Duration::from_secs(10)).await;
+    assert!(waited.is_err(), "{waited:?}");
+    let (tries, releases) = (bed.proxy.count(Verb::Acquire), bed.proxy.count(Verb::Release));
+    // each try is preceded by a release of what was before, and leaves one name
+    assert!(tries >= 10 && releases < 4 * tries, "{releases} releases, {tries} tries");
+    bed.proxy.pass();
+    bed.assert_clean().await;
 }
 
 // --- a server that pauses ---

@@ -47,6 +47,8 @@ pub(crate) enum Change {
 enum Guard {
     /// There are some.
     Runs,
+    /// The command's own was killed, and the command with it: its number may be another's.
+    Alone,
     /// All have ended.
     Done,
     /// Nothing: they are this program's own now.
@@ -222,7 +224,7 @@ impl Child {
     /// Whether the command has ended, and all that it began.
     pub(crate) fn is_over(&mut self) -> bool {
         let is_over = match self.guard {
-            Guard::Runs => false,
+            Guard::Runs | Guard::Alone => false,
             Guard::Done => true,
             Guard::Lost => !self.family.has_any(),
         };
@@ -248,7 +250,7 @@ impl Child {
             // once: its number may be another's after that. Of the command's end the guards tell
             if let Event::Ended(pid, end) = event
                 && pid == self.first
-                && self.guard == Guard::Runs
+                && matches!(self.guard, Guard::Runs | Guard::Alone)
             {
                 self.guard = if end == End::Exit(0) { Guard::Done } else { Guard::Lost };
             }
@@ -268,6 +270,15 @@ impl Child {
                         self.send(Signal::SIGCONT);
                     } else if self.terminal == Terminal::Given || is_pause(signal) && terminal::is_there() {
                         return Some(Change::Stopped(if is_pause(signal) { signal } else { Signal::SIGTSTP }));
+                    }
+                }
+                Ok(Some(Told::Unguarded)) => {
+                    self.family.command_ended();
+                    if self.guard == Guard::Runs {
+                        self.guard = Guard::Alone;
+                    }
+                    if !std::mem::replace(&mut self.is_ending, true) {
+                        return Some(Change::Unguarded);
                     }
                 }
                 Ok(Some(Told::Overdue)) if !std::mem::replace(&mut self.is_ending, true) => {

@@ -55,6 +55,8 @@ pub(crate) enum Told {
     Begun(Pid),
     Stopped(Signal),
     Ended(End),
+    /// The guard of the command was killed, and the command with it.
+    Unguarded,
     /// nestlock stood still until the deadline: all of it is ended.
     Overdue,
 }
@@ -69,6 +71,7 @@ impl Told {
             Self::Stopped(signal) => (b's', signal as i32),
             Self::Ended(End::Exit(code)) => (b'e', code.into()),
             Self::Ended(End::Signal(signal)) => (b'k', signal.into()),
+            Self::Unguarded => (b'u', 0),
             Self::Overdue => (b'o', 0),
         };
         let [a, b, c, d] = value.to_le_bytes();
@@ -83,6 +86,7 @@ impl Told {
             b's' => Signal::try_from(value).ok().map(Self::Stopped),
             b'e' => Some(Self::Ended(End::Exit(a))),
             b'k' => Some(Self::Ended(End::Signal(a))),
+            b'u' => Some(Self::Unguarded),
             b'o' => Some(Self::Overdue),
             _ => None,
         }
@@ -263,7 +267,11 @@ impl Guard {
                         if is_last {
                             let _ = tell(Told::Ended(end));
                         } else {
-                            (is_well, is_alone) = (is_well && end == End::Exit(0), true);
+                            is_alone = true;
+                            if is_well && !matches!(end, End::Exit(0 | ENDED_ALL)) {
+                                let _ = tell(Told::Unguarded);
+                            }
+                            is_well = is_well && end == End::Exit(0);
                         }
                     }
                     Event::Stopped(..) | Event::Ended(..) => {}

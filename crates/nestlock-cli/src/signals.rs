@@ -88,6 +88,8 @@ impl Signals {
         let blocked = SigSet::thread_get_mask()?;
         // blocked from the beginning on, it would never tell that the command has ended
         SigSet::from(Signal::SIGCHLD).thread_unblock()?;
+        // a file that may not be written is an error like others
+        SigSet::from(Signal::SIGXFSZ).thread_block()?;
         let pauses = pauses::Pauses::listen(PAUSES.into_iter().filter(is_heard).collect())?;
         Ok(Self { forwarded, pauses, child, blocked })
     }

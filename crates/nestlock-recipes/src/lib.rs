@@ -27,8 +27,13 @@ pub use crate::locked::LockedError;
 #[doc(inline)]
 pub use crate::{cached::cached, leader::Leader, once_per::once_per};
 
-/// Whether what is tried again for ever fails for ever: the client was shut down, or what it was given is not allowed.
+/// Whether what is tried again for ever fails for ever: the client was shut down, or is another process's, or what it was given is
+/// not allowed.
 fn is_final(error: &nestlock::Error) -> bool {
-    use nestlock::Error;
-    matches!(error, Error::Closed | Error::InvalidName { .. } | Error::InvalidLease { .. })
+    use nestlock::{Error, StoreErrorKind};
+    match error {
+        Error::Closed | Error::InvalidName { .. } | Error::InvalidLease { .. } => true,
+        Error::Store { source, .. } => source.kind() == StoreErrorKind::Forked,
+        _ => false,
+    }
 }

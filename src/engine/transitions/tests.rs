@@ -332,7 +332,9 @@ impl World {
             match guard.end {
                 // a loss is final, and so is a release; only how a release went may be found out later
                 Some(known @ End::Lost(_)) => assert_eq!(end, Some(known), "a loss is final"),
-                Some(End::Released | End::Refused(_)) => assert!(end.is_some(), "a release is final"),
+                Some(End::Released | End::Refused(_) | End::Unconfirmed) => {
+                    assert!(end.is_some(), "a release is final")
+                }
                 None => {}
             }
             if guard.end.is_none() && end.is_some() {

@@ -834,6 +834,23 @@ fn what_became_another_user_is_said_when_the_lock_is_lost() {
     users.end(pid);
 }
 
+/// The other guard goes on, as it cannot end it all. Nestlock hears at once that one was killed, and relies on no number of the
+/// command's any more: it may be another's by then.
+#[test]
+#[cfg(target_os = "linux")]
+fn a_killed_guard_is_told_while_the_other_one_goes_on() {
+    let Some(users) = Users::new() else { return };
+    let world = &users.world;
+    let mut running = users.exec(&format!("{} 'sh ./step x' & {}", users.become_root, until("never")));
+    let pid = world.pid("pid-x");
+    let first = child(running.id().cast_signed()).unwrap();
+    users.end(child(first).unwrap());
+    eventually("it is said", || users.said("a guard of the command was killed"));
+    assert!(exists(pid) && running.try_wait().unwrap().is_none());
+    users.end(pid);
+    assert_eq!((code(&mut running), world.code(&["who", "l"])), (Some(125), 1));
+}
+
 /// Nobody else has the lock while it works.
 #[test]
 fn what_became_another_user_and_was_left_keeps_the_lock() {

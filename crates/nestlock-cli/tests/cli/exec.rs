@@ -55,6 +55,18 @@ fn wrong_use_is_64_and_its_own_failure_125() {
     assert_eq!((output.status.code(), world.exists("begun")), (Some(125), false), "{url}");
 }
 
+/// Its guards are told of the lease by a file: where none may be written, the lock is given back.
+#[test]
+#[cfg(target_os = "linux")]
+fn where_no_file_may_be_written_the_lock_is_given_back() {
+    let world = World::new();
+    let line = r#"ulimit -f 0; exec "$0" exec l -- true"#;
+    let output = world.program("sh", &["-c", line, env!("CARGO_BIN_EXE_nestlock")]).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(125) && said.contains("File too large"), "{said}");
+    assert_eq!(world.code(&["who", "l"]), 1);
+}
+
 #[test]
 fn a_password_is_in_no_output() {
     let world = World::new();

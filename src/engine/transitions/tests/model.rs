@@ -284,6 +284,7 @@ impl World {
             return;
         }
         let (history, name) = (&mut self.history, number(&sent.owner));
+        history.released.extend((sent.verb == Verb::Release { holds: 0 }).then_some(name));
         match sent.verb {
             Verb::Acquire { holds } => {
                 let unheard = matches!(to, To::Nobody);

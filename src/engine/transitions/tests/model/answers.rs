@@ -88,7 +88,7 @@ impl Client {
         };
         match (turn.wants, held) {
             (Wants::Acquire { after_loss }, Some(_)) => return self.go_on_acquiring(at, after_loss, now),
-            (Wants::Unlock(generation), Some(held)) => self.unlocked(generation, held),
+            (Wants::Unlock(generation), Some(held)) => self.unlocked(generation, held, turn.request.count == 0),
             (Wants::Unlock(generation), None) => return self.holds[at].unlocks.push(generation),
             (Wants::Settle, None) if now > LEASE.record_ends(turn.sent).max(ends) + OVERDUE => {
                 // as in `janitor::settle`: whatever there was, its lease is over

@@ -93,8 +93,12 @@ pub(super) enum To {
 #[derive(Debug)]
 pub(super) enum Told {
     Wrong(&'static str),
-    /// How a call of `unlock` ended.
-    Unlocked(Arc<Generation>, Result<(), LossReason>),
+    /// How a call of `unlock` ended. `was_last`: nothing was to be left of the record.
+    Unlocked {
+        generation: Arc<Generation>,
+        was_last: bool,
+        how: Result<(), LossReason>,
+    },
     /// The first hold of a generation.
     Begun(OwnerId),
 }
@@ -181,7 +185,9 @@ impl Client {
         let handed = self.change(at, |state, effects| state.hand_on(&LOCK, &ticket, epoch, TTL, now, effects));
         if handed.is_some() {
             self.suffix += 1;
-            self.told.push(Told::Unlocked(Arc::clone(&ticket.generation), Ok(())));
+            // the record goes on
+            let generation = Arc::clone(&ticket.generation);
+            self.told.push(Told::Unlocked { generation, was_last: false, how: Ok(()) });
             self.baton = handed;
             self.tidy(at);
         }
@@ -302,7 +308,7 @@ impl Client {
         match self.change(at, |state, effects| state.leave(&ticket, now, effects)) {
             Ok(Left::Here(generation)) if awaited => self.holds[at].unlocks.push(generation),
             Ok(Left::Elsewhere(_)) => unreachable!("nothing is handed over"),
-            Err(End::Released | End::Refused(_)) => self.wrong("what has a guard is not released"),
+            Err(End::Released | End::Refused(_) | End::Unconfirmed) => self.wrong("what has a guard is not released"),
             Ok(Left::Here(_)) | Err(End::Lost(_)) => {}
         }
         self.tidy(at);
@@ -312,29 +318,31 @@ impl Client {
     pub(super) fn unlock(&mut self, at: usize, which: usize, now: Instant) {
         let generation = self.holds[at].unlocks.remove(which);
         if !self.agree(at, Wants::Unlock(Arc::clone(&generation)), now) {
-            self.unlocked(generation, true);
+            let was_last = self.holds[at].state.wanted() == 0;
+            self.unlocked(generation, true, was_last);
             self.tidy(at);
         }
     }
 
     /// As `Core::released`. `held`: the server had recorded this owner, or may have.
-    pub(super) fn unlocked(&mut self, generation: Arc<Generation>, held: bool) {
+    pub(super) fn unlocked(&mut self, generation: Arc<Generation>, held: bool, was_last: bool) {
         let how = match generation.books().end {
             _ if !held => Err(LossReason::RecordMissing),
             Some(End::Lost(reason)) => Err(reason),
-            Some(End::Refused(_)) => return,
+            Some(End::Refused(_) | End::Unconfirmed) => return,
             Some(End::Released) | None => Ok(()),
         };
-        self.told.push(Told::Unlocked(generation, how));
+        self.told.push(Told::Unlocked { generation, was_last, how });
     }
 
     /// Other calls of `unlock` find that it is settled, as soon as they have the turn: nothing changes that.
     pub(super) fn others_unlocked(&mut self, at: usize) {
         let hold = &mut self.holds[at];
         if hold.state.plan_release().is_none() {
+            let was_last = hold.state.wanted() == 0;
             let settled = hold.unlocks.extract_if(.., |generation| !generation.books().is_held());
             for generation in settled.collect::<Vec<_>>() {
-                self.unlocked(generation, true);
+                self.unlocked(generation, true, was_last);
             }
         }
     }

@@ -36,16 +36,20 @@ impl World {
                         let (history, name) = (&mut self.history, number(&owner));
                         history.missed.remove(&name);
                         history.doubted.remove(&name);
+                        history.released.remove(&name);
                         // by a nested request, after the outer hold was given up: its own release is never sent
                         history.doubted.extend(left.then_some(name));
                     }
                     Told::Begun(_) => {}
-                    Told::Unlocked(generation, how) => {
+                    Told::Unlocked { generation, was_last, how } => {
                         let (history, name) = (&self.history, number(&generation.owner));
                         let missed = client == 0 && history.missed.contains(&name);
                         let doubted = client == 0 && history.doubted.contains(&name);
                         if how.is_ok() {
+                            let tampered = client != 0 || history.tampered;
+                            let done = !was_last || tampered || history.released.contains(&name);
                             self.must(!missed || doubted, "a release that is confirmed had a record");
+                            self.must(done, "a release that is confirmed was executed");
                         } else {
                             // what it was nested in may have ended meanwhile
                             let over = generation.books().deadline <= self.now;

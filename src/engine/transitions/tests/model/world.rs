@@ -59,6 +59,8 @@ pub(super) struct History {
     pub(super) blurred: bool,
     /// The last release under these names found no record, or the last nested acquire did.
     pub(super) missed: BTreeSet<u64>,
+    /// Since these names were last acquired, a release of all that they hold was executed.
+    pub(super) released: BTreeSet<u64>,
     /// Nobody has heard what became of a request under these names.
     pub(super) doubted: BTreeSet<u64>,
 }
