@@ -15,7 +15,7 @@ use std::{
 };
 
 use futures::executor::block_on;
-use nestlock::{AcquireOptions, Error, Lock, LockClient, LockGuard, StoreErrorKind};
+use nestlock::{AcquireOptions, Error, Lock, LockClient, LockGuard, RedLockOptions, StoreErrorKind};
 use rand::{Rng, SeedableRng, rngs::StdRng, seq::SliceRandom};
 
 pub use super::clock::monotonic_ns;
@@ -211,6 +211,8 @@ fn fork_beside(client: &LockClient, rounds: u64) -> String {
     let mut guards: Vec<LockGuard> = ["one", "two", "three", "four", "five"].map(held).into();
     let both = client.multi_lock(["six", "seven"].map(|name| client.reentrant_lock(name).unwrap())).unwrap();
     let mut both = Some(block_on(both.lock()).unwrap());
+    let red = LockClient::red_lock([client], "eight", RedLockOptions::new().expiry(Duration::from_secs(60))).unwrap();
+    let red = block_on(red.lock()).unwrap();
     let (lock, fair) = (client.reentrant_lock("asked").unwrap(), client.fair_lock("asked-fair").unwrap());
     let busy = |number: u64| {
         let lock = client.reentrant_lock(format!("busy-{number}")).unwrap();
@@ -245,6 +247,8 @@ fn fork_beside(client: &LockClient, rounds: u64) -> String {
                     last.unlock().await.err(),
                     both.take().unwrap().unlock().await.err(),
                     client.ready().await.err(),
+                    red.extend(second).await.err(),
+                    Some(red.lost().await),
                 ];
                 heard.push(Some(guards[0].lost().await));
                 client.idle().await;

@@ -14,7 +14,7 @@ use nestlock::{Error, FencingToken, LockClient};
 use nestlock_embedded::{EmbeddedServer, SpawnedServer};
 use nestlock_recipes::leader::{Deposed, Leader};
 
-use crate::support::{Child, OnDrop, child, client, eventually, exists, ms, poll_times, run_child};
+use crate::support::{Child, OnDrop, child, client, eventually, exists, ms, poll_times, run_child, say};
 
 fn candidate(client: &LockClient, identity: &str) -> Leader {
     Leader::new(client, "office").unwrap().identity(identity)
@@ -282,6 +282,43 @@ fn a_candidate_process() {
         let leader = candidate(&client(url).await, &std::process::id().to_string()).lease(ms(1_500));
         panic!("{}", leader.lead(async |_| std::future::pending().await).await);
     });
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_candidate_that_forks() {
+    let Some(words) = child() else { return };
+    let [url] = &words[..] else { panic!("{words:?}") };
+    run_child(async move {
+        let leader = candidate(&client(url).await, "forks");
+        let out = std::io::stdout().lock();
+        // the test has loaded what makes a fork of it
+        if std::os::unix::process::parent_id() == 0 {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+            let ended = std::thread::spawn(move || runtime.block_on(leader.lead(async |_| ())).to_string());
+            say(ended.join().unwrap());
+            std::process::exit(0);
+        }
+        drop(out);
+        std::future::pending().await
+    });
+}
+
+/// It would ask for ever: the client is its parent's.
+#[test]
+#[cfg(target_os = "linux")]
+fn who_would_lead_in_a_fork_is_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let (source, library) = (folder.path().join("fork.c"), folder.path().join("fork.so"));
+    // forks where its parent's number is asked for, which nothing else here asks for
+    std::fs::write(&source, "#include <unistd.h>\npid_t getppid(void) { return fork(); }\n").unwrap();
+    let mut compiler = std::process::Command::new("cc");
+    let compiler = compiler.args(["-shared", "-fPIC", "-o"]).args([&library, &source]);
+    assert!(compiler.status().expect("a C compiler, which Rust links with").success());
+    let server = SpawnedServer::start().unwrap();
+    let child = Child::start_in("leader::a_candidate_that_forks", &[&server.url()], &[("LD_PRELOAD", &library)]);
+    let told = child.line();
+    assert!(told.contains("Forked"), "{told}");
 }
 
 /// The leader is killed: the next one leads once the lease is over, with a higher token.

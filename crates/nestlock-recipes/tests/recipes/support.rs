@@ -4,6 +4,7 @@ use std::{
     future::{Future, poll_fn},
     io::{BufRead, BufReader, Read, Write},
     net::{SocketAddr, TcpStream},
+    path::Path,
     process::{Child as Process, Command, Stdio},
     sync::mpsc::{self, Receiver},
     task::Poll,
@@ -102,9 +103,15 @@ pub struct Child {
 impl Child {
     /// `words` is what [`child`] is given there.
     pub fn start(test: &str, words: &[&str]) -> Self {
+        Self::start_in(test, words, &[])
+    }
+
+    /// With these variables.
+    pub fn start_in(test: &str, words: &[&str], variables: &[(&str, &Path)]) -> Self {
         let mut process = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", test, "--nocapture", "--test-threads=1"])
             .env(CHILD, words.join("\n"))
+            .envs(variables.iter().copied())
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
