@@ -333,7 +333,7 @@ impl World {
                 // a loss is final, and so is a release; only how a release went may be found out later
                 Some(known @ End::Lost(_)) => assert_eq!(end, Some(known), "a loss is final"),
                 Some(End::Released | End::Refused(_) | End::Unconfirmed) => {
-                    assert!(end.is_some(), "a release is final")
+                    assert!(end.is_some(), "a release is final");
                 }
                 None => {}
             }

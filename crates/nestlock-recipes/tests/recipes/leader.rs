@@ -300,7 +300,7 @@ fn a_candidate_that_forks() {
             std::process::exit(0);
         }
         drop(out);
-        std::future::pending().await
+        std::future::pending::<()>().await;
     });
 }
 
