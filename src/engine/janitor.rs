@@ -133,6 +133,7 @@ async fn settle(core: &Core, hold: Arc<Hold>) {
                 Meter::settlement("settled");
                 None
             }
+            Agreement::NotOurs => None,
             Agreement::Refused(error) => {
                 // an answer that may change, and a record that may live: the release goes on
                 if Instant::now() > deadline {
@@ -195,12 +196,14 @@ async fn bust(core: &Core, ghost: &Ghost) {
                 return;
             }
         };
-        // a lock that is waited for may have left a name behind with each try: one of them asks for all
-        if probe.is_none() {
-            match core.janitor.probe(lock) {
+        // a lock that is waited for may have left a name behind with each try: one of them asks for all. What is denied may be
+        // so for a reason of its own
+        if is_denied {
+            probe = None;
+        } else if probe.is_none() {
+            match core.janitor.probe(&ghost.kind) {
                 Ok(own) => probe = Some(own),
                 Err(other) => {
-                    let _denied = is_denied.then(|| core.janitor.denied());
                     let left = deadline.saturating_duration_since(Instant::now());
                     let _ = timeout(left, other.acquire()).await;
                     continue;

@@ -35,8 +35,8 @@ pub(crate) struct Janitor {
     slots: Semaphore,
     /// Told when a request is over.
     freed: Notify,
-    /// The locks about which a request fails that is tried again: closed when that has ended.
-    probes: DashMap<Arc<str>, Arc<Semaphore>>,
+    /// The family and name of locks about which a request fails that is tried again: closed when that has ended.
+    probes: DashMap<(&'static str, Arc<str>), Arc<Semaphore>>,
 }
 
 #[derive(Debug)]
@@ -137,12 +137,13 @@ impl Janitor {
 
     /// A request about this lock has failed, and is tried again, for all that fail. `Err`: another one is; closed when that has
     /// ended.
-    pub(super) fn probe(&self, lock: &Arc<str>) -> Result<Probe<'_>, Arc<Semaphore>> {
-        match self.probes.entry(Arc::clone(lock)) {
+    pub(super) fn probe(&self, kind: &Arc<dyn Kind>) -> Result<Probe<'_>, Arc<Semaphore>> {
+        let lock = (kind.about().family, Arc::clone(kind.name()));
+        match self.probes.entry(lock.clone()) {
             Entry::Occupied(other) => Err(Arc::clone(other.get())),
             Entry::Vacant(place) => {
                 place.insert(Arc::new(Semaphore::new(0)));
-                Ok(Probe { janitor: self, lock: Arc::clone(lock) })
+                Ok(Probe { janitor: self, lock })
             }
         }
     }
@@ -168,7 +169,7 @@ impl Drop for LentTurn {
 /// Of the requests about one lock that fail, the one that is tried again. When it is dropped, the others are.
 pub(super) struct Probe<'a> {
     janitor: &'a Janitor,
-    lock: Arc<str>,
+    lock: (&'static str, Arc<str>),
 }
 
 impl Drop for Probe<'_> {

@@ -8,7 +8,7 @@ use tokio::sync::oneshot;
 use super::{
     baton::{Baton, ROUND, Record},
     core::Core,
-    failure::{not_replicated, silent, store_error},
+    failure::{NOT_CONFIRMED, not_replicated, silent, store_error},
     generation::{Generation, Ticket},
     hold::Hold,
     jobs::Job,
@@ -146,6 +146,8 @@ impl Core {
                     Agreement::Reached { held: false } => {
                         return Err(hold.lost_error(&generation.owner, LossReason::RecordMissing));
                     }
+                    // what it was to be told is passed on, or being undone
+                    Agreement::NotOurs => return Err(store_error(hold.lock_name(), silent(NOT_CONFIRMED))),
                     Agreement::Refused(error) | Agreement::Silent(error) => error,
                 },
                 Err(error) => error,

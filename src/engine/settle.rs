@@ -6,7 +6,7 @@ use super::{
     core::Core,
     hold::Hold,
     jobs::{Ghost, Job, LentTurn},
-    state::{Abandoned, Answered, Leftover, Request},
+    state::{Abandoned, Answered, Leftover, Request, Standing},
 };
 use crate::{
     clock::Instant,
@@ -23,6 +23,8 @@ const ANOTHER_KIND: &str = "its owner asks for a hold of another kind at this na
 pub(crate) enum Agreement {
     /// The server records what we want. `held`: it had recorded this owner, or may have.
     Reached { held: bool },
+    /// It is not this client's to make it so any more: somebody else's by now, or being undone.
+    NotOurs,
     /// Not executed.
     Refused(StoreError),
     /// No answer.
@@ -44,7 +46,10 @@ impl Core {
     /// midway, the doubt stays and the next in line repeats it.
     pub(crate) async fn agree(&self, hold: &Arc<Hold>, now: Instant) -> Agreement {
         let mut route = self.route(hold, now);
-        let Some(request) = hold.send_release(route.epoch(), now) else { return Agreement::Reached { held: true } };
+        let Some(request) = hold.send_release(route.epoch(), now) else {
+            let is_ours = hold.standing() == Standing::Ours;
+            return if is_ours { Agreement::Reached { held: true } } else { Agreement::NotOurs };
+        };
         let release = hold.kind().release(&request.owner, request.count);
         match self.release_by(&mut route, (hold, &request), &release).await {
             Ok((released, epoch)) => Agreement::Reached { held: self.agreed(hold, &request, released, epoch) },
@@ -60,7 +65,7 @@ impl Core {
     /// hold's turn. Where nothing is held, silence costs the name.
     pub(crate) async fn settle(&self, hold: &Arc<Hold>) -> Result<(), StoreError> {
         match self.agree(hold, Instant::now()).await {
-            Agreement::Reached { .. } => Ok(()),
+            Agreement::Reached { .. } | Agreement::NotOurs => Ok(()),
             Agreement::Silent(_) if hold.count() == 0 => {
                 self.abandon_name_in_doubt(hold);
                 Ok(())

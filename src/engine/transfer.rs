@@ -222,7 +222,7 @@ impl Core {
                 Err(Stays::Unsettled) => {}
             }
             match self.agree(hold, Instant::now()).await {
-                Agreement::Reached { .. } => {}
+                Agreement::Reached { .. } | Agreement::NotOurs => {}
                 Agreement::Refused(error) | Agreement::Silent(error) => return Ok(Err(error)),
             }
         }

@@ -418,7 +418,6 @@ impl State {
         }
         self.standing = Standing::Orphaned;
         let epoch = self.doubts(self.server)?;
-        self.was_not_released(End::Unconfirmed);
         Some(self.abandon(epoch))
     }
 

@@ -131,7 +131,7 @@ pub(crate) use contract_suite;
 
 contract_suite! { mod reentrant, door = |client, name| client.reentrant_lock(name).unwrap() }
 
-const SHORT_WATCHDOG: Duration = Duration::from_millis(2_000);
+const SHORT_WATCHDOG: Duration = Duration::from_secs(2);
 const SOON: Duration = Duration::from_secs(15);
 
 fn ms(millis: u64) -> Duration {

@@ -459,6 +459,48 @@ async fn r19_the_hold_after_a_release_over_a_bad_link_is_renewed() {
     }
 }
 
+/// What an `unlock` has asked for, and was not answered, is the janitor's when the other guard's hold is given away: so is the count.
+#[tokio::test]
+async fn an_unlock_beside_a_hold_that_is_given_away_is_unconfirmed() {
+    for give in [LockGuard::forget, LockGuard::leave_to_lease] {
+        let bed = Bed::new().await;
+        let (outer, inner) = (bed.lock("l").lock().await.unwrap(), bed.lock("l").lock().await.unwrap());
+        bed.proxy.rule(|_| Action::Mute);
+        let before = bed.proxy.count(Verb::Release);
+        let unlocking = tokio::spawn(inner.unlock());
+        eventually("it is sent", || async { bed.proxy.count(Verb::Release) > before }).await;
+        let owner = give(outer);
+        bed.proxy.pass();
+        bed.proxy.cut();
+        unconfirmed(unlocking.await.unwrap());
+        bed.client.idle().await;
+        bed.lock("l").release(&owner).await.unwrap();
+        bed.assert_clean().await;
+    }
+}
+
+/// One of another kind may fail for a reason of its own.
+#[tokio::test]
+async fn names_of_another_kind_do_not_hold_up_those_of_a_lock() {
+    let bed = Bed::new().await;
+    let (lock, string) = (bed.lock("l"), bed.client.string_lock("l").unwrap());
+    bed.proxy.rule(|request| match request.verb() {
+        Some(Verb::Acquire) => Action::Mute,
+        Some(Verb::Release) => Action::CutBefore,
+        _ => Action::Pass,
+    });
+    // first the string's: it meets a hash, and what it asks is refused while that lives
+    let options = || AcquireOptions::new().lease(Duration::from_secs(60));
+    assert!(tokio::time::timeout(T / 10, string.try_lock_with(options())).await.is_err());
+    eventually("it fails", || async { bed.proxy.count(Verb::Release) > 2 }).await;
+    bed.server.call(&["DEL", "l"]);
+    while !bed.server.exists("l") {
+        let _ = tokio::time::timeout(T / 10, lock.try_lock_with(options())).await;
+    }
+    bed.proxy.pass();
+    eventually("it is released", || async { !bed.server.exists("l") }).await;
+}
+
 /// An error that does not say whether the request was executed costs each try its name. The names are asked for one at a time: a
 /// waiter does not ask more and more often.
 #[tokio::test]

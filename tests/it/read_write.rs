@@ -50,7 +50,7 @@ const READERS: &str = "nestlock_rwlock_readers:{l}";
 const CHANNEL: &str = "redisson_rwlock:{l}";
 /// How long a mark holds the other side back.
 const MARK_TIME: Duration = Duration::from_secs(2);
-const SHORT_WATCHDOG: Duration = Duration::from_millis(2_000);
+const SHORT_WATCHDOG: Duration = Duration::from_secs(2);
 /// What a loaded machine may add.
 const SLACK: Duration = Duration::from_secs(3);
 const SOON: Duration = Duration::from_secs(15);
