@@ -205,7 +205,11 @@ impl Args {
             (None, Some(_)) => duration(TEN_YEARS),
             (None, None) => return quote_spanned!(mixed=> ::core::option::Option::None),
         };
-        quote_spanned!(mixed=> ::core::option::Option::Some(#wait))
+        // not in the call of `Some`: what the compiler says of a wrong type then depends on whether std's source is installed
+        quote_spanned!(mixed=> {
+            let wait: ::core::time::Duration = #wait;
+            ::core::option::Option::Some(wait)
+        })
     }
 
     /// An expression of type `AcquireOptions`.

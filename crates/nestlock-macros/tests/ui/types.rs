@@ -34,7 +34,8 @@ async fn unknown_variable() -> Result<(), stub::locked::LockedError> {
 
 #[locked("name", client = LockClient, crate = stub)]
 async fn wrong_body() -> Result<u8, stub::locked::LockedError> {
-    Ok("text")
+    let text: Result<&str, stub::locked::LockedError> = Ok("text");
+    text
 }
 
 fn main() {}
