@@ -9,7 +9,7 @@ use crate::{
 pub(super) const NO_ANSWER: &str = "no answer before the wait was over";
 const TOO_LATE: &str = "the reply came when the lease was over already";
 const NOT_POLLED: &str = "the call was not polled for longer than a request may take; what it got is being undone";
-pub(super) const NOT_CONFIRMED: &str = "no reply to a request of this owner; all of it is being undone";
+pub(super) const NOT_CONFIRMED: &str = "no reply to a request of this owner; it is settled in the background";
 pub(super) const NO_RECEIPT: &str = "nobody has asked which replicas have it";
 
 /// A failure of the store, told as one of this lock.

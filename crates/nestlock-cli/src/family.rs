@@ -13,7 +13,7 @@ use nix::{
     unistd::Pid,
 };
 
-use crate::wait::{self, Event};
+use crate::wait::{self, End, Event};
 
 /// The command, or a process that it began, directly or not.
 #[derive(Debug)]
@@ -33,8 +33,14 @@ impl fmt::Display for Member {
     }
 }
 
-/// The exit code of a guard that has itself ended all that was below it. After any but this one and 0, some may be left.
+/// The exit code of a guard that has itself ended all that was below it.
 pub(crate) const ENDED_ALL: u8 = 1;
+
+/// Whether a guard that ended like this may have left something of the command: it was killed, or failed.
+pub(crate) fn may_leave_some(end: End) -> bool {
+    !matches!(end, End::Exit(0 | ENDED_ALL))
+}
+
 /// After how long what was killed is looked for again. Each time twice as long, while it is the same.
 const AGAIN: Duration = Duration::from_millis(1);
 /// What that comes to at last: for what cannot be ended yet.
@@ -231,8 +237,7 @@ mod tree {
     };
     use rustix::process::{self, PidfdFlags};
 
-    use super::{ENDED_ALL, Event, HashSet, Member, Pid, Signal, Tries, io, wait};
-    use crate::wait::End;
+    use super::{Event, HashSet, Member, Pid, Signal, Tries, io, may_leave_some, wait};
 
     /// How often it is looked whether more have been begun while the others were stopped.
     const LOOKS: u32 = 16;
@@ -295,7 +300,7 @@ mod tree {
                 self.command.take_if(|command| command == pid);
                 if let Some(at) = self.keepers.iter().position(|keeper| keeper == pid) {
                     self.keepers.truncate(at);
-                    self.adopts = !matches!(end, End::Exit(0 | ENDED_ALL));
+                    self.adopts = may_leave_some(*end);
                 }
             }
             reaped.map(|()| ended.into_iter().map(|(pid, _)| pid).collect())

@@ -23,7 +23,7 @@ use tokio::net::unix::pipe::Receiver;
 
 use crate::{
     deadline::Deadline,
-    family::{ENDED_ALL, Family, Tries, unended},
+    family::{ENDED_ALL, Family, Tries, may_leave_some, unended},
     signals::Signals,
     stderr::warn,
     terminal,
@@ -268,7 +268,7 @@ impl Guard {
                             let _ = tell(Told::Ended(end));
                         } else {
                             is_alone = true;
-                            if is_well && !matches!(end, End::Exit(0 | ENDED_ALL)) {
+                            if is_well && may_leave_some(end) {
                                 let _ = tell(Told::Unguarded);
                             }
                             is_well = is_well && end == End::Exit(0);

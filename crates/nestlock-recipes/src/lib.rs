@@ -27,8 +27,8 @@ pub use crate::locked::LockedError;
 #[doc(inline)]
 pub use crate::{cached::cached, leader::Leader, once_per::once_per};
 
-/// Whether what is tried again for ever fails for ever: the client was shut down, or is another process's, or what it was given is
-/// not allowed.
+/// Whether a retry can never succeed: the client was shut down, this process is a fork of the client's, or an argument is not
+/// allowed.
 fn is_final(error: &nestlock::Error) -> bool {
     use nestlock::{Error, StoreErrorKind};
     match error {
