@@ -248,13 +248,15 @@ impl LockGuard {
     ///
     /// Other guards of the same owner hold the lock on, and are renewed and released as before. While one lives, this owner cannot
     /// take the lock again, since it would wait for itself: a try answers `None`, whatever waits
-    /// [`Error::NotReentrant`].
+    /// [`Error::NotReentrant`]. An `unlock` of one of them that is under way answers [`Error::Unconfirmed`]: it is done in the
+    /// background.
     ///
     /// If a request about this lock is under way (a nested acquire or release that was dropped a moment ago), or if the
     /// connection broke while one was, less than a lease ago, nobody knows how many holds the server records: then the count
     /// is set once more, and what is not renewed for another guard's sake ends with its TTL at the latest. So that neither
-    /// meets the receiver's release, await [`idle`](crate::LockClient::idle) before, and after. Of a lock that was lost,
-    /// nothing is given away.
+    /// meets the receiver's release, await [`idle`](crate::LockClient::idle) before, and after. Where the connection breaks
+    /// while two of the other guards are released, one of their holds may stay recorded until the lease is over. Of a lock
+    /// that was lost, nothing is given away.
     ///
     /// A multi-lock lets go of all members; the owner returned is the first member's, and the others' only where all are
     /// of one client.

@@ -229,8 +229,9 @@ impl Core {
     }
 
     /// Takes one hold off what the server records, whatever others do at the same time. What this client had given away
-    /// ends with the last one. `in_doubt`: the count of an earlier try that was not answered. While the server records the
-    /// same, that try was not executed, and will not be if this one is; else it was, or another release was.
+    /// ends with the last one. `in_doubt`: the count of the first try that was not answered. While the server records the
+    /// same, that try was not executed, and will not be if this one is; else it was, or another release was. That stays so
+    /// whatever becomes of later tries: it may still arrive.
     pub(super) async fn release_elsewhere(
         &self,
         kind: &Arc<dyn Kind>,
@@ -260,7 +261,8 @@ impl Core {
             }
             _ => return Err(not_held(kind, owner)),
         };
-        if in_doubt.is_some_and(|before| before != seen) {
+        let unanswered = *in_doubt;
+        if unanswered.is_some_and(|before| before != seen) {
             return Ok(Released::StillHeld);
         }
         loop {
@@ -269,10 +271,12 @@ impl Core {
             match self.store.release_in_no_books(&release).await.map(|(released, _)| released) {
                 Ok(released @ (Released::Free | Released::StillHeld)) => return Ok(released),
                 Ok(Released::NotHeld) => return Err(not_held(kind, owner)),
+                // since it was looked at: the try that was not answered was executed, or another release
+                Ok(Released::Changed { .. }) if unanswered.is_some() => return Ok(Released::StillHeld),
                 // somebody else was quicker
                 Ok(Released::Changed { holds }) => seen = holds,
                 Err(error) if !error.may_have_executed() => {
-                    *in_doubt = None;
+                    *in_doubt = unanswered;
                     return Err(store_error(kind.name(), error));
                 }
                 Err(error) => return Err(store_error(kind.name(), error)),

@@ -14,7 +14,7 @@ use rand::{Rng, SeedableRng, rngs::StdRng};
 
 use crate::support::{
     Server, eventually,
-    proxy::{Action, Proxy, Request, Verb, Way},
+    proxy::{Action, Proxy, Request, Verb, Way, is_over_fred},
 };
 
 /// The command timeout; leases are ten times as long.
@@ -488,6 +488,39 @@ async fn an_unlock_beside_a_hold_that_is_given_away_is_unconfirmed() {
     }
 }
 
+/// Beside a hold that was given away a release takes one off what the server records. The first try comes late: while later ones
+/// are refused, or between what the next one sees and does.
+#[tokio::test]
+async fn a_release_that_comes_late_takes_one_hold_only() {
+    for is_refused in [true, false] {
+        let bed = Bed::new().await;
+        let (outer, inner) = (bed.lock("l").lock().await.unwrap(), bed.lock("l").lock().await.unwrap());
+        let owner = outer.forget();
+        bed.client.idle().await;
+        let (ghosts, mut is_first) = (bed.proxy.ghosts(), true);
+        bed.proxy.rule(move |request| match request.verb() {
+            Some(Verb::Release) if is_first => {
+                is_first = false;
+                Action::Ghost(Duration::from_secs(1))
+            }
+            Some(Verb::Release) if is_refused => Action::Refuse("NOREPLICAS Not enough good replicas to write."),
+            Some(Verb::Inspect) if !is_first && !is_refused => Action::Held,
+            _ => Action::Pass,
+        });
+        let next = if is_refused { Verb::Release } else { Verb::Inspect };
+        let before = bed.proxy.count(next);
+        unconfirmed(inner.unlock().await);
+        eventually("it is tried again", || async { bed.proxy.count(next) > before + 1 }).await;
+        eventually("the first one has come", || async { bed.proxy.ghosts() > ghosts }).await;
+        bed.proxy.pass();
+        bed.proxy.let_go();
+        bed.client.idle().await;
+        assert_eq!(bed.server.record("l"), [(owner.to_string(), 1)], "refused: {is_refused}");
+        bed.lock("l").release(&owner).await.unwrap();
+        bed.assert_clean().await;
+    }
+}
+
 /// One of another kind may fail for a reason of its own.
 #[tokio::test]
 async fn names_of_another_kind_do_not_hold_up_those_of_a_lock() {
@@ -811,7 +844,7 @@ async fn f13_f14_20000_operations_through_a_storm_count_once_and_exclude_each_ot
     }
     let bundles = requests.iter().filter(|request| request.verb() == Some(Verb::Bundle)).count();
     println!("{bundles} bundles");
-    assert!(bundles > ENOUGH / 10, "nothing went together");
+    assert!(is_over_fred() || bundles > ENOUGH / 10, "nothing went together");
     assert!(sent.len() > ENOUGH);
     assert_eq!(sent.values().max(), Some(&1), "an attempt was sent more than once");
     let doubled = met.lock().unwrap()["doubled"];

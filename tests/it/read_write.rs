@@ -1016,7 +1016,7 @@ async fn scripts_per_hold(server: &Server, lock: Lock) -> f64 {
         })
         .collect();
     for task in tasks {
-        tokio::time::timeout(4 * SOON, task).await.expect("all have their turns").unwrap();
+        tokio::time::timeout(20 * SOON, task).await.expect("all have their turns").unwrap();
     }
     #[allow(clippy::cast_precision_loss, reason = "a few thousand")]
     let scripts = (server.script_count() - before) as f64 / (TASKS * ROUNDS) as f64;
@@ -1115,7 +1115,7 @@ async fn r87_writers_and_readers_that_give_up_never_take_a_wake_up_along() {
         })
         .collect();
     for task in steady {
-        tokio::time::timeout(4 * SOON, task).await.expect("woken by messages alone").unwrap();
+        tokio::time::timeout(20 * SOON, task).await.expect("woken by messages alone").unwrap();
     }
     over.store(true, Ordering::SeqCst);
     for task in fickle {
@@ -1147,7 +1147,7 @@ async fn neither_readers_nor_writers_starve_where_both_wait() {
         }
     }
     let least = |side: usize| holds[side].iter().map(|count| count.load(Ordering::SeqCst)).min().unwrap();
-    within(4 * SOON, "each of them had ten turns", || async { least(0) >= 10 && least(1) >= 10 }).await;
+    within(20 * SOON, "each of them had ten turns", || async { least(0) >= 10 && least(1) >= 10 }).await;
     over.store(true, Ordering::SeqCst);
     for task in tasks {
         soon(task).await.unwrap();

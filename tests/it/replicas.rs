@@ -477,7 +477,7 @@ async fn an_acquire_dropped_at_any_poll_leaves_nothing() {
     let proxy = Proxy::to(group.master.addr());
     // what the script answers is there before what WAIT does
     proxy.rule(|request| if request.is("WAIT") { Action::Late(Duration::from_millis(100)) } else { Action::Pass });
-    let client = Group::builder(1).connect(with_wire(proxy.url())).await.unwrap();
+    let client = Group::builder(1).connect(proxy.url()).await.unwrap();
     let lock = client.mutex("l").unwrap();
     for is_away in [false, true] {
         if is_away {

@@ -209,7 +209,7 @@ async fn a_wait_that_needs_no_copies_ends_in_time_beside_those_that_do() {
 async fn a_wait_that_nobody_hears_is_over_when_it_is_answered() {
     let group = Group::start(1).await;
     let proxy = Proxy::to(group.master.addr());
-    let client = Group::builder(1).connect(with_wire(proxy.url())).await.unwrap();
+    let client = Group::builder(1).connect(proxy.url()).await.unwrap();
     let other = LockClient::connect(group.master.url()).await.unwrap();
     let held = other.mutex("held").unwrap().lock().await.unwrap();
     // "busy" comes first

@@ -14,7 +14,7 @@ use tokio::task::block_in_place;
 
 use crate::support::{
     Server,
-    proxy::with_wire,
+    proxy::{is_over_fred, with_wire},
     wire::{Reply, Wire},
     within,
 };
@@ -455,7 +455,7 @@ async fn sentinels_have_logins_of_their_own() {
         "resetchannels",
         "&+switch-master",
     ];
-    if std::env::var("NESTLOCK_TEST_WIRE").is_ok_and(|wire| wire == "fred") {
+    if is_over_fred() {
         user.push("+client|id");
     }
     assert!(!call(sentinel, &user).is_error());

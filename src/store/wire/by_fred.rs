@@ -162,12 +162,13 @@ impl Connection {
             let sending = InRuntime { runtime: own.clone(), future: sending };
             let asked = Arc::clone(&connection);
             let mut call = Box::pin(async move { asked.answer(is_script, number, sending, limit).await });
-            if let Some(answer) = call.as_mut().now_or_never() {
-                return answer;
-            }
+            let at_once = call.as_mut().now_or_never();
             // it is queued by now: no digest is queued before its text
-            if let Some(text) = text {
+            if let (Some(text), None | Some(Ok(_))) = (text, &at_once) {
                 connection.texts().learn(text);
+            }
+            if let Some(answer) = at_once {
+                return answer;
             }
             // its reply is looked at though nobody awaits it any more: it may be the one that tells that another is not believed
             own.spawn(call).await.unwrap_or(Err(Failure::Ended))

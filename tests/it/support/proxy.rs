@@ -207,6 +207,11 @@ pub struct Proxy {
     thread: Option<JoinHandle<()>>,
 }
 
+/// Whether it is fred's client that is tested: requests then do not go together.
+pub fn is_over_fred() -> bool {
+    std::env::var("NESTLOCK_TEST_WIRE").is_ok_and(|wire| wire == "fred")
+}
+
 /// The URL, and in it which client of nestlock's is meant: `NESTLOCK_TEST_WIRE` names it, `own`, the default, or `fred`.
 pub fn with_wire(url: String) -> String {
     match std::env::var("NESTLOCK_TEST_WIRE") {
