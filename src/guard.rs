@@ -255,8 +255,8 @@ impl LockGuard {
     /// connection broke while one was, less than a lease ago, nobody knows how many holds the server records: then the count
     /// is set once more, and what is not renewed for another guard's sake ends with its TTL at the latest. So that neither
     /// meets the receiver's release, await [`idle`](crate::LockClient::idle) before, and after. Where the connection breaks
-    /// while two of the other guards are released, one of their holds may stay recorded until the lease is over. Of a lock
-    /// that was lost, nothing is given away.
+    /// while other guards are released, and another release of this owner comes at the same time, holds may stay recorded
+    /// until the lease is over: too many, never too few. Of a lock that was lost, nothing is given away.
     ///
     /// A multi-lock lets go of all members; the owner returned is the first member's, and the others' only where all are
     /// of one client.

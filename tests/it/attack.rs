@@ -123,7 +123,8 @@ async fn a04_a_wait_for_a_value_that_was_handed_over_ends_in_time() {
     let start = Instant::now();
     let outcome = lock.try_lock_for_with(ms(100), options()).await;
     let took = start.elapsed();
-    assert!(took < ms(600), "{took:?}: {outcome:?}");
+    // else it takes a command timeout
+    assert!(took < ms(2_500), "{took:?}: {outcome:?}");
 }
 
 /// Watch settings belong to each hold.
@@ -165,7 +166,8 @@ async fn a06_a_future_that_was_polled_late_does_not_lengthen_the_waits_of_others
     let start = Instant::now();
     let outcome = other.try_lock_for(ms(100)).await;
     let took = start.elapsed();
-    assert!(took < ms(600), "{took:?}: {outcome:?}");
+    // else it takes what the future was late by
+    assert!(took < ms(1_500), "{took:?}: {outcome:?}");
     drop(guard);
 }
 
@@ -357,14 +359,15 @@ async fn a14_what_was_handed_over_without_expiry_and_released_is_forgotten() {
 async fn a16_a_shutdown_on_a_silent_link_takes_two_command_timeouts_at_most() {
     let server = Server::start();
     let proxy = Proxy::start(&server);
-    let builder = LockClient::builder().command_timeout(ms(200));
-    let a = builder.connect(proxy.url()).await.unwrap();
+    let limit = ms(2_000);
+    let a = LockClient::builder().command_timeout(limit).connect(proxy.url()).await.unwrap();
     let guard = a.reentrant_lock("l").unwrap().lock().await.unwrap();
     proxy.black_hole(Way::Both);
     let start = Instant::now();
     let outcome = a.shutdown().await;
     let took = start.elapsed();
-    assert!(took < ms(600), "{took:?}: {outcome:?}");
+    // what a busy machine adds is less than a third one
+    assert!(took < limit * 5 / 2, "{took:?}: {outcome:?}");
     drop(guard);
 }
 
