@@ -248,8 +248,8 @@ impl LockGuard {
     ///
     /// Other guards of the same owner hold the lock on, and are renewed and released as before. While one lives, this owner cannot
     /// take the lock again, since it would wait for itself: a try answers `None`, whatever waits
-    /// [`Error::NotReentrant`]. An `unlock` of one of them that is under way answers [`Error::Unconfirmed`]: it is done in the
-    /// background.
+    /// [`Error::NotReentrant`]. An `unlock` of one of them that is in flight may return [`Error::Unconfirmed`]: its release goes
+    /// on in the background.
     ///
     /// If a request about this lock is under way (a nested acquire or release that was dropped a moment ago), or if the
     /// connection broke while one was, less than a lease ago, nobody knows how many holds the server records: then the count

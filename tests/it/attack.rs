@@ -123,8 +123,7 @@ async fn a04_a_wait_for_a_value_that_was_handed_over_ends_in_time() {
     let start = Instant::now();
     let outcome = lock.try_lock_for_with(ms(100), options()).await;
     let took = start.elapsed();
-    // else it takes a command timeout
-    assert!(took < ms(2_500), "{took:?}: {outcome:?}");
+    assert!(took < ms(600), "{took:?}: {outcome:?}");
 }
 
 /// Watch settings belong to each hold.
@@ -166,8 +165,7 @@ async fn a06_a_future_that_was_polled_late_does_not_lengthen_the_waits_of_others
     let start = Instant::now();
     let outcome = other.try_lock_for(ms(100)).await;
     let took = start.elapsed();
-    // else it takes what the future was late by
-    assert!(took < ms(1_500), "{took:?}: {outcome:?}");
+    assert!(took < ms(600), "{took:?}: {outcome:?}");
     drop(guard);
 }
 

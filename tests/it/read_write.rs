@@ -1016,7 +1016,7 @@ async fn scripts_per_hold(server: &Server, lock: Lock) -> f64 {
         })
         .collect();
     for task in tasks {
-        tokio::time::timeout(20 * SOON, task).await.expect("all have their turns").unwrap();
+        tokio::time::timeout(4 * SOON, task).await.expect("all have their turns").unwrap();
     }
     #[allow(clippy::cast_precision_loss, reason = "a few thousand")]
     let scripts = (server.script_count() - before) as f64 / (TASKS * ROUNDS) as f64;

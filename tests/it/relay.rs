@@ -14,7 +14,7 @@ use futures::future::poll_fn;
 use nestlock::{AcquireOptions, Error, Lock, LockClient, LockGuard, LossReason, OwnerId};
 
 use crate::support::{
-    Server,
+    Pauses, Server,
     child::{ByHand, channel},
     eventually,
 };
@@ -542,7 +542,7 @@ async fn what_was_handed_on_is_handed_over_and_adopted() {
 /// By whatever handle: the record is gone, and nobody goes on with it.
 #[tokio::test]
 async fn what_lies_there_and_is_forced_free_is_nobodys() {
-    let server = Server::start();
+    let (server, pauses) = (Server::start(), Pauses::watch());
     let client = client(&server).await;
     let locks = [
         ("reentrant", client.reentrant_lock("l").unwrap()),
@@ -553,11 +553,12 @@ async fn what_lies_there_and_is_forced_free_is_nobodys() {
     for (kind, by) in &locks {
         let (mut tried, mut late) = (0, 0);
         while tried < 10 {
+            pauses.forget();
             let Some((_, mut unpolled)) = lying(&server, &client, &waits).await else { continue };
             // where this process was held up, what nobody took was released meanwhile
             if !by.force_unlock().await.unwrap() {
                 late += 1;
-                assert!(late < 10, "by {kind}: it was never there");
+                assert!(pauses.was_held_up() && late < 10, "by {kind}: it was not there");
                 continue;
             }
             tried += 1;

@@ -191,18 +191,16 @@ async fn a_wait_that_needs_no_copies_ends_in_time_beside_those_that_do() {
         }
     });
     let lock = client.mutex("held").unwrap();
-    let mut waits = Vec::new();
-    for _ in 0..9 {
+    let mut longest = Duration::ZERO;
+    for _ in 0..8 {
         let begun = Instant::now();
         let _ = lock.try_lock_for_with(ms(50), AcquireOptions::new().replicas(0)).await;
-        waits.push(begun.elapsed());
+        longest = longest.max(begun.elapsed());
     }
-    waits.sort();
     asks.abort();
     group.cont();
     held.unlock().await.unwrap();
-    // 50 ms, and 40, and a round trip of less than one; a busy machine does not lengthen most of them
-    assert!(waits[4] < ms(500), "{waits:?}");
+    assert!(longest < ms(500), "50 ms, and 40, and a round trip of less than one: {longest:?}");
 }
 
 /// An acquire that was refused leaves its WAIT to nobody. What comes later does not stand behind that for ever: how long a request

@@ -229,7 +229,7 @@ fn a_client_is_made_anywhere() {
 #[test]
 fn the_last_handle_is_dropped_on_the_thread_that_reads() {
     let server = Server::start();
-    let rounds = (0..10).map(|round| {
+    for round in 0..10 {
         let made_in = current_thread();
         let name = format!("l{round}");
         let took = made_in.block_on(async {
@@ -241,16 +241,13 @@ fn the_last_handle_is_dropped_on_the_thread_that_reads() {
             began.elapsed()
         });
         drop(made_in);
+        assert!(took < ms(450), "{took:?}");
         let until = Instant::now() + SOON;
         while server.exists(&name) {
             assert!(Instant::now() < until, "still held");
             thread::sleep(ms(5));
         }
-        took
-    });
-    // a machine that stalls does not wait half a second each time
-    let shortest = rounds.min().unwrap();
-    assert!(shortest < ms(250), "{shortest:?}");
+    }
 }
 
 /// A server that hangs holds up nobody else's tasks.

@@ -13,6 +13,10 @@ pub mod wire;
 
 use std::{
     future::Future,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -40,5 +44,33 @@ pub async fn within<F: Future<Output = bool>>(limit: Duration, what: &str, mut s
     while !state().await {
         assert!(start.elapsed() < limit, "not within {limit:?}: {what}");
         tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+}
+
+/// How long tasks of this runtime were held up at most, since that was asked to be forgotten: a busy machine, or a stopped process.
+pub struct Pauses(Arc<AtomicU64>);
+
+impl Pauses {
+    /// On the runtime of the test.
+    pub fn watch() -> Self {
+        let longest = Arc::new(AtomicU64::new(0));
+        let seen = Arc::clone(&longest);
+        tokio::spawn(async move {
+            loop {
+                let start = Instant::now();
+                tokio::time::sleep(Duration::from_millis(1)).await;
+                seen.fetch_max(start.elapsed().as_millis() as u64, Ordering::AcqRel);
+            }
+        });
+        Self(longest)
+    }
+
+    pub fn forget(&self) {
+        self.0.store(0, Ordering::Release);
+    }
+
+    /// Whether one was long enough for an answer to come too late.
+    pub fn was_held_up(&self) -> bool {
+        self.0.load(Ordering::Acquire) > 10
     }
 }
