@@ -2,8 +2,8 @@
 //! allocations, latency in PINGs. All in one run, in rounds that alternate; figures are medians of the rounds' ratios.
 //!
 //! Run: `cargo bench -p nestlock-peers --bench link`. System calls: `strace -f -c -e trace=write,writev,sendto,sendmsg`
-//! before the bench's binary with `only=nestlock` or `only=redis-rs`, which makes 32 tasks of 2,000 pairs and no more; with
-//! `current-thread` on such a runtime, with `alone` one task in `block_on`.
+//! before the bench's binary with `only=nestlock` or `only=redis-rs`, which makes 32 tasks of 2,000 pairs and no more, and
+//! prints their pairs/s; with `tasks=N` as many, with `current-thread` on such a runtime, with `alone` one task in `block_on`.
 #![allow(missing_docs, clippy::print_stdout, clippy::cast_precision_loss)]
 
 #[path = "../../../benches/support/scripts.rs"]
@@ -206,15 +206,19 @@ fn main() {
         runtime.block_on(async {
             let contender =
                 if only == "nestlock" { Contender::nestlock(&url).await } else { Contender::bare(&url).await };
-            if std::env::args().any(|arg| arg == "alone") {
+            let many = std::env::args().find_map(|arg| arg.strip_prefix("tasks=")?.parse().ok()).unwrap_or(32);
+            let is_alone = std::env::args().any(|arg| arg == "alone");
+            let begin = Instant::now();
+            if is_alone {
                 contender.pairs("alone".into(), 2_000).await;
-                return;
+            } else {
+                let pairs = |task| tokio::spawn(contender.clone().pairs(format!("task-{task}"), 2_000));
+                for task in (0..many).map(pairs).collect::<Vec<_>>() {
+                    task.await.expect("a task");
+                }
             }
-            let tasks: Vec<_> =
-                (0..32).map(|task| tokio::spawn(contender.clone().pairs(format!("task-{task}"), 2_000))).collect();
-            for task in tasks {
-                task.await.expect("a task");
-            }
+            let tasks = if is_alone { 1 } else { many };
+            println!("{:.0} pairs/s", f64::from(tasks * 2_000) / begin.elapsed().as_secs_f64());
         });
         return;
     }

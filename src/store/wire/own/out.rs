@@ -272,7 +272,9 @@ impl Out {
     /// What is held has found its requests.
     fn tell_held(&mut self, callers: &mut Vec<Caller>) {
         while let Some(told) = self.held.pop_front() {
-            if told.is_err() {
+            // a server that does not know CLIENT SETINFO does not refuse what comes after it
+            let is_greeting = self.waiting.front().is_some_and(|first| first.reply == Reply::Greeting);
+            if told.is_err() && !is_greeting {
                 self.refused = Some(Instant::now());
             }
             self.tell_first(told, callers);

@@ -599,6 +599,34 @@ async fn what_is_asked_after_a_refusal_has_its_ping_along() {
     assert_eq!(behind.as_deref(), Ok("PING"));
 }
 
+/// A server that does not know CLIENT SETINFO is no reason to prove what comes after the handshake.
+#[tokio::test]
+async fn what_comes_after_a_refused_greeting_goes_alone() {
+    let (connection, mut peer) = connect(1 << 16, None);
+    let until = Until::new(Instant::now(), LONG);
+    let greeting = connection.ask(until, Reply::Greeting, |out, number, texts| {
+        Request::Words(&["SETINFO"]).encode(number, out, texts);
+        None
+    });
+    let greeting = greeting.unwrap_or_else(|failure| panic!("{failure:?}"));
+    let proof = connection.ping(until).unwrap_or_else(|failure| panic!("{failure:?}"));
+    let answers = async {
+        let sent = [together::words_of(&mut peer).await, together::words_of(&mut peer).await];
+        peer.write_all(format!("-ERR unknown\r\n+{}\r\n", sent[1][1]).as_bytes()).await.unwrap();
+    };
+    let (greeting, proof, ()) = tokio::join!(greeting, proof, answers);
+    assert_eq!((greeting, proof), (Err(Failure::Refused("ERR unknown".into())), Ok(Value::Null)));
+    let (first, second) = (ask(&connection, "first", LONG), async {
+        let sent = together::words_of(&mut peer).await;
+        peer.write_all(says(3, 1).as_bytes()).await.unwrap();
+        sent
+    });
+    assert_eq!(tokio::join!(first, second), (Ok(Value::Integer(1)), vec!["first".to_owned()]));
+    let (second, sent) = (ask(&connection, "second", LONG), together::words_of(&mut peer));
+    let ((), sent) = tokio::join!(async { drop(poll_immediate(second).await) }, sent);
+    assert_eq!(sent, ["second"]);
+}
+
 /// Replies are refusals all the time, and others are in flight: each refusal is told with the next PING.
 #[tokio::test]
 async fn a_stream_of_refusals_is_told() {
