@@ -5,6 +5,8 @@ use std::{
     io::Write,
     os::unix::fs::{MetadataExt, OpenOptionsExt},
     process::{Command, Stdio},
+    thread::sleep,
+    time::{Duration, Instant},
 };
 
 use nix::{
@@ -70,7 +72,7 @@ fn a_server_that_hangs_ends_all_of_it_within_the_lease() {
         let world = world();
         let (running, pid) = begin(&world, &["--lease", "3s", "--grace", "500ms"], way);
         world.server.stop().unwrap();
-        let stopped = std::time::Instant::now();
+        let stopped = Instant::now();
         eventually("it is ended", || !is_alive(pid));
         assert!(stopped.elapsed().as_millis() < 3_000, "{way}: {:?}", stopped.elapsed());
         world.server.cont().unwrap();
@@ -114,7 +116,7 @@ fn what_forks_for_ever_is_ended() {
     assert_eq!(Running::of(world.nestlock(&["exec", "l", "--lease", "10s", "-c", &line])).code(), Some(4));
     let hops = || fs::metadata(world.path("hops")).unwrap().len();
     let before = hops();
-    std::thread::sleep(std::time::Duration::from_millis(100));
+    sleep(Duration::from_millis(100));
     assert_eq!(hops(), before);
 }
 
@@ -125,7 +127,7 @@ const HOP: &str = r#"
 #include <time.h>
 #include <unistd.h>
 int main() {
-    time_t end = time(0) + 30;
+    time_t end = time(0) + 90;
     for (int chain = 0; chain < 2; chain++)
         if (!fork()) {
             setsid();
@@ -145,6 +147,12 @@ int main() {
 }
 "#;
 
+/// All processes, with their parents and states: what a test that fell has to show.
+fn processes() -> String {
+    let ps = Command::new("ps").args(["-eo", "pid,ppid,pgid,stat,args"]).output().unwrap();
+    String::from_utf8_lossy(&ps.stdout).into_owned()
+}
+
 /// With the guards gone nestlock itself adopts them, and has to know when there are none.
 #[test]
 fn what_forks_for_ever_is_ended_without_guards() {
@@ -153,14 +161,20 @@ fn what_forks_for_ever_is_ended_without_guards() {
     compile(&world, "hop.c", &["-o", "hop"]);
     for round in 0..4 {
         let _ = fs::remove_file(world.path("hops"));
-        let running = Running::of(world.nestlock(&["exec", "l", "--", "./hop"]));
+        let mut running = Running::of(world.nestlock(&["exec", "l", "--", "./hop"]));
         eventually("it works", || world.exists("hops"));
         let first = child(running.pid()).unwrap();
         kill_all([child(first).unwrap(), first]);
+        // long before the chains would end by themselves
+        let start = Instant::now();
+        while running.is_running() {
+            assert!(start.elapsed() < Duration::from_secs(60), "{round}: {}", processes());
+            sleep(Duration::from_millis(10));
+        }
         assert_eq!(running.code(), Some(125), "{round}");
         let hops = || fs::metadata(world.path("hops")).unwrap().len();
         let before = hops();
-        std::thread::sleep(std::time::Duration::from_millis(100));
+        sleep(Duration::from_millis(100));
         assert_eq!(hops(), before, "{round}");
     }
 }
@@ -179,7 +193,7 @@ fn what_forks_for_ever_does_not_outlive_a_killed_nestlock() {
     eventually("the guards have ended", || !is_alive(first));
     let hops = || fs::metadata(world.path("hops")).unwrap().len();
     let before = hops();
-    std::thread::sleep(std::time::Duration::from_millis(100));
+    sleep(Duration::from_millis(100));
     assert_eq!(hops(), before);
 }
 
@@ -275,9 +289,9 @@ fn a_nestlock_that_is_stopped_for_less_than_its_lease_goes_on() {
     let running = world.begin(&["exec", "l", "--lease", "6s", "-c", &line], "begun");
     for _ in 0..6 {
         running.send(Signal::SIGSTOP);
-        std::thread::sleep(std::time::Duration::from_millis(700));
+        sleep(Duration::from_millis(700));
         running.send(Signal::SIGCONT);
-        std::thread::sleep(std::time::Duration::from_millis(700));
+        sleep(Duration::from_millis(700));
     }
     world.make("go");
     assert_eq!(running.code(), Some(4));
@@ -296,7 +310,7 @@ fn a_nestlock_that_stood_still_does_not_say_it_works_on() {
     eventually("it ends the command", || said().contains("the command is ended"));
     running.send(Signal::SIGSTOP);
     // longer than the grace, and what the kernel has for it
-    std::thread::sleep(std::time::Duration::from_millis(3_500));
+    sleep(Duration::from_millis(3_500));
     running.send(Signal::SIGCONT);
     assert_eq!(running.code(), Some(76));
     assert!(!said().contains("cannot be ended"), "{}", said());
@@ -520,9 +534,9 @@ fn thousands_that_end_at_once_do_not_hold_up_the_end() {
             left.len() > 4000 && !left.into_iter().any(is_alive)
         });
         kill(Pid::from_raw(last), Signal::SIGCONT).unwrap();
-        let since = std::time::Instant::now();
+        let since = Instant::now();
         assert_eq!(running.code(), Some(3));
-        since.elapsed() < std::time::Duration::from_secs(6)
+        since.elapsed() < Duration::from_secs(6)
     };
     assert!((0..5).any(is_fast));
 }
@@ -554,7 +568,7 @@ fn a_nestlock_that_stood_still_hears_of_the_end_after_many_stops() {
     for _ in 0..2_000 {
         for signal in [Signal::SIGSTOP, Signal::SIGCONT] {
             kill(Pid::from_raw(pid), signal).unwrap();
-            std::thread::sleep(std::time::Duration::from_micros(200));
+            sleep(Duration::from_micros(200));
         }
     }
     world.make("go");
@@ -717,7 +731,7 @@ fn guards_killed_before_the_command_is_known_leave_none() {
             below.len() == 4
         });
         // a command that does not wait for that would be at work by then
-        std::thread::sleep(std::time::Duration::from_millis(200));
+        sleep(Duration::from_millis(200));
         let [_, first, second, _] = below[..] else { panic!("{below:?}") };
         // the last guard hangs in its write and sees nothing: in each round it is killed, or the first one ends it
         let ends = [vec![second], vec![second, first], vec![own], vec![own, second]];
