@@ -14,7 +14,7 @@ use nix::{
     unistd::Pid,
 };
 
-use crate::support::{Running, World, eventually, is_alive, until};
+use crate::support::{Running, World, eventually, is_alive, until, within};
 
 /// Ways to begin `step`, of which the first two wait for it: a job of its own, a group of its own, a daemon.
 const WAYS: [&str; 3] =
@@ -147,12 +147,6 @@ int main() {
 }
 "#;
 
-/// All processes, with their parents and states: what a test that fell has to show.
-fn processes() -> String {
-    let ps = Command::new("ps").args(["-eo", "pid,ppid,pgid,stat,args"]).output().unwrap();
-    String::from_utf8_lossy(&ps.stdout).into_owned()
-}
-
 /// With the guards gone nestlock itself adopts them, and has to know when there are none.
 #[test]
 fn what_forks_for_ever_is_ended_without_guards() {
@@ -166,11 +160,7 @@ fn what_forks_for_ever_is_ended_without_guards() {
         let first = child(running.pid()).unwrap();
         kill_all([child(first).unwrap(), first]);
         // long before the chains would end by themselves
-        let start = Instant::now();
-        while running.is_running() {
-            assert!(start.elapsed() < Duration::from_secs(60), "{round}: {}", processes());
-            sleep(Duration::from_millis(10));
-        }
+        within(Duration::from_secs(60), "it ends", || !running.is_running());
         assert_eq!(running.code(), Some(125), "{round}");
         let hops = || fs::metadata(world.path("hops")).unwrap().len();
         let before = hops();

@@ -221,6 +221,12 @@ pub fn is_alive(pid: i32) -> bool {
     kill(Pid::from_raw(pid), None).is_ok() && !is_over()
 }
 
+/// All processes, with their parents and states.
+fn processes() -> String {
+    let ps = Command::new("ps").args(["-eo", "pid,ppid,pgid,stat,args"]).output();
+    ps.map_or_else(|error| error.to_string(), |ps| String::from_utf8_lossy(&ps.stdout).into_owned())
+}
+
 pub fn eventually(what: &str, is_so: impl FnMut() -> bool) {
     within(PATIENCE, what, is_so);
 }
@@ -228,7 +234,7 @@ pub fn eventually(what: &str, is_so: impl FnMut() -> bool) {
 pub fn within(limit: Duration, what: &str, mut is_so: impl FnMut() -> bool) {
     let start = Instant::now();
     while !is_so() {
-        assert!(start.elapsed() < limit, "not within {limit:?}: {what}");
+        assert!(start.elapsed() < limit, "not within {limit:?}: {what}\n{}", processes());
         sleep(Duration::from_millis(10));
     }
 }
